@@ -1,0 +1,3 @@
+//! The overlay: bytes, peers and routes, without meaning. `wire` holds the types of every conversation.
+
+pub mod wire;

@@ -1,0 +1,66 @@
+//! The records of the root's log: what every node is told about the shared file system, in the order the root found it.
+//!
+//! Paths are absolute and canonical up to their last component, as bytes; they are unique keys.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+/// Raw bytes of content in one chunk, at most; bounds a relay's buffers and the time a chunk occupies a link.
+pub const CHUNK_MAX: usize = 1 << 20;
+
+/// Number of a captured file version in the log, assigned by the root from 0 without gaps. A changed file gets a new number.
+pub type FileId = u32;
+
+/// The attributes of an inode at the moment the root looked (`lstat(2)`).
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// Type and permission bits, as `st_mode`.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    pub ino: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Seconds and nanoseconds since the epoch.
+    pub mtime: (i64, u32),
+    /// Seconds and nanoseconds since the epoch.
+    pub ctime: (i64, u32),
+}
+
+/// A name in a directory with its `d_type` (`DT_*`; `DT_UNKNOWN` where the file system does not tell).
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    pub name: Vec<u8>,
+    pub kind: u8,
+}
+
+/// How the body of a [`Record::Chunk`] is stored on the wire.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codec {
+    Raw,
+    Zstd,
+}
+
+/// One entry of the log.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub enum Record {
+    /// A directory and ALL names in it: a name that is not listed does not exist.
+    Dir { path: Vec<u8>, attr: Attr, names: Vec<Name> },
+    /// A symbolic link.
+    Link { path: Vec<u8>, attr: Attr, target: Vec<u8> },
+    /// A regular file. `content` is the number under which its chunks come; `None`: known, but read from the original by whoever needs it.
+    File { path: Vec<u8>, attr: Attr, content: Option<FileId> },
+    /// Not to be had: the root's own attempt ended in this errno. Also ends a wait for a path that is neither file, directory nor link.
+    Absent { path: Vec<u8>, errno: i32 },
+    /// `len` raw bytes (1..=[`CHUNK_MAX`]) of file `file` at `offset`; the frame's body holds them, encoded by `codec`.
+    Chunk { file: FileId, offset: u64, len: u32, codec: Codec },
+    /// Every byte of this file has been sent (an empty file has no chunks).
+    Complete { file: FileId },
+    /// The content of this file changed while the root read it, or cannot be read (errno): its number is void.
+    Void { file: FileId, errno: i32 },
+    /// What was known about `path` (and below it) no longer holds: forget it and ask again when needed.
+    /// When `path` is new or gone, its parent's listing is amended by `exists`.
+    Changed { path: Vec<u8>, exists: Option<u8> },
+    /// Everything known to be needed before this job can start has been sent.
+    Preloaded { job: u32 },
+}
