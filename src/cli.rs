@@ -1,1 +1,369 @@
-//! The only file that knows flags.
+//! The only file that knows flags: argv -> validated [`Options`].
+//!
+//! argh reads the flags; in front of it we accept `--flag=value`, cut the program's own arguments off (they may be any bytes)
+//! and name the nearest option when one is misspelt. Unusable command lines exit with 2.
+
+use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use argh::{ArgsInfo, FlagInfoKind, FromArgs};
+
+use crate::{Error, Result};
+
+/// Runs unmodified programs on clusters: starts them on many hosts, with their libraries and Python files read once and
+/// sent down a tree instead of being read by every process.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    note = "Try it here: hpcrt exec --hosts a,b,c --agent local -n 6 --label -- hostname",
+    error_code(2, "the command line or an input file cannot be used"),
+    error_code(125, "hpcrt itself failed, or a host was lost")
+)]
+struct Command {
+    #[argh(subcommand)]
+    mode: Mode,
+}
+
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand)]
+enum Mode {
+    Exec(Exec),
+    Serve(Serve),
+    Ldd(Ldd),
+    Completions(Completions),
+}
+
+/// Run a program on many hosts, or here.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    subcommand,
+    name = "exec",
+    example = "Four ranks on each of eight hosts, over ssh:\n  {command_name} --hosts n[01-08] --ppn 4 -- ./app input.dat",
+    example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
+    note = "Without hosts and without an allocation the program runs on this machine.\nExit code: that of the first rank that failed by itself (128+signal for a killed one)."
+)]
+pub struct Exec {
+    /// ranks in all (default: one per slot)
+    #[argh(option, short = 'n')]
+    pub ranks: Option<NonZeroU32>,
+    /// ranks per host
+    #[argh(option)]
+    pub ppn: Option<NonZeroU32>,
+    /// hosts, as n[01-04,7]:2,login1 (":2" slots); - reads them from stdin
+    #[argh(option)]
+    pub hosts: Option<String>,
+    /// file of hosts, in the form of MPICH, Open MPI, PBS or GNU parallel
+    #[argh(option)]
+    pub hostfile: Option<PathBuf>,
+    /// how to start agents: ssh (default), local (all on this machine) or a command with {{host}}
+    #[argh(option)]
+    pub agent: Option<String>,
+    /// how the program sees its captured files: auto (default), namespace or none
+    #[argh(option, default = "View::Auto")]
+    pub view: View,
+    /// capture this directory tree too (repeatable)
+    #[argh(option)]
+    pub prefix: Vec<PathBuf>,
+    /// children of a node in the control tree, at most (default 32)
+    #[argh(option, default = "32")]
+    pub fan_out: u32,
+    /// put each node's store into this directory instead of a private RAM disk
+    #[argh(option)]
+    pub store: Option<PathBuf>,
+    /// set or pass on an environment variable: VAR=VALUE or VAR (repeatable)
+    #[argh(option, short = 'x')]
+    pub env: Vec<String>,
+    /// working directory of the ranks (default: this one)
+    #[argh(option)]
+    pub cwd: Option<PathBuf>,
+    /// who reads hpcrt's standard input: 0 (rank 0, default), all or none
+    #[argh(option, default = "Stdin::First")]
+    pub stdin: Stdin,
+    /// pin ranks to processors: none (default), compact or spread
+    #[argh(option, default = "Bind::None")]
+    pub bind: Bind,
+    /// prefix every line with its rank
+    #[argh(switch)]
+    pub label: bool,
+    /// collect output and show equal output once, with the set of ranks
+    #[argh(switch)]
+    pub gather: bool,
+    /// write each rank's output to files in this directory
+    #[argh(option)]
+    pub output: Option<PathBuf>,
+    /// end the job after this many seconds
+    #[argh(option, from_str_fn(seconds))]
+    pub timeout: Option<Duration>,
+    /// let the other ranks go on when one fails
+    #[argh(switch)]
+    pub keep_going: bool,
+    /// start with at least this many hosts when others cannot be reached (default: all)
+    #[argh(option)]
+    pub min_hosts: Option<u32>,
+    /// compress what the nodes send each other: auto (default), always or never
+    #[argh(option, default = "When::Auto")]
+    pub compress: When,
+    /// write a JSON object of what was done, in seconds, bytes and operations
+    #[argh(option)]
+    pub stats: Option<PathBuf>,
+    /// progress line: auto (default: on a terminal), always or never
+    #[argh(option, default = "When::Auto")]
+    pub progress: When,
+    /// print the map of ranks and the tree, and run nothing
+    #[argh(switch)]
+    pub dry_run: bool,
+    /// no summary and no progress
+    #[argh(switch, short = 'q')]
+    pub quiet: bool,
+    /// say what hpcrt does
+    #[argh(switch, short = 'v')]
+    pub verbose: bool,
+    /// the program and its arguments (cut off before argh sees them: they may be any bytes)
+    #[argh(positional, greedy, arg_name = "-- program")]
+    #[allow(dead_code, reason = "stands in the usage line")]
+    words: Vec<String>,
+}
+
+/// Be a node's agent (started by exec).
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "serve")]
+pub struct Serve {}
+
+/// Show what a program loads: paths, why there, bytes, thread-local storage, what is missing.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "ldd")]
+pub struct Ldd {
+    /// print JSON
+    #[argh(switch)]
+    pub json: bool,
+    /// the program
+    #[argh(positional)]
+    pub program: PathBuf,
+}
+
+/// Print a completion script for a shell: bash, zsh, fish or nushell.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "completions")]
+pub struct Completions {
+    /// the shell
+    #[argh(positional)]
+    pub shell: String,
+}
+
+/// A command line understood.
+#[derive(Debug)]
+pub enum Options {
+    /// Run a program: its flags, and argv.
+    Exec(Box<Exec>, Vec<OsString>),
+    Serve,
+    Ldd(Ldd),
+    /// The completion script, ready to print.
+    Completions(String),
+    /// Help was asked for.
+    Help(String),
+}
+
+/// How the program sees its captured files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// The best that every node allows.
+    Auto,
+    Namespace,
+    None,
+}
+
+/// Who reads the front end's standard input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stdin {
+    First,
+    All,
+    None,
+}
+
+/// How ranks are pinned to processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bind {
+    None,
+    Compact,
+    Spread,
+}
+
+/// A feature that decides for itself unless told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    Auto,
+    Always,
+    Never,
+}
+
+macro_rules! words {
+    ($type:ident: $($word:literal => $variant:ident),+) => {
+        impl std::str::FromStr for $type {
+            type Err = String;
+            fn from_str(text: &str) -> std::result::Result<Self, String> {
+                match text {
+                    $($word => Ok($type::$variant),)+
+                    _ => Err(format!("{text:?} is none of {}", [$($word),+].join(", "))),
+                }
+            }
+        }
+    };
+}
+words!(View: "auto" => Auto, "namespace" => Namespace, "none" => None);
+words!(Stdin: "0" => First, "all" => All, "none" => None);
+words!(Bind: "none" => None, "compact" => Compact, "spread" => Spread);
+words!(When: "auto" => Auto, "always" => Always, "never" => Never);
+
+fn seconds(text: &str) -> std::result::Result<Duration, String> {
+    text.parse().ok().and_then(|s: f64| Duration::try_from_secs_f64(s).ok()).ok_or(format!("{text:?} is not a number of seconds"))
+}
+
+/// Reads a command line (without the program name).
+///
+/// # Errors
+/// What cannot be understood, with the nearest option where one is close.
+pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
+    let program = if args.first().is_some_and(|a| a == "exec") { cut_program(&mut args) } else { Vec::new() };
+    let mut words = Vec::with_capacity(args.len());
+    for arg in args {
+        let word = arg.into_string().map_err(|a| Error::usage("read the command line", format!("{a:?} is not UTF-8")))?;
+        match word.split_once('=') {
+            Some((flag, value)) if flag.starts_with("--") => words.extend([flag.to_owned(), value.to_owned()]),
+            _ => words.push(word),
+        }
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mode = match Command::from_args(&["hpcrt"], &words) {
+        Ok(command) => command.mode,
+        Err(exit) if exit.status.is_ok() => return Ok(Options::Help(exit.output)),
+        Err(exit) => return Err(misunderstood(&words, &exit.output)),
+    };
+    match mode {
+        Mode::Exec(flags) if program.is_empty() => {
+            let _ = flags;
+            Err(Error::usage("run", "no program is named").remedy("hpcrt exec [FLAGS] -- PROGRAM [ARGS]"))
+        }
+        Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
+        Mode::Serve(Serve {}) => Ok(Options::Serve),
+        Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
+        Mode::Completions(completions) => script(&completions.shell).map(Options::Completions),
+    }
+}
+
+/// Takes the program and its arguments off the end: after `--`, or from the first word that is neither a flag nor a flag's value.
+fn cut_program(args: &mut Vec<OsString>) -> Vec<OsString> {
+    let takes_value = |word: &[u8]| {
+        Exec::get_args_info().flags.iter().any(|f| {
+            matches!(f.kind, FlagInfoKind::Option { .. })
+                && (f.long.as_bytes() == word || f.short.is_some_and(|c| word == format!("-{c}").as_bytes()))
+        })
+    };
+    let mut at = 1;
+    while at < args.len() {
+        let word = args[at].as_bytes();
+        if word == b"--" {
+            let program = args.split_off(at + 1);
+            args.truncate(at);
+            return program;
+        }
+        if word == b"help" || !word.starts_with(b"-") {
+            return if word == b"help" { Vec::new() } else { args.split_off(at) };
+        }
+        at += 1 + usize::from(takes_value(word));
+    }
+    Vec::new()
+}
+
+/// argh's complaint as one sentence, with the nearest option when a flag is unknown.
+fn misunderstood(words: &[&str], output: &str) -> Error {
+    let mode = words.first().copied().unwrap_or_default();
+    let cause = output.lines().filter(|l| !l.starts_with("Run ")).collect::<Vec<_>>().join(" ");
+    let error = Error::usage("understand the command line", cause.trim());
+    let known = Command::get_args_info();
+    let Some(mode) = known.commands.iter().find(|c| c.name == mode) else {
+        return error.remedy("hpcrt --help lists the modes");
+    };
+    let near = words.iter().filter(|w| w.starts_with("--")).find_map(|word| {
+        let flags = mode.command.flags.iter().filter(|f| !f.hidden);
+        let best = flags.map(|f| (distance(f.long, word), f.long)).min()?;
+        (1..=2).contains(&best.0).then_some(best.1)
+    });
+    match near {
+        Some(flag) => error.remedy(format!("did you mean {flag}?")),
+        None => error.remedy(format!("hpcrt {} --help", mode.name)),
+    }
+}
+
+/// Edits (insert, delete, replace) between two words.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let next = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], next);
+        }
+    }
+    row[b.len()]
+}
+
+fn script(shell: &str) -> Result<String> {
+    use argh_complete::{Generator, bash::Bash, fish::Fish, nushell::Nushell, zsh::Zsh};
+    let info = Command::get_args_info();
+    Ok(match shell {
+        "bash" => Bash::generate("hpcrt", &info),
+        "zsh" => Zsh::generate("hpcrt", &info),
+        "fish" => Fish::generate("hpcrt", &info),
+        "nushell" => Nushell::generate("hpcrt", &info),
+        other => return Err(Error::usage("complete for", format!("{other:?} is none of bash, zsh, fish, nushell"))),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &[&str]) -> Result<Options> {
+        parse(line.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn the_program_keeps_its_own_flags() {
+        for line in [
+            &["exec", "-n", "3", "--label", "--", "./app", "-v", "--", "x"][..],
+            &["exec", "-n", "3", "--label", "./app", "-v", "--", "x"],
+        ] {
+            let Ok(Options::Exec(flags, program)) = parsed(line) else { panic!("{line:?}") };
+            assert_eq!(flags.ranks.map(NonZeroU32::get), Some(3));
+            assert!(flags.label && !flags.verbose);
+            assert_eq!(program, ["./app", "-v", "--", "x"]);
+        }
+    }
+
+    #[test]
+    fn equals_signs_and_any_bytes() {
+        use std::os::unix::ffi::OsStringExt;
+        let bytes = OsString::from_vec(vec![0xff, b'=', 0xfe]);
+        let args = vec!["exec".into(), "--hosts=n[1-2]".into(), "--".into(), "app".into(), bytes.clone()];
+        let Ok(Options::Exec(flags, program)) = parse(args) else { panic!() };
+        assert_eq!(flags.hosts.as_deref(), Some("n[1-2]"));
+        assert_eq!(program[1], bytes);
+    }
+
+    #[test]
+    fn mistakes_are_named_and_exit_with_2() {
+        for (line, says) in [
+            (&["exec", "--laybel", "--", "x"][..], "did you mean --label?"),
+            (&["exec", "-n", "0", "--", "x"], "-n"),
+            (&["exec"], "no program is named"),
+            (&["exce"], "hpcrt --help lists the modes"),
+            (&["exec", "--view", "x", "--", "y"], "none of auto, namespace, none"),
+        ] {
+            let error = parsed(line).expect_err("must fail");
+            assert!(error.to_string().contains(says), "{error}");
+            assert_eq!(error.exit_code(), 2);
+        }
+    }
+}

@@ -1,1 +1,18 @@
-//!
+//! One file per mode. A mode turns options into one call of a subsystem and its outcome into an exit code.
+
+use crate::Result;
+use crate::cli::Options;
+
+/// Runs the chosen mode; the exit code is the process's.
+///
+/// # Errors
+/// Whatever ends the mode; the caller prints it and exits with [`crate::Error::exit_code`].
+pub fn run(options: Options) -> Result<u8> {
+    match options {
+        Options::Exec(..) | Options::Serve | Options::Ldd(_) => Ok(0),
+        Options::Completions(text) | Options::Help(text) => {
+            print!("{text}");
+            Ok(0)
+        }
+    }
+}
