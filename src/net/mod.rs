@@ -1,3 +1,6 @@
 //! The overlay: bytes, peers and routes, without meaning. `wire` holds the types of every conversation.
 
+pub mod auth;
+pub mod link;
+pub mod listen;
 pub mod wire;

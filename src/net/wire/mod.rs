@@ -1,3 +1,8 @@
 //! The wire protocol: one file per conversation. Types only, no I/O.
 
+pub mod control;
+pub mod frame;
+pub mod hello;
+pub mod keeper;
+pub mod log;
 pub mod record;

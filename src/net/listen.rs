@@ -1,0 +1,90 @@
+//! Where a node can be reached, and connecting to the first address that answers with the right key.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use smol::future::{Future, FutureExt};
+use smol::{Async, Timer};
+
+use super::auth::SessionKey;
+use super::link::{self, LinkError, Reader, Writer};
+use super::wire::hello::Purpose;
+
+/// A TCP connection may take this long to an address that does not answer.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Next address is tried beside the last one after this long (RFC 8305 recommends 250 ms).
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// Listens on every address of this host, on a port of the kernel's choice; `local`: on the loopback interface only.
+///
+/// # Errors
+/// The socket cannot be made or bound.
+pub fn listen(local: bool) -> io::Result<Async<TcpListener>> {
+    Async::<TcpListener>::bind(if local { (Ipv4Addr::LOCALHOST, 0) } else { (Ipv4Addr::UNSPECIFIED, 0) })
+}
+
+/// The addresses at which a listener can be reached, best first: never loopback unless it listens there only, bridges of containers
+/// and virtual machines last.
+pub fn addresses(listener: &Async<TcpListener>) -> Vec<String> {
+    let Ok(bound) = listener.get_ref().local_addr() else { return Vec::new() };
+    if !bound.ip().is_unspecified() {
+        return vec![bound.to_string()];
+    }
+    let mut found: Vec<(bool, String)> = nix::ifaddrs::getifaddrs()
+        .into_iter()
+        .flatten()
+        .filter(|i| i.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP))
+        .filter_map(|i| {
+            let ip = i.address?.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()))?;
+            let inner = ["docker", "virbr", "cni", "br-"].iter().any(|p| i.interface_name.starts_with(p));
+            (!ip.is_loopback()).then(|| (inner, SocketAddr::new(ip, bound.port()).to_string()))
+        })
+        .collect();
+    found.sort_by_key(|f| f.0);
+    found.into_iter().map(|f| f.1).collect()
+}
+
+/// Connects to a node over the first of its addresses that works, trying the next one beside it after a short while.
+///
+/// # Errors
+/// What the last address said; [`LinkError::Closed`] without any.
+pub async fn reach(addresses: &[String], key: &SessionKey, me: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {
+    let tries = addresses.iter().enumerate().map(|(nth, address)| {
+        async move {
+            Timer::after(STAGGER * u32::try_from(nth).unwrap_or(u32::MAX)).await;
+            one(address, key, me, purpose).await
+        }
+        .boxed_local()
+    });
+    let mut tries: Vec<_> = tries.collect();
+    let mut last = LinkError::Closed;
+    while !tries.is_empty() {
+        let (done, result) = smol::future::poll_fn(|cx| {
+            for (nth, attempt) in tries.iter_mut().enumerate() {
+                if let std::task::Poll::Ready(result) = Future::poll(attempt.as_mut(), cx) {
+                    return std::task::Poll::Ready((nth, result));
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await;
+        match result {
+            Ok(link) => return Ok(link),
+            Err(error) => last = error,
+        }
+        drop(tries.swap_remove(done));
+    }
+    Err(last)
+}
+
+async fn one(address: &str, key: &SessionKey, me: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {
+    let address: SocketAddr = address.parse().map_err(|e| LinkError::Io(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
+    let late = async {
+        Timer::after(CONNECT).await;
+        Err(io::ErrorKind::TimedOut.into())
+    };
+    let stream = Async::<TcpStream>::connect(address).or(late).await?;
+    stream.get_ref().set_nodelay(true)?;
+    link::connect(smol::net::TcpStream::from(stream), key, me, purpose).await
+}

@@ -1,0 +1,204 @@
+//! The control tree: orders go down, reports go up. Bodies (output, standard input) follow their header as raw bytes.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::frame::{Kind, Message};
+
+/// Number of a node in the session: 0 is the root (the front end), agents count from 1.
+pub type NodeId = u32;
+/// Number of a job in the session.
+pub type JobId = u32;
+
+/// A frame from a parent to a child; relayed unopened except for `to`.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone)]
+pub struct Down {
+    pub to: Target,
+    pub order: Order,
+}
+
+/// Who an order is for.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    All,
+    Node(NodeId),
+}
+
+/// What a node is told.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone)]
+pub enum Order {
+    /// First frame on a fresh agent's private pipe.
+    Enroll(Enroll),
+    /// Start these nodes: those whose `parent` is the receiver itself, and hand the others on.
+    Start { nodes: Vec<NodeSpec> },
+    /// The bulk topology: every node in its order, so that all compute the same feeders.
+    Feed { nodes: Vec<Feeder> },
+    /// Start a job's ranks, when the log says that it is loaded.
+    Launch(Box<Launch>),
+    /// Deliver a signal to every rank of the job on the node.
+    Signal { job: JobId, signal: i32 },
+    /// Standard input for the job's readers on the node; an empty body is its end.
+    Stdin { job: JobId },
+    /// Kill what is left of the job: SIGTERM now, SIGKILL after `grace_ms`.
+    End { job: JobId, grace_ms: u32 },
+    /// Everything is over: clean up and leave.
+    Leave,
+    /// Nothing; keeps the link's watchdog content.
+    Ping,
+}
+
+/// What an agent must know to be a node.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone)]
+pub struct Enroll {
+    pub node: NodeId,
+    /// The host as the user named it.
+    pub host: String,
+    pub key: [u8; 32],
+    /// Public name of the session, in ranks' environments and in what is left after a crash.
+    pub session: String,
+    /// Where the parent listens ("address:port"); empty: stay on the pipe.
+    pub parent: Vec<String>,
+    /// How this node starts its own children.
+    pub agent: AgentKind,
+    /// Directory for the store; `None`: a private RAM disk.
+    pub store: Option<Vec<u8>>,
+    pub log_level: u8,
+}
+
+/// How agents are started.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub enum AgentKind {
+    /// Processes of this machine.
+    Local,
+    /// `ssh HOST`.
+    Ssh,
+    /// A shell command; `{host}` is replaced, or the host appended.
+    Command(String),
+}
+
+/// One node of a sub-tree to start.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct NodeSpec {
+    pub node: NodeId,
+    pub parent: NodeId,
+    pub host: String,
+}
+
+/// One node of the bulk topology.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Feeder {
+    pub node: NodeId,
+    /// Where it listens ("address:port"), best first.
+    pub addresses: Vec<String>,
+}
+
+/// A job as every node needs it.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone)]
+pub struct Launch {
+    pub job: JobId,
+    /// Absolute path, as the user would see it.
+    pub program: Vec<u8>,
+    pub argv: Vec<Vec<u8>>,
+    /// "NAME=value", for all ranks.
+    pub env: Vec<Vec<u8>>,
+    pub cwd: Vec<u8>,
+    /// Ranks in the job.
+    pub size: u32,
+    pub places: Vec<Place>,
+    /// Directory trees shown through the view; none: the program runs plainly.
+    pub roots: Vec<Vec<u8>>,
+    pub stdin: StdinTo,
+}
+
+/// The ranks of one node.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub node: NodeId,
+    pub first: u32,
+    pub count: u32,
+    pub bind: Binding,
+}
+
+/// How the ranks of a node are pinned to its processors.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Binding {
+    None,
+    Compact,
+    Spread,
+}
+
+/// Which ranks read the front end's standard input.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StdinTo {
+    First,
+    All,
+    None,
+}
+
+/// A frame from a child to its parent; passed on to the root, with what concerns the sub-tree noted on the way.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone)]
+pub enum Report {
+    /// This node is up.
+    Joined { node: NodeId, addresses: Vec<String> },
+    /// This node's child could not be started, nor what should have been below it.
+    NotStarted { node: NodeId, error: String },
+    /// The link to this node broke.
+    Lost { node: NodeId, error: String },
+    /// Somebody below needs to know about a path: see `Need`.
+    Want { path: Vec<u8>, need: Need },
+    /// A rank below changed the shared file system.
+    Changed { path: Vec<u8>, exists: Option<u8> },
+    /// Output of a rank; the body holds the bytes, an empty one is the end of the stream.
+    Output { job: JobId, rank: u32, stream: Stream },
+    /// These ranks ended.
+    Exited { job: JobId, ranks: Vec<Exit> },
+    /// The node could not run its part of the job.
+    Failed { job: JobId, node: NodeId, error: String },
+    /// Every process of the job on this node is gone.
+    Done { job: JobId, node: NodeId, warnings: Vec<String> },
+    /// The job's standard input was taken by its readers on this node: send more.
+    StdinTaken { job: JobId, node: NodeId },
+    /// The node has the job's files (bytes received so far in this session) and starts its ranks.
+    Loaded { job: JobId, node: NodeId, bytes: u64 },
+    /// Nothing; keeps the link's watchdog content.
+    Ping,
+}
+
+/// What a node needs to know about a path.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Need {
+    /// Attributes, or a directory's listing.
+    Attributes,
+    /// A file's content too, if it is of a kind that is captured.
+    Content,
+}
+
+/// Which stream of a rank.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stream {
+    Out,
+    Err,
+}
+
+/// The end of a rank.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    pub rank: u32,
+    pub status: Status,
+    /// hpcrt ended it.
+    pub by_us: bool,
+}
+
+/// How a process ended.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Status {
+    Code(u8),
+    Signal(i32),
+}
+
+impl Message for Down {
+    const KIND: Kind = Kind::Control;
+}
+
+impl Message for Report {
+    const KIND: Kind = Kind::Control;
+}

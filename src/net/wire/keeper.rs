@@ -1,0 +1,53 @@
+//! Between a node agent and its keeper: one message per datagram on a SEQPACKET pair, descriptors beside it (SCM_RIGHTS).
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::control::{JobId, Status};
+use super::frame::{Kind, Message};
+
+/// What the agent asks of its keeper.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    /// Make the session's namespaces and its store of at most `bytes`; answered by [`Tell::Store`].
+    Store { directory: Option<Vec<u8>>, bytes: u64 },
+    /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan.
+    Job { job: JobId },
+    /// To a job's keeper: mount the view of these directory trees; answered by [`Tell::Fuse`].
+    View { roots: Vec<Vec<u8>> },
+    /// To a job's keeper: bind these staged files (path, number in the log); answered by [`Tell::Bound`].
+    Bind { files: Vec<(Vec<u8>, u32)>, last: bool },
+    /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr of each.
+    Spawn { first: u32, count: u32 },
+    /// To a job's keeper: every rank was asked for.
+    Go,
+    /// To a job's keeper: deliver a signal to each rank's process group.
+    Signal { signal: i32 },
+    /// To a job's keeper: SIGTERM to every descendant, SIGKILL after `grace_ms`.
+    End { grace_ms: u32 },
+}
+
+/// What a keeper answers.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub enum Tell {
+    /// The store's directory (descriptor).
+    Store,
+    /// The mounted skeleton's /dev/fuse (descriptor): serve it now.
+    Fuse,
+    Bound,
+    /// A rank ended (index on this node).
+    Exited { index: u32, status: Status, by_us: bool },
+    /// A rank could not become the program.
+    NotStarted { index: u32, stage: u32, errno: i32 },
+    /// Something asked for could not be done.
+    Failed { operation: String, subject: Vec<u8>, error: String },
+    /// No process of the job is left; the keeper is about to exit.
+    Done,
+}
+
+impl Message for Ask {
+    const KIND: Kind = Kind::Keeper;
+}
+
+impl Message for Tell {
+    const KIND: Kind = Kind::Keeper;
+}
