@@ -13,7 +13,9 @@ fn main() {
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     let release = env::var("PROFILE").is_ok_and(|p| p == "release");
     if release && !features.split(',').any(|f| f == "crt-static") {
-        eprintln!("hpcrt must be one static binary, but this build would be dynamic: RUSTFLAGS replaces the project's flags; add '-C target-feature=+crt-static' to it or unset it");
+        eprintln!(
+            "hpcrt must be one static binary, but this build would be dynamic: RUSTFLAGS replaces the project's flags; add '-C target-feature=+crt-static' to it or unset it"
+        );
         std::process::exit(1);
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

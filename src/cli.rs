@@ -217,7 +217,10 @@ words!(Bind: "none" => None, "compact" => Compact, "spread" => Spread);
 words!(When: "auto" => Auto, "always" => Always, "never" => Never);
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
-    text.parse().ok().and_then(|s: f64| Duration::try_from_secs_f64(s).ok()).ok_or(format!("{text:?} is not a number of seconds"))
+    text.parse()
+        .ok()
+        .and_then(|s: f64| Duration::try_from_secs_f64(s).ok())
+        .ok_or(format!("{text:?} is not a number of seconds"))
 }
 
 /// Reads a command line (without the program name).
@@ -228,7 +231,8 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
     let program = if args.first().is_some_and(|a| a == "exec") { cut_program(&mut args) } else { Vec::new() };
     let mut words = Vec::with_capacity(args.len());
     for arg in args {
-        let word = arg.into_string().map_err(|a| Error::usage("read the command line", format!("{a:?} is not UTF-8")))?;
+        let word =
+            arg.into_string().map_err(|a| Error::usage("read the command line", format!("{a:?} is not UTF-8")))?;
         match word.split_once('=') {
             Some((flag, value)) if flag.starts_with("--") => words.extend([flag.to_owned(), value.to_owned()]),
             _ => words.push(word),

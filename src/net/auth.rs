@@ -22,7 +22,8 @@ impl std::fmt::Debug for SessionKey {
 /// Fresh random bytes from the kernel.
 pub fn nonce() -> [u8; 32] {
     let mut bytes = [0; 32];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).expect("32 bytes never fail or fall short");
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .expect("32 bytes never fail or fall short");
     bytes
 }
 
@@ -58,7 +59,12 @@ impl<'a> Handshake<'a> {
     ///
     /// # Errors
     /// [`FrameError::Header`] if the listener's first word is something else.
-    pub fn answer(key: &'a SessionKey, challenge: &Hello, node: u32, purpose: Purpose) -> Result<(Self, Hello), FrameError> {
+    pub fn answer(
+        key: &'a SessionKey,
+        challenge: &Hello,
+        node: u32,
+        purpose: Purpose,
+    ) -> Result<(Self, Hello), FrameError> {
         let Hello::Challenge { nonce: listener } = *challenge else { return Err(FrameError::Header) };
         let this = Handshake { key, listener, connector: nonce(), node, purpose };
         let proof = *this.proof("connector").as_bytes();
@@ -70,7 +76,11 @@ impl<'a> Handshake<'a> {
     ///
     /// # Errors
     /// [`FrameError::Tag`] if the proof is wrong.
-    pub fn check(key: &'a SessionKey, listener: [u8; 32], answer: &Hello) -> Result<(Self, Hello, u32, Purpose), FrameError> {
+    pub fn check(
+        key: &'a SessionKey,
+        listener: [u8; 32],
+        answer: &Hello,
+    ) -> Result<(Self, Hello, u32, Purpose), FrameError> {
         let Hello::Proof { node, purpose, nonce: connector, proof } = *answer else { return Err(FrameError::Header) };
         let this = Handshake { key, listener, connector, node, purpose };
         if this.proof("connector") != Hash::from(proof) {

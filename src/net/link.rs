@@ -64,7 +64,9 @@ pub enum LinkError {
 impl From<io::Error> for LinkError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LinkError::Closed,
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                LinkError::Closed
+            }
             _ => LinkError::Io(error),
         }
     }
@@ -222,7 +224,12 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + Clone + 'static> Stream for T {}
 ///
 /// # Errors
 /// A wrong key, another version, a stranger, or no answer within [`HANDSHAKE`].
-pub async fn connect(stream: impl Stream, key: &SessionKey, node: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {
+pub async fn connect(
+    stream: impl Stream,
+    key: &SessionKey,
+    node: u32,
+    purpose: Purpose,
+) -> Result<(Reader, Writer), LinkError> {
     let shake = async {
         let (mut reader, mut writer) = trusted(stream.clone(), stream);
         let challenge = hello(&mut reader).await?;

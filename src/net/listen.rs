@@ -49,7 +49,12 @@ pub fn addresses(listener: &Async<TcpListener>) -> Vec<String> {
 ///
 /// # Errors
 /// What the last address said; [`LinkError::Closed`] without any.
-pub async fn reach(addresses: &[String], key: &SessionKey, me: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {
+pub async fn reach(
+    addresses: &[String],
+    key: &SessionKey,
+    me: u32,
+    purpose: Purpose,
+) -> Result<(Reader, Writer), LinkError> {
     let tries = addresses.iter().enumerate().map(|(nth, address)| {
         async move {
             Timer::after(STAGGER * u32::try_from(nth).unwrap_or(u32::MAX)).await;
@@ -79,7 +84,8 @@ pub async fn reach(addresses: &[String], key: &SessionKey, me: u32, purpose: Pur
 }
 
 async fn one(address: &str, key: &SessionKey, me: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {
-    let address: SocketAddr = address.parse().map_err(|e| LinkError::Io(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
+    let address: SocketAddr =
+        address.parse().map_err(|e| LinkError::Io(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
     let late = async {
         Timer::after(CONNECT).await;
         Err(io::ErrorKind::TimedOut.into())

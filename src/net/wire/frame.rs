@@ -115,7 +115,9 @@ pub trait Message:
     + rkyv::Archive<
         Archived: for<'a> rkyv::bytecheck::CheckBytes<rkyv::api::high::HighValidator<'a, rkyv::rancor::Error>>
                       + rkyv::Deserialize<Self, rkyv::api::high::HighDeserializer<rkyv::rancor::Error>>,
-    > + for<'a> rkyv::Serialize<rkyv::api::high::HighSerializer<AlignedVec, rkyv::ser::allocator::ArenaHandle<'a>, rkyv::rancor::Error>>
+    > + for<'a> rkyv::Serialize<
+        rkyv::api::high::HighSerializer<AlignedVec, rkyv::ser::allocator::ArenaHandle<'a>, rkyv::rancor::Error>,
+    >
 {
     /// The conversation the type belongs to.
     const KIND: Kind;

@@ -35,11 +35,23 @@ pub enum Tell {
     Fuse,
     Bound,
     /// A rank ended (index on this node).
-    Exited { index: u32, status: Status, by_us: bool },
+    Exited {
+        index: u32,
+        status: Status,
+        by_us: bool,
+    },
     /// A rank could not become the program.
-    NotStarted { index: u32, stage: u32, errno: i32 },
+    NotStarted {
+        index: u32,
+        stage: u32,
+        errno: i32,
+    },
     /// Something asked for could not be done.
-    Failed { operation: String, subject: Vec<u8>, error: String },
+    Failed {
+        operation: String,
+        subject: Vec<u8>,
+        error: String,
+    },
     /// No process of the job is left; the keeper is about to exit.
     Done,
 }

@@ -15,6 +15,8 @@ use sys::syscall::{nr, syscall};
 const PR_SET_PDEATHSIG: usize = 1;
 const SIGKILL: usize = 9;
 const RLIMIT_NOFILE: usize = 7;
+const F_SETFD: usize = 2;
+const FD_CLOEXEC: usize = 1;
 const PROT_READ: usize = 1;
 const PROT_WRITE: usize = 2;
 const MAP_PRIVATE: usize = 2;
@@ -82,6 +84,7 @@ extern "C" fn main(stack: *const usize) -> ! {
         let argv = block.pointers(&[(plan.argc, plan.argv)], index);
         let envp = block.pointers(&[(plan.envc, plan.envp), (rank.envc, rank.envp)], index);
         let _ = syscall(nr::CLOSE, [PLAN_FD as usize, 0, 0, 0, 0, 0]);
+        let _ = syscall(nr::FCNTL, [FAILURE_FD as usize, F_SETFD, FD_CLOEXEC, 0, 0, 0]);
         match syscall(nr::EXECVE, [block.string(plan.program) as usize, argv as usize, envp as usize, 0, 0, 0]) {
             Ok(_) => exit(index, STAGE_EXEC, 0),
             Err(errno) => exit(index, STAGE_EXEC, errno),

@@ -9,7 +9,7 @@ pub mod nr {
     pub const CLOSE: usize = 3;
     pub const MMAP: usize = 9;
     pub const RT_SIGPROCMASK: usize = 14;
-    pub const DUP3: usize = 292;
+    pub const FCNTL: usize = 72;
     pub const EXECVE: usize = 59;
     pub const EXIT_GROUP: usize = 231;
     pub const GETPPID: usize = 110;
@@ -18,7 +18,6 @@ pub mod nr {
     pub const PRCTL: usize = 157;
     pub const SCHED_SETAFFINITY: usize = 203;
     pub const PRLIMIT64: usize = 302;
-    pub const CLOSE_RANGE: usize = 436;
 }
 
 /// Numbers of the calls used here (`asm-generic/unistd.h`).
@@ -28,7 +27,7 @@ pub mod nr {
     pub const CLOSE: usize = 57;
     pub const MMAP: usize = 222;
     pub const RT_SIGPROCMASK: usize = 135;
-    pub const DUP3: usize = 24;
+    pub const FCNTL: usize = 25;
     pub const EXECVE: usize = 221;
     pub const EXIT_GROUP: usize = 94;
     pub const GETPPID: usize = 173;
@@ -37,7 +36,6 @@ pub mod nr {
     pub const PRCTL: usize = 167;
     pub const SCHED_SETAFFINITY: usize = 122;
     pub const PRLIMIT64: usize = 261;
-    pub const CLOSE_RANGE: usize = 436;
 }
 
 /// Makes a system call; an error comes back as the positive errno.

@@ -1,0 +1,213 @@
+//! Starting agents: on this machine, over ssh, or by any command that runs a shell line on a host.
+//!
+//! A remote agent is this very binary: it is sent through the standard input of the command, unless a copy with the same hash is on
+//! the node already, and what follows on the same two pipes is the link to the parent until something better is up. The copy's name
+//! is removed before its first byte arrives, so an interrupted start leaves nothing.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use smol::future::FutureExt;
+use smol::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use smol::stream::StreamExt;
+use smol::{Async, Timer};
+
+use super::overlay::Spawner;
+use crate::net::link::{self, Reader, Writer};
+use crate::net::wire::control::AgentKind;
+use crate::{Error, Result, error::Context};
+
+/// An agent must speak within this time.
+pub const START: Duration = Duration::from_secs(30);
+
+/// A started agent that waits for its enrolment.
+pub struct Agent {
+    pub reader: Reader,
+    pub writer: Writer,
+    pub process: Child,
+    /// The last lines that the command that started it wrote to standard error.
+    pub said: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("process", &self.process.id()).finish_non_exhaustive()
+    }
+}
+
+/// What an agent's command writes when the agent itself has taken over.
+pub const READY: &str = "hpcrt:ready";
+const NEED: &str = "hpcrt:need";
+const NOWHERE: &str = "hpcrt:nowhere";
+
+/// Read by `sh` on the node from its standard input: so the command that gets us there may hand its words to a shell (as ssh does)
+/// or to exec. One group, because some shells read ahead: they have all of it before they run any of it. `@H` is the hash of the
+/// binary, `@N` its length in bytes.
+const SCRIPT: &str = r#"{ u=`id -u`
+for c in "${XDG_RUNTIME_DIR:-/nonexistent}/hpcrt-@H" "/dev/shm/hpcrt-$u/bin-@H" "/tmp/hpcrt-$u/bin-@H"; do
+[ -O "$c" ] && [ -x "$c" ] && exec "$c" serve
+done
+echo
+echo hpcrt:need
+for d in "${XDG_RUNTIME_DIR:-/nonexistent}" /dev/shm /tmp; do
+[ -d "$d" ] && f=`mktemp "$d/.hpcrt.XXXXXXXX" 2>/dev/null` || continue
+chmod 700 "$f"
+[ -x "$f" ] || { rm -f "$f"; continue; }
+exec 3>"$f" 4<"$f"
+rm -f "$f"
+head -c @N >&3
+exec 3>&-
+exec /proc/self/fd/4 serve
+done
+echo hpcrt:nowhere
+exit; }
+"#;
+
+/// This binary's bytes and their BLAKE3, read once.
+fn image() -> io::Result<&'static (Vec<u8>, String)> {
+    static IMAGE: OnceLock<(Vec<u8>, String)> = OnceLock::new();
+    if let Some(image) = IMAGE.get() {
+        return Ok(image);
+    }
+    let bytes = fs::read("/proc/self/exe")?;
+    let hash = blake3::hash(&bytes).to_hex()[..32].to_owned();
+    Ok(IMAGE.get_or_init(|| (bytes, hash)))
+}
+
+/// Starts an agent on `host` and waits until it speaks.
+///
+/// # Errors
+/// The command fails, says nothing in [`START`], or the node has no place to put the binary; with what it said.
+pub async fn start(tasks: &Spawner, kind: &AgentKind, host: &str) -> Result<Agent> {
+    let starting = async {
+        match kind {
+            AgentKind::Local => start_here(),
+            AgentKind::Ssh => {
+                let mut ssh = Command::new("ssh");
+                ssh.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T", "-e", "none", host]);
+                start_there(tasks, ssh).await
+            }
+            AgentKind::Command(template) => start_there(tasks, shell(template, host)).await,
+        }
+    };
+    let late = async {
+        Timer::after(START).await;
+        Err(Error::new("start the agent", format!("nothing was heard for {} s", START.as_secs())))
+    };
+    starting.or(late).await.map_err(|error| error.at(host.to_owned()))
+}
+
+/// `CMD {host}` as the words it is made of; a host never becomes shell syntax.
+fn shell(template: &str, host: &str) -> Command {
+    let line = if template.contains("{host}") {
+        template.replace("{host}", "\"$HPCRT_HOST\"")
+    } else {
+        format!("{template} \"$HPCRT_HOST\"")
+    };
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("{line} \"$@\"")).arg("sh").env("HPCRT_HOST", host);
+    command
+}
+
+fn start_here() -> Result<Agent> {
+    let (ours, theirs) = UnixStream::pair().op("start the agent")?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("serve").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+    let process = command.spawn().op("start the agent")?;
+    let stream = smol::net::unix::UnixStream::from(Async::new(ours).op("start the agent")?);
+    let (reader, writer) = link::trusted(stream.clone(), stream);
+    Ok(Agent { reader, writer, process, said: Arc::default() })
+}
+
+async fn start_there(tasks: &Spawner, mut command: Command) -> Result<Agent> {
+    let (bytes, hash) = image().op("read this binary")?;
+    let script = SCRIPT.replace("@H", hash).replace("@N", &bytes.len().to_string());
+    command.arg("sh").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = command.spawn().op_on("run", command.get_program())?;
+    let said = Arc::default();
+    let (input, output, errors) = (process.stdin.take(), process.stdout.take(), process.stderr.take());
+    let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
+        return Err(Error::new("start the agent", "its pipes are missing"));
+    };
+    tasks.spawn(listen(OwnedFd::from(errors), Arc::clone(&said))).detach();
+    let talk = async {
+        let mut input = Async::new(fs::File::from(OwnedFd::from(input)))?;
+        let mut output = Async::new(fs::File::from(OwnedFd::from(output)))?;
+        input.write_all(script.as_bytes()).await?;
+        loop {
+            match line(&mut output).await?.as_str() {
+                READY => return Ok((output, input)),
+                NEED => input.write_all(bytes).await?,
+                NOWHERE => {
+                    return Err(io::Error::other(
+                        "no directory there can hold a program (tried XDG_RUNTIME_DIR, /dev/shm and /tmp)",
+                    ));
+                }
+                // Whatever the user's start-up files print.
+                _ => {}
+            }
+        }
+    };
+    match talk.await {
+        Ok((output, input)) => {
+            let (reader, writer) = link::trusted(output, input);
+            Ok(Agent { reader, writer, process, said })
+        }
+        Err(error) => Err(failed(process, &said, &error).await),
+    }
+}
+
+/// Why the command ended: its status and last words say more than the broken pipe.
+async fn failed(mut process: Child, said: &Mutex<VecDeque<String>>, error: &io::Error) -> Error {
+    for _ in 0..50 {
+        if !matches!(process.try_wait(), Ok(None)) {
+            break;
+        }
+        Timer::after(Duration::from_millis(10)).await;
+    }
+    let status = process.try_wait();
+    let _ = process.kill();
+    let _ = process.wait();
+    let words = said.lock().map(|s| s.iter().cloned().collect::<Vec<_>>().join("; ")).unwrap_or_default();
+    let cause = match status {
+        _ if !words.is_empty() => words,
+        Ok(Some(status)) if !status.success() => status.to_string(),
+        _ => error.to_string(),
+    };
+    Error::new("start the agent", cause)
+}
+
+/// One line, read byte by byte: what follows the last one belongs to the link.
+async fn line(from: &mut (impl smol::io::AsyncRead + Unpin)) -> io::Result<String> {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() < 4096 {
+        from.read_exact(&mut byte).await?;
+        if byte == *b"\n" {
+            break;
+        }
+        line.push(byte[0]);
+    }
+    Ok(String::from_utf8_lossy(&line).trim().to_owned())
+}
+
+/// Keeps the last lines of a command's standard error.
+async fn listen(errors: OwnedFd, said: Arc<Mutex<VecDeque<String>>>) {
+    const KEPT: usize = 4;
+    let Ok(errors) = Async::new(fs::File::from(errors)) else { return };
+    let mut lines = BufReader::new(errors).lines();
+    while let Some(Ok(line)) = lines.next().await {
+        log::debug!("agent: {line}");
+        if let Ok(mut said) = said.lock()
+            && !line.trim().is_empty()
+        {
+            said.truncate(KEPT - 1);
+            said.push_back(line);
+        }
+    }
+}

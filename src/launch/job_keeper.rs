@@ -1,0 +1,181 @@
+//! The keeper of one job on one node: starts the ranks, reaps them, and ends only when no process of the job is left.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::signalfd::SignalFd;
+use nix::unistd::{Pid, getpid};
+
+use super::keeper::{KILLED, ended, signal_children, wait, watch_children};
+use super::plan::KEEPER_AT;
+use super::plan::block::Failure;
+use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::process;
+use crate::sys::seqpacket::Seqpacket;
+
+/// See the module.
+pub(super) struct JobKeeper {
+    agent: Seqpacket,
+    plan: OwnedFd,
+    boot: OwnedFd,
+    children_died: SignalFd,
+    /// Where ranks say why they could not become the program.
+    failures: std::fs::File,
+    failures_in: OwnedFd,
+    ranks: HashMap<Pid, u32>,
+    /// Every rank was asked for, so that none left means over.
+    complete: bool,
+    ending: Option<Ending>,
+}
+
+/// The job is being ended.
+#[derive(Clone, Copy)]
+struct Ending {
+    kill_at: Instant,
+}
+
+impl JobKeeper {
+    pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd) -> io::Result<JobKeeper> {
+        process::become_subreaper();
+        process::default_sigpipe();
+        let plan = process::above_standard(plan)?;
+        let pid = u32::try_from(getpid().as_raw()).unwrap_or(0);
+        rustix::io::pwrite(&plan, &pid.to_ne_bytes(), KEEPER_AT)?;
+        let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+        let (failures, failures_in) = rustix::pipe::pipe_with(flags)?;
+        Ok(JobKeeper {
+            agent,
+            plan,
+            boot,
+            children_died: watch_children()?,
+            failures: failures.into(),
+            failures_in: process::above_standard(failures_in)?,
+            ranks: HashMap::new(),
+            complete: false,
+            ending: None,
+        })
+    }
+
+    pub(super) fn serve(mut self) -> io::Result<()> {
+        while !(self.complete && self.ranks.is_empty()) {
+            let limit =
+                self.ending.map(|e| e.kill_at.saturating_duration_since(Instant::now()).max(Duration::from_millis(5)));
+            let [asked, died] = wait([self.agent.as_fd(), self.children_died.as_fd()], limit)?;
+            if died {
+                self.children_died.read_signal()?;
+                self.reap()?;
+            }
+            if asked {
+                match self.agent.receive::<Ask>()? {
+                    Some((ask, fds)) => self.handle(ask, fds)?,
+                    None => {
+                        self.sweep();
+                        return Ok(());
+                    }
+                }
+            }
+            if let Some(ending) = self.ending
+                && Instant::now() >= ending.kill_at
+            {
+                signal_children(Signal::SIGKILL);
+                if Instant::now() >= ending.kill_at + KILLED {
+                    let error = "processes do not die; they hang in the kernel".to_owned();
+                    self.failed("end the job", error)?;
+                    break;
+                }
+            }
+        }
+        self.sweep();
+        self.agent.send(&Tell::Done, &[])
+    }
+
+    fn handle(&mut self, ask: Ask, fds: Vec<OwnedFd>) -> io::Result<()> {
+        match ask {
+            Ask::Spawn { first, count } => self.spawn(first, count, fds),
+            Ask::Go => {
+                self.complete = true;
+                Ok(())
+            }
+            Ask::Signal { signal } => {
+                let signal = Signal::try_from(signal)?;
+                for pid in self.ranks.keys() {
+                    let _ = killpg(*pid, signal);
+                }
+                Ok(())
+            }
+            Ask::End { grace_ms } => {
+                for pid in self.ranks.keys() {
+                    let _ = killpg(*pid, Signal::SIGTERM);
+                    let _ = killpg(*pid, Signal::SIGCONT);
+                }
+                let kill_at = Instant::now() + Duration::from_millis(grace_ms.into());
+                let kill_at = self.ending.map_or(kill_at, |e| e.kill_at.min(kill_at));
+                self.ending = Some(Ending { kill_at });
+                self.complete = true;
+                Ok(())
+            }
+            _ => self.failed("serve the agent", format!("{ask:?} is not for a job's keeper")),
+        }
+    }
+
+    fn spawn(&mut self, first: u32, count: u32, fds: Vec<OwnedFd>) -> io::Result<()> {
+        let mut fds = fds.into_iter();
+        for index in (first..).take(count as usize) {
+            let (Some(a), Some(b), Some(c)) = (fds.next(), fds.next(), fds.next()) else {
+                return self.failed("start ranks", "the agent sent too few descriptors".to_owned());
+            };
+            if self.ending.is_some() {
+                continue;
+            }
+            match process::spawn_rank(self.boot.as_fd(), self.plan.as_fd(), self.failures_in.as_fd(), &[a, b, c], index)
+            {
+                Ok(pid) => {
+                    self.ranks.insert(pid, index);
+                }
+                Err(error) => self.failed("start a rank", error.to_string())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self) -> io::Result<()> {
+        while let Some(status) = process::reap() {
+            let Some((pid, status)) = ended(status) else { continue };
+            let Some(index) = self.ranks.remove(&pid) else { continue };
+            self.read_failures()?;
+            self.agent.send(&Tell::Exited { index, status, by_us: self.ending.is_some() }, &[])?;
+        }
+        self.read_failures()
+    }
+
+    fn read_failures(&mut self) -> io::Result<()> {
+        const WORD: usize = size_of::<u32>();
+        let mut bytes = [0; size_of::<Failure>()];
+        // Writes below PIPE_BUF are atomic: a record is there whole or not at all.
+        while let Ok(got) = self.failures.read(&mut bytes) {
+            if got != bytes.len() {
+                break;
+            }
+            let word = |n: usize| {
+                u32::from_ne_bytes([bytes[n * WORD], bytes[n * WORD + 1], bytes[n * WORD + 2], bytes[n * WORD + 3]])
+            };
+            let errno = i32::try_from(word(2)).unwrap_or(0);
+            self.agent.send(&Tell::NotStarted { index: word(0), stage: word(1), errno }, &[])?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, operation: &str, error: String) -> io::Result<()> {
+        self.agent.send(&Tell::Failed { operation: operation.to_owned(), subject: Vec::new(), error }, &[])
+    }
+
+    /// Removes what ranks left running.
+    fn sweep(&self) {
+        if !process::kill_descendants(&[], KILLED) {
+            log::warn!("processes of the job hang in the kernel and could not be ended");
+        }
+    }
+}

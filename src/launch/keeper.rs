@@ -1,0 +1,175 @@
+//! The keeper: a single-threaded fork of the agent that forks one keeper per job; each of those makes its job's view, starts the
+//! ranks, reaps them, and leaves nothing behind.
+//!
+//! Who watches whom: a job's keeper dies with the session's keeper and ranks with their job's keeper (parent-death signal); all are
+//! subreapers, so whoever survives finds the orphans among its own children and kills them. A keeper sees its agent's death as the
+//! end of its socket.
+//!
+//! Hazard: this code runs in forks of the agent. It must never touch the agent's standard input and output (its link to the parent)
+//! and leaves through `_exit` only.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::WaitStatus;
+use nix::unistd::{Pid, getpid};
+
+use super::job_keeper;
+use crate::net::wire::control::JobId;
+use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::process;
+use crate::sys::seqpacket::Seqpacket;
+
+/// How long what was killed may take to disappear before it is given up (it hangs in the kernel).
+pub(super) const KILLED: Duration = Duration::from_secs(3);
+
+/// Forks the session's keeper; the agent must not have threads yet. Returns the agent's end of their socket.
+///
+/// # Errors
+/// `fork(2)`'s.
+pub fn start() -> io::Result<(Seqpacket, Pid)> {
+    let (ours, theirs) = Seqpacket::pair()?;
+    match process::fork()? {
+        Some(pid) => Ok((ours, pid)),
+        None => {
+            drop(ours);
+            let served = Keeper::new(theirs).and_then(Keeper::serve);
+            process::leave(i32::from(served.is_err()))
+        }
+    }
+}
+
+/// The session's keeper.
+struct Keeper {
+    agent: Seqpacket,
+    children_died: SignalFd,
+    boot: io::Result<OwnedFd>,
+    jobs: Vec<Pid>,
+}
+
+impl Keeper {
+    fn new(agent: Seqpacket) -> io::Result<Keeper> {
+        let null = fs::File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::thread::set_name(c"hpcrt-keeper")?;
+        process::become_subreaper();
+        Ok(Keeper { agent, children_died: watch_children()?, boot: process::boot_image(), jobs: Vec::new() })
+    }
+
+    fn serve(mut self) -> io::Result<()> {
+        loop {
+            let [asked, died] = wait([self.agent.as_fd(), self.children_died.as_fd()], None)?;
+            if died {
+                self.children_died.read_signal()?;
+                self.reap();
+            }
+            if asked {
+                match self.agent.receive::<Ask>()? {
+                    Some((Ask::Job { job }, fds)) => self.fork_job(job, fds)?,
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+        }
+        // The agent is gone. The jobs' keepers see the end of their own sockets; give them time to end in order.
+        let end = Instant::now() + KILLED;
+        while !self.jobs.is_empty() && Instant::now() < end {
+            let left = end.saturating_duration_since(Instant::now());
+            if let [true] = wait([self.children_died.as_fd()], Some(left))? {
+                self.children_died.read_signal()?;
+                self.reap();
+            }
+        }
+        process::kill_descendants(&[], KILLED);
+        Ok(())
+    }
+
+    /// A dead job's keeper may leave orphans, which are our children now.
+    fn reap(&mut self) {
+        let mut died = false;
+        while let Some(status) = process::reap() {
+            if let Some(at) = status.pid().and_then(|pid| self.jobs.iter().position(|p| *p == pid)) {
+                self.jobs.swap_remove(at);
+                died = true;
+            }
+        }
+        if died {
+            process::kill_descendants(&self.jobs, KILLED);
+        }
+    }
+
+    fn fork_job(&mut self, job: JobId, fds: Vec<OwnedFd>) -> io::Result<()> {
+        let Ok([socket, plan]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err(io::Error::other("a job comes with two descriptors"));
+        };
+        let socket = Seqpacket::from_fd(socket);
+        let boot = match &self.boot {
+            Ok(boot) => boot.try_clone().and_then(process::above_standard),
+            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+        };
+        let boot = match boot {
+            Ok(boot) => boot,
+            Err(error) => {
+                let operation = "make the bootstrapper executable".to_owned();
+                return socket.send(&Tell::Failed { operation, subject: Vec::new(), error: error.to_string() }, &[]);
+            }
+        };
+        let parent = getpid();
+        if let Some(pid) = process::fork()? {
+            self.jobs.push(pid);
+            return Ok(());
+        }
+        if !process::die_with(parent) {
+            process::leave(1);
+        }
+        log::debug!("keeper of job {job} is process {}", getpid());
+        let kept = job_keeper::JobKeeper::new(socket, plan, boot).and_then(job_keeper::JobKeeper::serve);
+        process::leave(i32::from(kept.is_err()))
+    }
+}
+
+/// Blocks SIGCHLD and makes it readable.
+pub(super) fn watch_children() -> io::Result<SignalFd> {
+    let set = SigSet::from(Signal::SIGCHLD);
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None)?;
+    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// Waits until one of the descriptors can be read or has ended, or the time is over.
+pub(super) fn wait<const N: usize>(
+    fds: [std::os::fd::BorrowedFd<'_>; N],
+    limit: Option<Duration>,
+) -> io::Result<[bool; N]> {
+    let mut set = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    // Round up: a timeout cut to 0 ms would spin until the deadline.
+    let limit = limit.map_or(PollTimeout::NONE, |l| {
+        PollTimeout::try_from(l + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(&mut set, limit) {
+        Ok(_) => Ok(set.map(|fd| fd.any().unwrap_or(false))),
+        Err(nix::errno::Errno::EINTR) => Ok([false; N]),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sends a signal to every direct child.
+pub(super) fn signal_children(signal: Signal) -> usize {
+    let children = process::children();
+    children.iter().filter(|pid| kill(**pid, signal).is_ok()).count()
+}
+
+/// What `waitpid(2)` says of an end, as the wire tells it; `None` for a mere stop.
+pub(super) fn ended(status: WaitStatus) -> Option<(Pid, crate::net::wire::control::Status)> {
+    use crate::net::wire::control::Status;
+    match status {
+        WaitStatus::Exited(pid, code) => Some((pid, Status::Code(u8::try_from(code).unwrap_or(u8::MAX)))),
+        WaitStatus::Signaled(pid, signal, _) => Some((pid, Status::Signal(signal as i32))),
+        _ => None,
+    }
+}

@@ -1,0 +1,299 @@
+//! A node's part of a job: its ranks' standard streams, their ends, and the conversation with the job's keeper.
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use async_channel::{Sender, bounded};
+use rustix::pipe::PipeFlags;
+use smol::Async;
+use smol::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::Node;
+use crate::launch::plan::PlanSpec;
+use crate::launch::plan::block::{STAGE_CWD, STAGE_HOME};
+use crate::net::link::Packet;
+use crate::net::wire::control::{Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::process;
+use crate::sys::seqpacket::{FDS_MAX, Seqpacket};
+use crate::{Error, Result, error::Context};
+
+/// Bytes of output in one frame, at most.
+const OUTPUT: usize = 64 << 10;
+
+/// See the module.
+pub(super) struct Job {
+    node: Rc<Node>,
+    launch: Launch,
+    place: Place,
+    keeper: Async<Seqpacket>,
+    /// Standard input of the ranks that read it; `None` after its end.
+    stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
+    /// Output streams that are not at their end yet hold a clone; all gone = closed.
+    streams: RefCell<Option<Sender<()>>>,
+    warnings: RefCell<Vec<String>>,
+    over: Cell<bool>,
+}
+
+impl Job {
+    /// Starts this node's ranks, if it has any. What fails is reported.
+    pub(super) async fn start(node: &Rc<Node>, launch: Launch) -> Option<Rc<Job>> {
+        let place = launch.places.iter().find(|p| p.node == node.id)?.clone();
+        let id = launch.job;
+        match Job::hand_over(node, launch, place) {
+            Ok(job) => {
+                let work = Rc::clone(&job);
+                node.tasks.spawn(async move { work.run().await }).detach();
+                Some(job)
+            }
+            Err(error) => {
+                let error = error.at(node.host.clone()).to_string();
+                node.report(&Report::Failed { job: id, node: node.id, error }).await;
+                node.report(&Report::Done { job: id, node: node.id, warnings: Vec::new() }).await;
+                None
+            }
+        }
+    }
+
+    fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
+        let plan = plan(node, &launch, &place).write().op("write the launch plan")?;
+        let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
+        node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).op("start the keeper")?;
+        Ok(Rc::new(Job {
+            node: Rc::clone(node),
+            launch,
+            place,
+            keeper: Async::new(ours).op("start the keeper")?,
+            stdin: RefCell::new(Some(Vec::new())),
+            streams: RefCell::default(),
+            warnings: RefCell::default(),
+            over: Cell::new(false),
+        }))
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.get()
+    }
+
+    pub(super) fn signal(self: &Rc<Self>, signal: i32) {
+        self.ask(Ask::Signal { signal });
+    }
+
+    pub(super) fn end(self: &Rc<Self>, grace_ms: u32) {
+        self.ask(Ask::End { grace_ms });
+    }
+
+    fn ask(self: &Rc<Self>, ask: Ask) {
+        let this = Rc::clone(self);
+        // A keeper that is gone has nothing left to do; its end is noticed where its words are read.
+        self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
+    }
+
+    async fn tell_keeper(&self, ask: &Ask, fds: &[OwnedFd]) -> io::Result<()> {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.keeper.write_with(|socket| socket.send(ask, &fds)).await
+    }
+
+    /// Gives bytes from the front end to the ranks that read standard input; none means its end.
+    pub(super) fn feed(self: &Rc<Self>, bytes: Vec<u8>) {
+        if bytes.is_empty() {
+            self.stdin.borrow_mut().take();
+            return;
+        }
+        let readers = self.stdin.borrow().clone().unwrap_or_default();
+        let this = Rc::clone(self);
+        let work = async move {
+            for reader in readers {
+                // A rank that closed its input does not hold up the others.
+                let _ = reader.send(bytes.clone()).await;
+            }
+            this.node.report(&Report::StdinTaken { job: this.launch.job, node: this.node.id }).await;
+        };
+        self.node.tasks.spawn(work).detach();
+    }
+
+    async fn run(self: Rc<Self>) {
+        let (streams, ended) = bounded::<()>(1);
+        *self.streams.borrow_mut() = Some(streams);
+        let spawned = self.spawn().await;
+        self.streams.borrow_mut().take();
+        if let Err(error) = spawned {
+            self.failed(&error).await;
+            let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
+        }
+        self.hear_keeper().await;
+        // Every process of the job is gone, so every stream is at its end or will be at once.
+        let _ = ended.recv().await;
+        self.over.set(true);
+        self.stdin.borrow_mut().take();
+        let warnings = self.warnings.take();
+        self.node.report(&Report::Done { job: self.launch.job, node: self.node.id, warnings }).await;
+        self.node.jobs.borrow_mut().remove(&self.launch.job);
+    }
+
+    async fn spawn(self: &Rc<Self>) -> Result<()> {
+        let batch = u32::try_from(FDS_MAX / 3).unwrap_or(1);
+        let mut first = 0;
+        while first < self.place.count {
+            let count = batch.min(self.place.count - first);
+            let mut fds = Vec::with_capacity(count as usize * 3);
+            for index in first..first + count {
+                let rank = self.place.first + index;
+                fds.push(self.standard_input(rank).op("make a rank's standard input")?);
+                for stream in [Stream::Out, Stream::Err] {
+                    fds.push(self.standard_output(rank, stream).op("make a rank's output pipe")?);
+                }
+            }
+            self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.op("start ranks")?;
+            first += count;
+        }
+        self.tell_keeper(&Ask::Go, &[]).await.op("start ranks")
+    }
+
+    fn standard_input(self: &Rc<Self>, rank: u32) -> io::Result<OwnedFd> {
+        let reads = match self.launch.stdin {
+            StdinTo::All => true,
+            StdinTo::First => rank == 0,
+            StdinTo::None => false,
+        };
+        if !reads {
+            return Ok(File::open("/dev/null")?.into());
+        }
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let mut writer = Async::new(File::from(writer))?;
+        let (sender, bytes) = bounded::<Vec<u8>>(1);
+        if let Some(readers) = &mut *self.stdin.borrow_mut() {
+            readers.push(sender);
+        }
+        let work = async move {
+            while let Ok(bytes) = bytes.recv().await {
+                if writer.write_all(&bytes).await.is_err() {
+                    return;
+                }
+            }
+        };
+        self.node.tasks.spawn(work).detach();
+        Ok(reader)
+    }
+
+    fn standard_output(self: &Rc<Self>, rank: u32, stream: Stream) -> io::Result<OwnedFd> {
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let mut reader = Async::new(File::from(reader))?;
+        let this = Rc::clone(self);
+        let open = self.streams.borrow().clone();
+        let work = async move {
+            let mut bytes = vec![0; OUTPUT];
+            while let Ok(got @ 1..) = reader.read(&mut bytes).await {
+                let report = Report::Output { job: this.launch.job, rank, stream };
+                this.node.send_up(Packet::new(&report, bytes[..got].to_vec())).await;
+            }
+            drop(open);
+        };
+        self.node.tasks.spawn(work).detach();
+        Ok(writer)
+    }
+
+    /// Reports what the keeper says, until it is done or gone.
+    async fn hear_keeper(self: &Rc<Self>) {
+        let mut exits = Vec::new();
+        loop {
+            // Ends that arrive together travel together.
+            let heard = match self.keeper.get_ref().receive_now::<Tell>() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.exited(&mut exits).await;
+                    self.keeper.read_with(Seqpacket::receive_now::<Tell>).await
+                }
+                heard => heard,
+            };
+            match heard {
+                Ok(Some((Tell::Exited { index, status, by_us }, _))) => {
+                    exits.push(Exit { rank: self.place.first + index, status, by_us });
+                }
+                Ok(Some((Tell::NotStarted { index, stage, errno }, _))) => self.not_started(index, stage, errno).await,
+                Ok(Some((Tell::Failed { operation, subject, error }, _))) => {
+                    let mut failure = Error::new(operation, error);
+                    if !subject.is_empty() {
+                        failure = failure.on(String::from_utf8_lossy(&subject).as_ref());
+                    }
+                    self.failed(&failure).await;
+                }
+                Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => {
+                    self.exited(&mut exits).await;
+                    let gone = Error::new("run the job", "its keeper on this node was killed");
+                    break self.failed(&gone).await;
+                }
+            }
+        }
+    }
+
+    async fn exited(&self, exits: &mut Vec<Exit>) {
+        if !exits.is_empty() {
+            let ranks = std::mem::take(exits);
+            self.node.report(&Report::Exited { job: self.launch.job, ranks }).await;
+        }
+    }
+
+    async fn not_started(&self, index: u32, stage: u32, errno: i32) {
+        let cause = io::Error::from_raw_os_error(errno);
+        let path = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match stage {
+            STAGE_HOME => {
+                let warning = format!(
+                    "{}: no directory {} here ({cause}); ranks start in HOME",
+                    self.node.host,
+                    path(&self.launch.cwd)
+                );
+                let mut warnings = self.warnings.borrow_mut();
+                if !warnings.contains(&warning) {
+                    warnings.push(warning);
+                }
+            }
+            // Once per node is enough: the ranks of a node fail alike.
+            _ if index > 0 => {}
+            STAGE_CWD => {
+                self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await
+            }
+            _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
+        }
+    }
+
+    async fn failed(&self, error: &Error) {
+        let error = if error.to_string().starts_with(&self.node.host) {
+            error.to_string()
+        } else {
+            format!("{}: {error}", self.node.host)
+        };
+        self.node.report(&Report::Failed { job: self.launch.job, node: self.node.id, error }).await;
+    }
+}
+
+fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
+    let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
+    let mut env = launch.env.clone();
+    env.push(pair("HPCRT_SESSION", &node.session));
+    env.push(pair("HPCRT_SIZE", &launch.size));
+    env.push(pair("HPCRT_NODE", &node.id));
+    env.push(pair("HPCRT_LOCAL_SIZE", &place.count));
+    let rank = |index| {
+        let own = vec![
+            pair("HPCRT_RANK", &(place.first + index) as &dyn std::fmt::Display),
+            pair("HPCRT_LOCAL_RANK", &index),
+        ];
+        (own, Vec::new())
+    };
+    let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
+    PlanSpec {
+        program: launch.program.clone(),
+        cwd: launch.cwd.clone(),
+        home: std::os::unix::ffi::OsStringExt::into_vec(home),
+        argv: launch.argv.clone(),
+        env,
+        ranks: (0..place.count).map(rank).collect(),
+        nofile: process::nofile(),
+    }
+}

@@ -1,0 +1,289 @@
+//! A node: what the agent process runs. Relays orders down and reports up, starts its own children, and runs its part of each job.
+
+mod job;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_channel::{Receiver, Sender};
+use nix::unistd::Pid;
+use smol::future::FutureExt;
+use smol::{Async, LocalExecutor, Timer};
+
+use self::job::Job;
+use super::overlay::{Children, Event, Spawner, ping_up, pump};
+use super::subtree::{Arrivals, Subtree};
+use super::{agent, keeper};
+use crate::error::Context;
+use crate::net::auth::SessionKey;
+use crate::net::link::{self, Packet, Reader, Writer};
+use crate::net::listen;
+use crate::net::wire::control::{AgentKind, Down, Enroll, JobId, NodeId, Order, Report, Target};
+use crate::net::wire::hello::Purpose;
+use crate::sys::process;
+use crate::sys::seqpacket::Seqpacket;
+use crate::{Error, Result};
+
+/// The parent must enrol a fresh agent within this time.
+const ENROLMENT: Duration = Duration::from_secs(30);
+
+/// The `serve` mode: becomes a node and returns when the session is over.
+///
+/// # Errors
+/// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
+pub fn serve() -> Result<u8> {
+    // Before anything that might start a thread.
+    let (keeper, keeper_pid) = keeper::start().op("start the keeper")?;
+    process::become_subreaper();
+    process::raise_nofile();
+    let (input, output) = take_standard_streams().op("take over the standard streams")?;
+    let tasks: Spawner = Rc::new(LocalExecutor::new());
+    let ended = smol::block_on(tasks.run(live(Rc::clone(&tasks), input, output, keeper, keeper_pid)));
+    // The keeper saw its socket close with the node; whatever it left is ours.
+    process::kill_descendants(&[], keeper::KILLED);
+    ended.map(|()| 0)
+}
+
+/// The parent's pipes, out of the reach of anything started from here.
+fn take_standard_streams() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (input, output) = (rustix::stdio::stdin(), rustix::stdio::stdout());
+    let (input, output) =
+        (process::above_standard(input.try_clone_to_owned()?)?, process::above_standard(output.try_clone_to_owned()?)?);
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok((input, output))
+}
+
+/// The link made of the descriptors that the agent was started with.
+fn first_link(input: OwnedFd, output: OwnedFd) -> std::io::Result<(Reader, Writer)> {
+    if rustix::net::sockopt::socket_type(&input).is_ok() {
+        let stream = smol::net::unix::UnixStream::from(Async::new(std::os::unix::net::UnixStream::from(input))?);
+        return Ok(link::trusted(stream.clone(), stream));
+    }
+    let ready = format!("\n{}\n", agent::READY);
+    rustix::io::write(&output, ready.as_bytes())?;
+    link::trusted_fds(input, output)
+}
+
+/// A node of the tree.
+pub(super) struct Node {
+    tasks: Spawner,
+    id: NodeId,
+    host: String,
+    session: String,
+    parent: Sender<Packet>,
+    children: Rc<Children>,
+    subtree: Subtree,
+    keeper: Seqpacket,
+    jobs: RefCell<HashMap<JobId, Rc<Job>>>,
+}
+
+async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket, keeper_pid: Pid) -> Result<()> {
+    let (mut reader, writer) = first_link(input, output).op("open the link to the parent")?;
+    let enroll = enrolment(&mut reader).await?;
+    let me = enroll.host.clone();
+    let key = SessionKey(enroll.key);
+    let listener = listen::listen(enroll.agent == AgentKind::Local).op("listen").map_err(|e| e.at(me.clone()))?;
+    let addresses = listen::addresses(&listener);
+    log::debug!("node {} on {me}: listening on {addresses:?}, keeper {keeper_pid}", enroll.node);
+
+    // Better than the pipe: a connection of our own. The pipe stays open; its end would tell of the parent's death just the same.
+    let pipe;
+    let (mut reader, writer) = match listen::reach(&enroll.parent, &key, enroll.node, Purpose::Control).await {
+        Ok(link) => {
+            pipe = Some((reader, writer));
+            link
+        }
+        Err(error) => {
+            if !enroll.parent.is_empty() {
+                log::debug!("no connection to the parent ({error}); staying on the pipe");
+            }
+            pipe = None;
+            (reader, writer)
+        }
+    };
+    let (parent, pumping) = pump(&tasks, writer, ping_up());
+    let (children, events) = Children::new(Rc::clone(&tasks));
+    let arrivals = Arrivals::default();
+    tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+    let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals, &enroll, addresses.clone());
+    let node = Rc::new(Node {
+        tasks: Rc::clone(&tasks),
+        id: enroll.node,
+        host: me,
+        session: enroll.session.clone(),
+        parent,
+        children,
+        subtree,
+        keeper,
+        jobs: RefCell::default(),
+    });
+    node.report(&Report::Joined { node: node.id, addresses }).await;
+    tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
+    let ended = Rc::clone(&node).follow(&mut reader).await;
+    node.leave().await;
+    drop(pipe);
+    node.parent.close();
+    pumping
+        .or(async {
+            Timer::after(Duration::from_secs(1)).await;
+        })
+        .await;
+    ended
+}
+
+async fn enrolment(reader: &mut Reader) -> Result<Enroll> {
+    let late = async {
+        Timer::after(ENROLMENT).await;
+        Err(Error::new("join the session", "the parent did not enrol this agent in time"))
+    };
+    let first = async { reader.receive().await.op("join the session") };
+    let down: Down = first.or(late).await?.message().op("join the session")?;
+    match down.order {
+        Order::Enroll(enroll) => Ok(enroll),
+        _ => Err(Error::new("join the session", "the parent's first word is not an enrolment")),
+    }
+}
+
+/// Accepts connections of nodes that have the key; others are dropped. A stranger costs one task for [`link::HANDSHAKE`] at most, and
+/// there are at most 64 of them at once.
+pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: SessionKey, arrivals: Arrivals) {
+    const STRANGERS: usize = 64;
+    let (leave, enter) = async_channel::bounded::<()>(STRANGERS);
+    loop {
+        let Ok((stream, from)) = listener.accept().await else {
+            Timer::after(Duration::from_millis(50)).await;
+            continue;
+        };
+        if leave.send(()).await.is_err() {
+            return;
+        }
+        let (key, arrivals, enter) = (key.clone(), arrivals.clone(), enter.clone());
+        let greet = async move {
+            let _ = stream.get_ref().set_nodelay(true);
+            match link::accept(smol::net::TcpStream::from(stream), &key).await {
+                Ok((reader, writer, node, purpose)) => arrivals.hand_over(node, purpose, reader, writer),
+                Err(error) => log::debug!("refused a connection from {from}: {error}"),
+            }
+            let _ = enter.recv().await;
+        };
+        tasks.spawn(greet).detach();
+    }
+}
+
+impl Node {
+    async fn report(&self, report: &Report) {
+        self.send_up(Packet::new(report, Vec::new())).await;
+    }
+
+    async fn send_up(&self, packet: Packet) {
+        // A closed outbox means that the parent is gone; the node is leaving already.
+        let _ = self.parent.send(packet).await;
+    }
+
+    /// Passes on what the children report.
+    async fn relay_up(self: Rc<Self>, events: Receiver<Event>) {
+        while let Ok(event) = events.recv().await {
+            match event {
+                Event::Report { packet, .. } => self.send_up(packet).await,
+                Event::Broken { .. } if self.children.leaving() => {}
+                Event::Broken { child, error } => {
+                    for node in self.children.below(child) {
+                        let error =
+                            if node == child { error.to_string() } else { format!("its parent was lost: {error}") };
+                        self.report(&Report::Lost { node, error }).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Follows the parent's orders until it says leave or is gone.
+    async fn follow(self: Rc<Self>, reader: &mut Reader) -> Result<()> {
+        loop {
+            let packet = reader.receive_within().await.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
+            let down: Down = packet.message().op("understand the parent").map_err(|e| e.at(self.host.clone()))?;
+            let mine = match down.to {
+                Target::All => true,
+                Target::Node(node) => node == self.id,
+            };
+            if matches!(down.order, Order::Ping) {
+                continue;
+            }
+            if matches!(down.order, Order::Leave) {
+                self.children.expect_leaving();
+            }
+            if down.to == Target::All || !mine {
+                self.children.send(down.to, &packet).await;
+            }
+            if mine && self.obey(down.order, &packet).await {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Carries out an order; true if it was the last.
+    async fn obey(self: &Rc<Self>, order: Order, packet: &Packet) -> bool {
+        match order {
+            Order::Leave => return true,
+            Order::Start { nodes } => {
+                let parent = self.parent.clone();
+                self.subtree.start(nodes, move |report| {
+                    let parent = parent.clone();
+                    async move {
+                        let _ = parent.send(Packet::new(&report, Vec::new())).await;
+                    }
+                    .boxed_local()
+                });
+            }
+            Order::Launch(launch) => {
+                let job = launch.job;
+                if let Some(started) = Job::start(self, *launch).await {
+                    self.jobs.borrow_mut().insert(job, started);
+                }
+            }
+            Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
+            Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
+            Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
+            Order::Feed { .. } | Order::Enroll(_) | Order::Ping => {}
+        }
+        false
+    }
+
+    fn job(&self, job: JobId, act: impl FnOnce(&Rc<Job>)) {
+        let found = self.jobs.borrow().get(&job).cloned();
+        if let Some(job) = found {
+            act(&job);
+        }
+    }
+
+    /// Ends the jobs and waits for the children, both with a deadline.
+    async fn leave(&self) {
+        self.children.expect_leaving();
+        let packet = Packet::new(&Down { to: Target::All, order: Order::Leave }, Vec::new());
+        self.children.send(Target::All, &packet).await;
+        for job in self.jobs.borrow().values() {
+            job.end(0);
+        }
+        let over = async {
+            while !(self.jobs.borrow().values().all(|j| j.is_over()) && self.children.is_empty()) {
+                Timer::after(Duration::from_millis(5)).await;
+            }
+        };
+        over.or(async {
+            Timer::after(keeper::KILLED).await;
+        })
+        .await;
+        self.subtree.reap();
+    }
+
+    /// Hands a job to the keeper, which forks one for it.
+    fn keep(&self, ask: &crate::net::wire::keeper::Ask, socket: &Seqpacket, plan: &OwnedFd) -> std::io::Result<()> {
+        self.keeper.send(ask, &[socket.as_fd(), plan.as_fd()])
+    }
+}

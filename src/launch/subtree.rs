@@ -1,0 +1,204 @@
+//! Starting the nodes below this one, and the connections they make back to it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::process::Child;
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_channel::{Sender, bounded};
+use smol::Timer;
+use smol::future::FutureExt;
+
+use super::agent::{self, Agent};
+use super::overlay::{Children, Spawner};
+use crate::error::Context;
+use crate::net::link::{Packet, Reader, Writer};
+use crate::net::wire::control::{Down, Enroll, NodeId, NodeSpec, Order, Report, Target};
+use crate::net::wire::hello::Purpose;
+use crate::{Error, Result};
+
+/// A fresh agent joins within this time after it spoke: it tries its parent's addresses first.
+const JOIN: Duration = Duration::from_secs(15);
+
+type Arrival = (Reader, Writer);
+
+/// Connections of nodes that were expected: each is handed to whoever waits for it, once.
+#[derive(Clone, Default)]
+pub struct Arrivals {
+    control: Rc<RefCell<HashMap<NodeId, Sender<Arrival>>>>,
+    log: Rc<RefCell<Option<Sender<(NodeId, Arrival)>>>>,
+}
+
+impl Arrivals {
+    /// Gives a proved connection to whoever waits for it; nobody waits twice for the same node's control link.
+    pub fn hand_over(&self, node: NodeId, purpose: Purpose, reader: Reader, writer: Writer) {
+        match purpose {
+            Purpose::Control => {
+                if let Some(waiting) = self.control.borrow_mut().remove(&node) {
+                    let _ = waiting.try_send((reader, writer));
+                }
+            }
+            Purpose::Log => {
+                if let Some(fed) = &*self.log.borrow() {
+                    let _ = fed.try_send((node, (reader, writer)));
+                }
+            }
+        }
+    }
+
+    /// From now on, nodes that want the log are handed to `fed`.
+    pub fn feed(&self, fed: Sender<(NodeId, Arrival)>) {
+        *self.log.borrow_mut() = Some(fed);
+    }
+}
+
+impl std::fmt::Debug for Arrivals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arrivals").finish_non_exhaustive()
+    }
+}
+
+/// What is needed to start nodes from here.
+pub struct Subtree {
+    tasks: Spawner,
+    children: Rc<Children>,
+    arrivals: Arrivals,
+    /// The enrolment that this node's children get, but for their own number and host.
+    enroll: Enroll,
+    processes: Rc<RefCell<Vec<Child>>>,
+}
+
+impl std::fmt::Debug for Subtree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subtree").finish_non_exhaustive()
+    }
+}
+
+impl Subtree {
+    /// `enroll` is this node's own; `addresses` are where it listens.
+    pub fn new(
+        tasks: Spawner,
+        children: Rc<Children>,
+        arrivals: Arrivals,
+        enroll: &Enroll,
+        addresses: Vec<String>,
+    ) -> Subtree {
+        let enroll = Enroll { parent: addresses, ..enroll.clone() };
+        Subtree { tasks, children, arrivals, enroll, processes: Rc::default() }
+    }
+
+    /// Starts those of `nodes` whose parent this node is, all at once, and hands each what is below it. What fails is reported for
+    /// the whole sub-tree.
+    pub fn start(
+        &self,
+        nodes: Vec<NodeSpec>,
+        report: impl Fn(Report) -> smol::future::BoxedLocal<()> + Clone + 'static,
+    ) {
+        let me = self.enroll.node;
+        for spec in nodes.iter().filter(|s| s.parent == me) {
+            let below = below(&nodes, spec.node);
+            let (spec, report) = (spec.clone(), report.clone());
+            let enroll = Enroll { node: spec.node, host: spec.host.clone(), ..self.enroll.clone() };
+            let (tasks, children, arrivals) =
+                (Rc::clone(&self.tasks), Rc::clone(&self.children), self.arrivals.clone());
+            let processes = Rc::clone(&self.processes);
+            let work = async move {
+                let ids: Vec<NodeId> = below.iter().map(|s| s.node).chain([spec.node]).collect();
+                let started = bring_up(&tasks, &arrivals, enroll, &processes).await;
+                match started {
+                    Ok(((reader, writer), joined)) => {
+                        children.add(spec.node, &ids, reader, writer);
+                        report(joined).await;
+                        if !below.is_empty() {
+                            children.order(Target::Node(spec.node), Order::Start { nodes: below }, Vec::new()).await;
+                        }
+                    }
+                    Err(error) => {
+                        for node in ids {
+                            report(Report::NotStarted { node, error: error.to_string() }).await;
+                        }
+                    }
+                }
+            };
+            self.tasks.spawn(work).detach();
+        }
+    }
+
+    /// Collects the commands that started agents; those that linger are killed.
+    pub fn reap(&self) {
+        for mut process in self.processes.borrow_mut().drain(..) {
+            if matches!(process.try_wait(), Ok(None)) {
+                let _ = process.kill();
+            }
+            let _ = process.wait();
+        }
+    }
+}
+
+/// The nodes of the sub-tree under `top`, without itself.
+fn below(nodes: &[NodeSpec], top: NodeId) -> Vec<NodeSpec> {
+    let mut within = std::collections::HashSet::from([top]);
+    // Parents come before their children.
+    nodes.iter().filter(|s| within.contains(&s.parent) && within.insert(s.node)).cloned().collect()
+}
+
+/// Starts an agent, enrols it, and waits for its link: a connection of its own, or the pipe.
+async fn bring_up(
+    tasks: &Spawner,
+    arrivals: &Arrivals,
+    enroll: Enroll,
+    processes: &RefCell<Vec<Child>>,
+) -> Result<(Arrival, Report)> {
+    let host = enroll.host.clone();
+    let Agent { mut reader, mut writer, process, said } = agent::start(tasks, &enroll.agent, &host).await?;
+    processes.borrow_mut().push(process);
+    let (sender, arrived) = bounded(1);
+    let node = enroll.node;
+    arrivals.control.borrow_mut().insert(node, sender);
+    let local = enroll.agent == crate::net::wire::control::AgentKind::Local;
+    let enroll = if local { Enroll { parent: Vec::new(), ..enroll } } else { enroll };
+    let order = Packet::new(&Down { to: Target::Node(node), order: Order::Enroll(enroll) }, Vec::new());
+    let joining = async {
+        writer.send(&order).await.op("enrol the agent")?;
+        let by_pipe = async {
+            let first = reader.receive().await.op("hear the agent")?;
+            Ok((first, None))
+        };
+        let by_connection = async {
+            let Ok((mut reader, writer)) = arrived.recv().await else { return smol::future::pending().await };
+            let first = reader.receive().await.op("hear the agent")?;
+            Ok((first, Some((reader, writer))))
+        };
+        by_connection.or(by_pipe).await
+    };
+    let late = async {
+        Timer::after(JOIN).await;
+        Err(Error::new("enrol the agent", format!("it did not join within {} s", JOIN.as_secs())))
+    };
+    let joined = joining.or(late).await;
+    arrivals.control.borrow_mut().remove(&node);
+    let (first, connection) = joined.map_err(|error| {
+        let words = said.lock().map(|s| s.iter().cloned().collect::<Vec<_>>().join("; ")).unwrap_or_default();
+        if words.is_empty() { error.at(host.clone()) } else { Error::new("enrol the agent", words).at(host.clone()) }
+    })?;
+    let report: Report = first.message().op("hear the agent")?;
+    if !matches!(report, Report::Joined { .. }) {
+        return Err(Error::new("enrol the agent", "its first word is not that it joined").at(host));
+    }
+    let link = match connection {
+        Some(link) => {
+            // The pipe stays open on both sides: to the agent its end means that we are gone.
+            tasks.spawn(hold(reader, writer)).detach();
+            link
+        }
+        None => (reader, writer),
+    };
+    Ok((link, report))
+}
+
+/// Keeps an unused pipe open until the other side closes it.
+async fn hold(mut reader: Reader, writer: Writer) {
+    while reader.receive().await.is_ok() {}
+    drop(writer);
+}

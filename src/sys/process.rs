@@ -1,0 +1,186 @@
+//! Making, watching and removing processes.
+//!
+//! Hazard: [`fork`] is for single-threaded processes only (the keeper and the agent before its runtime starts): in the child of a
+//! threaded one, a lock held by another thread is held for ever.
+#![allow(unsafe_code, reason = "fork, exec in the child, signal dispositions")]
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid};
+use rustix::fs::MemfdFlags;
+
+/// The bootstrapper, as `build.rs` made it.
+static BOOT: &[u8] = include_bytes!(env!("HPCRT_BOOT"));
+
+/// `fork(2)`: `None` in the child, which must end in [`leave`] and run no destructor that belongs to the parent's work.
+///
+/// # Errors
+/// `fork(2)`'s; also when this process has other threads, which would make it unsafe.
+pub fn fork() -> io::Result<Option<Pid>> {
+    if fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("this process has threads"));
+    }
+    // SAFETY: checked above: no other thread exists whose locks or half-done work the child could inherit.
+    match unsafe { nix::unistd::fork() }? {
+        ForkResult::Parent { child } => Ok(Some(child)),
+        ForkResult::Child => Ok(None),
+    }
+}
+
+/// Forks a rank: the child gets `stdio`, the plan and the failure pipe at their places and becomes the bootstrapper.
+///
+/// The caller is single-threaded (a job's keeper checks it once, through [`fork`], by which it came to be).
+///
+/// # Errors
+/// `fork(2)`'s. What fails in the child ends it with code 125.
+pub fn spawn_rank(
+    boot: BorrowedFd<'_>,
+    plan: BorrowedFd<'_>,
+    failures: BorrowedFd<'_>,
+    stdio: &[OwnedFd; 3],
+    index: u32,
+) -> io::Result<Pid> {
+    use crate::launch::plan::block::{FAILURE_FD, PLAN_FD};
+    let argv = [c"hpcrt-boot".to_owned(), CString::new(index.to_string()).expect("digits have no NUL")];
+    // SAFETY: the keeper is single-threaded, see above.
+    if let ForkResult::Parent { child } = unsafe { nix::unistd::fork() }? {
+        return Ok(child);
+    }
+    let places =
+        [(stdio[0].as_fd(), 0), (stdio[1].as_fd(), 1), (stdio[2].as_fd(), 2), (plan, PLAN_FD), (failures, FAILURE_FD)];
+    for (fd, at) in places {
+        // SAFETY: nothing owned by Rust lives at 0 to 4 in this process (the keeper moved its own descriptors above them), and the
+        // child leaves through exec or _exit, so no owner is dropped. F_DUPFD's copies are not close-on-exec, as wanted.
+        unsafe {
+            if nix::libc::dup2(fd.as_raw_fd(), at) < 0 {
+                nix::libc::_exit(125);
+            }
+        }
+    }
+    let _ = nix::unistd::execveat(boot, c"", &argv, &[] as &[&CStr], AtFlags::AT_EMPTY_PATH);
+    // SAFETY: ends the child without running destructors or exit handlers that belong to the parent.
+    unsafe { nix::libc::_exit(125) }
+}
+
+/// The bootstrapper as an executable descriptor.
+///
+/// # Errors
+/// The kernel refuses memfds, or executable ones (`vm.memfd_noexec`).
+pub fn boot_image() -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC)?;
+    rustix::io::write(&fd, BOOT)?;
+    // Exec refuses a file that anybody has open for writing: reopen it read-only.
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let image = fs::File::open(path)?;
+    above_standard(image.into())
+}
+
+/// Moves a descriptor above those that [`spawn_rank`] puts in place.
+///
+/// # Errors
+/// No descriptor is free.
+pub fn above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 10)?)
+}
+
+/// From now on orphaned descendants become this process's children, so that it can find them all.
+pub fn become_subreaper() {
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+}
+
+/// Dies with its parent: the kernel sends SIGKILL when the parent's forking thread ends. Returns false when it is gone already.
+pub fn die_with(parent: Pid) -> bool {
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    nix::unistd::getppid() == parent
+}
+
+/// Gives SIGPIPE, which Rust ignores, back its default: an ignored signal would stay ignored in the program.
+pub fn default_sigpipe() {
+    let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: the default disposition runs no code of ours.
+    let _ = unsafe { sigaction(Signal::SIGPIPE, &action) };
+}
+
+static NOFILE: OnceLock<(u64, u64)> = OnceLock::new();
+
+/// Soft and hard RLIMIT_NOFILE as this process found them: what its programs get.
+pub fn nofile() -> (u64, u64) {
+    *NOFILE.get_or_init(|| {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX))
+    })
+}
+
+/// Raises this process's own RLIMIT_NOFILE to what it may: every rank has two pipes here.
+pub fn raise_nofile() {
+    let maximum = Some(nofile().1);
+    let limit = rustix::process::Rlimit { current: maximum, maximum };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+}
+
+/// Leaves without running anything that belongs to the parent this process was forked from.
+pub fn leave(code: i32) -> ! {
+    // SAFETY: never returns.
+    unsafe { nix::libc::_exit(code) }
+}
+
+/// Pids of the direct children of this process.
+pub fn children() -> Vec<Pid> {
+    let me = nix::unistd::getpid();
+    if let Ok(text) = fs::read_to_string(format!("/proc/self/task/{me}/children")) {
+        return text.split_whitespace().filter_map(|p| p.parse().ok().map(Pid::from_raw)).collect();
+    }
+    // Kernels without CONFIG_PROC_CHILDREN: ask every process for its parent.
+    let parent_of = |pid: i32| -> Option<i32> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .filter(|&pid| parent_of(pid) == Some(me.as_raw()))
+        .map(Pid::from_raw)
+        .collect()
+}
+
+/// Kills every descendant except `spare` (and theirs) and reaps them, generation after generation: whoever loses its parent becomes
+/// a child of this subreaper. Gives up at the deadline (a process may hang in the kernel); true when none is left.
+pub fn kill_descendants(spare: &[Pid], deadline: Duration) -> bool {
+    let end = Instant::now() + deadline;
+    loop {
+        let doomed: Vec<Pid> = children().into_iter().filter(|c| !spare.contains(c)).collect();
+        if doomed.is_empty() {
+            return true;
+        }
+        for &pid in &doomed {
+            let _ = nix::sys::signal::kill(pid, Signal::SIGKILL);
+        }
+        for pid in doomed {
+            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Reaps one dead child, if there is any.
+pub fn reap() -> Option<WaitStatus> {
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return None,
+            Err(Errno::EINTR) => {}
+            Ok(status) => return Some(status),
+            Err(_) => return None,
+        }
+    }
+}
