@@ -107,13 +107,14 @@ impl Ends {
         failed.chunk_by(|a, b| a.0 == b.0).map(group).collect()
     }
 
-    /// The failures as a table, a line each, ends with a newline; empty when all went well. `placement`: of these ranks.
+    /// The failures as a table, a line for each kind below a line about the first; empty when all went well. `placement`: of these ranks.
     pub fn table(&self, placement: &Placement) -> String {
         let mut text = String::new();
         let Some((rank, end)) = self.first else { return text };
         let host = placement.host_name(rank);
+        let failed = self.ends.iter().flatten().filter(|end| end.code() != 0).count();
         let of = plural(self.ends.len() as u64, "rank");
-        writeln!(text, "failed: {of}, the first was rank {rank} on {host}: {end}").expect("a String takes all");
+        writeln!(text, "{failed} of {of} failed, first rank {rank} on {host}: {end}").expect("a String takes all");
         let failures = self.failures();
         let rows = failures.iter().map(|(end, ranks)| (end.to_string(), fold_ranks(ranks), hosts(placement, ranks)));
         let rows: Vec<_> = rows.collect();
@@ -126,8 +127,8 @@ impl Ends {
         text
     }
 
-    /// [`Ends::failures`] for `--stats`: an array of objects, described in docs/STATS.md.
-    pub fn to_json(&self, placement: &Placement) -> Value {
+    /// [`Ends::failures`] for `--stats`: objects described in docs/STATS.md.
+    pub fn to_json(&self, placement: &Placement) -> Vec<Value> {
         let row = |(end, ranks): (End, Vec<u32>)| {
             let (kind, number) = match end {
                 End::Exited(code) => ("exited", Some(code)),
@@ -190,7 +191,7 @@ mod tests {
         assert!(ends.handle_end(1, End::Exited(1)));
         assert!(!ends.handle_end(1, End::Exited(1)));
         assert!(!ends.handle_end(2, End::Stopped));
-        assert!(!super::Ends::new(2, true).handle_end(0, End::Exited(1)));
+        assert!(!Ends::new(2, true).handle_end(0, End::Exited(1)));
     }
 
     #[test]
@@ -207,7 +208,7 @@ mod tests {
         ];
         assert_eq!(
             ends(false, &all).table(&placement),
-            "failed: 8 ranks, the first was rank 3 on n2: killed by SIGSEGV
+            "5 of 8 ranks failed, first rank 3 on n2: killed by SIGSEGV
   exit code 3        ranks 0-1  on n1
   killed by SIGSEGV  ranks 3    on n2
   host lost          ranks 6-7  on n4
@@ -219,10 +220,10 @@ mod tests {
     #[test]
     fn json() {
         let json = ends(false, &[(0, End::Exited(3)), (1, End::Exited(3)), (2, End::Lost)]).to_json(&placement());
-        let expected = json!([
-            {"end": "exited", "number": 3, "count": 2, "ranks": "0-1", "hosts": "n1"},
-            {"end": "lost", "number": null, "count": 1, "ranks": "2", "hosts": "n2"},
-        ]);
+        let expected = [
+            json!({"end": "exited", "number": 3, "count": 2, "ranks": "0-1", "hosts": "n1"}),
+            json!({"end": "lost", "number": null, "count": 1, "ranks": "2", "hosts": "n2"}),
+        ];
         assert_eq!(json, expected);
     }
 }

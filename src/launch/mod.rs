@@ -8,3 +8,5 @@ pub mod hostfile;
 pub mod hostlist;
 pub mod output;
 pub mod placement;
+pub mod progress;
+pub mod stats;
