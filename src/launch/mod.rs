@@ -1,9 +1,19 @@
 //! Starting programs: hosts, agents, plans, keepers, output, exit codes.
 
 pub mod agent;
+pub mod allocation;
+pub mod exit;
+pub mod fold;
+mod gather;
+pub mod hostfile;
+pub mod hostlist;
 mod job_keeper;
 pub mod keeper;
 pub mod node;
+pub mod output;
 pub mod overlay;
+pub mod placement;
 pub mod plan;
+pub mod progress;
+pub mod stats;
 pub mod subtree;

@@ -1,0 +1,60 @@
+//! Times of the launch logic: `cargo bench --bench launch`. Best of five, on whatever machine this is.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hpcrt::launch::fold::fold;
+use hpcrt::launch::hostlist::{Host, expand};
+use hpcrt::launch::output::{Output, Stream, Style};
+use hpcrt::launch::placement::Placement;
+
+fn best<T>(mut work: impl FnMut() -> T) -> (Duration, T) {
+    let once = |work: &mut dyn FnMut() -> T| {
+        let start = Instant::now();
+        let value = work();
+        (start.elapsed(), value)
+    };
+    let first = once(&mut work);
+    (0..4).fold(first, |best, _| {
+        let next = once(&mut work);
+        if next.0 < best.0 { next } else { best }
+    })
+}
+
+fn main() {
+    for list in ["n[1-1000000]", "r[1-1000]c[001-999]", "n[1-1024]"] {
+        let (time, names) = best(|| expand(list).expect("a valid list"));
+        println!("expand {list}: {:.2} ms", time.as_secs_f64() * 1e3);
+        let (time, folded) = best(|| fold(&names));
+        assert_eq!(folded, list);
+        println!("fold   {list}: {:.2} ms", time.as_secs_f64() * 1e3);
+    }
+
+    // 1,024 ranks, 64 chunks of 16 lines of 64 bytes each.
+    const RANKS: u32 = 1024;
+    let placement = Arc::new(Placement::new(vec![Host::named("n1")], Some(RANKS), None).expect("one host takes all"));
+    let chunk = [&[b'x'; 63][..], b"\n"].concat().repeat(16);
+    let styles = [
+        ("plain", Style::Plain { prompt: None }),
+        ("labelled", Style::Labelled),
+        ("gathered, all equal", Style::Gathered { memory: 64 << 20 }),
+    ];
+    for (name, style) in styles {
+        let (time, ()) = best(|| {
+            let mut output = Output::new(style, placement.clone(), false);
+            let now = Instant::now();
+            for rank in (0..64).flat_map(|_| 0..RANKS) {
+                output.handle_bytes(rank, Stream::Out, &chunk, now);
+                let written = output.poll_output(Stream::Out).len();
+                output.consume(Stream::Out, written);
+            }
+            output.handle_finish();
+        });
+        let lines = f64::from(RANKS * 64 * 16);
+        println!(
+            "output {name}: {:.0} ns/line, {:.2} GB/s",
+            time.as_nanos() as f64 / lines,
+            lines * 64.0 / time.as_nanos() as f64
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! What a job cost: the `--stats` object and the two lines after a job. Fields are described in docs/STATS.md.
+
+use std::time::Duration;
+
+use indicatif::{HumanBytes, HumanCount};
+use serde_json::{Value, json};
+
+use super::placement::plural;
+
+/// Version of the object's layout: changes when a field changes its meaning or goes; new fields do not change it.
+pub const SCHEMA: u32 = 1;
+
+/// Time spent in the phases of a job, which follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Phases {
+    /// Finding the hosts and placing the ranks.
+    pub discover: Duration,
+    /// Resolving the program's closure.
+    pub resolve: Duration,
+    /// From the first agent's start until all are in the tree.
+    pub start_agents: Duration,
+    /// From then until every node has the closure.
+    pub load: Duration,
+    /// From the first rank's start until the last rank's end.
+    pub run: Duration,
+    /// From then until nothing of the job is left.
+    pub cleanup: Duration,
+}
+
+impl Phases {
+    /// The phases with their names in the object, in order.
+    fn named(&self) -> [(&'static str, Duration); 6] {
+        [
+            ("discover", self.discover),
+            ("resolve", self.resolve),
+            ("start_agents", self.start_agents),
+            ("load", self.load),
+            ("run", self.run),
+            ("cleanup", self.cleanup),
+        ]
+    }
+
+    /// All phases together.
+    pub fn total(&self) -> Duration {
+        self.named().iter().map(|(_, time)| *time).sum()
+    }
+}
+
+/// The counts of one job.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Stats {
+    pub hosts: u32,
+    pub ranks: u32,
+    pub phases: Phases,
+    /// Different files whose content was captured.
+    pub files: u64,
+    /// Bytes of content read from the shared file system.
+    pub bytes_read: u64,
+    /// Bytes put on the network, by all nodes together.
+    pub bytes_sent: u64,
+    /// Files that were already in the stores of the nodes when the job asked for them.
+    pub cache_hits: u64,
+    /// Operations made at the shared file system (open, stat, read, directory listing).
+    pub operations_done: u64,
+    /// Operations of the ranks answered by a node instead.
+    pub operations_avoided: u64,
+    /// The code hpcrt exits with.
+    pub exit_code: u8,
+    /// [`super::exit::Ends::to_json`].
+    pub failures: Vec<Value>,
+}
+
+impl Stats {
+    /// The `--stats` object.
+    pub fn to_json(&self) -> Value {
+        let mut seconds: serde_json::Map<String, Value> =
+            self.phases.named().iter().map(|(name, time)| ((*name).to_owned(), json!(time.as_secs_f64()))).collect();
+        seconds.insert("total".to_owned(), json!(self.phases.total().as_secs_f64()));
+        json!({
+            "schema": SCHEMA,
+            "hpcrt": env!("CARGO_PKG_VERSION"),
+            "hosts": self.hosts,
+            "ranks": self.ranks,
+            "seconds": seconds,
+            "files": self.files,
+            "cache_hits": self.cache_hits,
+            "bytes": { "read": self.bytes_read, "sent": self.bytes_sent },
+            "operations": { "done": self.operations_done, "avoided": self.operations_avoided },
+            "exit_code": self.exit_code,
+            "failures": self.failures,
+        })
+    }
+
+    /// The two lines after a job, each ending with a newline. Phases that took no time are left out.
+    pub fn summary(&self) -> String {
+        let phase = |(name, time): &(&str, Duration)| format!("{} {:.2} s", name.replace('_', " "), time.as_secs_f64());
+        let took: Vec<String> = self.phases.named().iter().filter(|(_, time)| !time.is_zero()).map(phase).collect();
+        format!(
+            "hpcrt: {} on {}, exit code {}, {:.2} s ({})\n\
+             hpcrt: {}, {} read, {} sent, {} at the shared file system, {} avoided\n",
+            plural(self.ranks.into(), "rank"),
+            plural(self.hosts.into(), "host"),
+            self.exit_code,
+            self.phases.total().as_secs_f64(),
+            took.join(", "),
+            counted(self.files, "file"),
+            HumanBytes(self.bytes_read),
+            HumanBytes(self.bytes_sent),
+            counted(self.operations_done, "operation"),
+            HumanCount(self.operations_avoided),
+        )
+    }
+}
+
+/// `1,234 files`.
+pub(super) fn counted(count: u64, noun: &str) -> String {
+    format!("{} {noun}{}", HumanCount(count), if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::exit::{End, Ends};
+    use super::super::hostlist::Host;
+    use super::super::placement::Placement;
+    use super::*;
+
+    fn sample() -> Stats {
+        let placement = Placement::new(vec![Host::named("n1")], Some(2), None).unwrap();
+        let mut ends = Ends::new(2, false);
+        ends.handle_end(1, End::Exited(3));
+        let phases = Phases { load: Duration::from_millis(1250), run: Duration::from_secs(2), ..Phases::default() };
+        let counts = (1234, 5 << 20, 3 << 30, 17, 20, 98_765);
+        let (files, bytes_read, bytes_sent, cache_hits, operations_done, operations_avoided) = counts;
+        Stats {
+            hosts: 1,
+            ranks: 2,
+            phases,
+            files,
+            bytes_read,
+            bytes_sent,
+            cache_hits,
+            operations_done,
+            operations_avoided,
+            exit_code: 3,
+            failures: ends.to_json(&placement),
+        }
+    }
+
+    #[test]
+    fn two_lines() {
+        assert_eq!(
+            sample().summary(),
+            "hpcrt: 2 ranks on 1 host, exit code 3, 3.25 s (load 1.25 s, run 2.00 s)\n\
+             hpcrt: 1,234 files, 5.00 MiB read, 3.00 GiB sent, 20 operations at the shared file system, 98,765 avoided\n"
+        );
+    }
+
+    fn fields(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(map) => map.iter().for_each(|(key, value)| {
+                let dot = if path.is_empty() { "" } else { "." };
+                fields(value, &format!("{path}{dot}{key}"), found);
+            }),
+            Value::Array(items) if !items.is_empty() => {
+                items.iter().for_each(|item| fields(item, &format!("{path}[]"), found));
+            }
+            _ => drop(found.insert(path.to_owned())),
+        }
+    }
+
+    /// docs/STATS.md and the object name the same fields, with the same schema version.
+    #[test]
+    fn every_field_is_documented() {
+        let mut found = BTreeSet::new();
+        fields(&sample().to_json(), "", &mut found);
+        assert_eq!(Stats::default().to_json()["failures"], json!([]));
+        let text = include_str!("../../docs/STATS.md");
+        let field = |line: &str| Some(line.strip_prefix("| `")?.split_once("` |")?.0.to_owned());
+        let documented: BTreeSet<String> = text.lines().filter_map(field).collect();
+        assert_eq!(found, documented);
+        assert!(text.contains(&format!("schema version {SCHEMA}.")));
+    }
+}
