@@ -1,1 +1,1 @@
-//!
+//! Hosts, allocations, placement, agents, keeper, standard streams and exit codes.

@@ -1,3 +1,5 @@
 //! The overlay: bytes, peers and routes, without meaning. `wire` holds the types of every conversation.
 
+pub mod relay;
+pub mod topology;
 pub mod wire;
