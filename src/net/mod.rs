@@ -3,4 +3,7 @@
 pub mod auth;
 pub mod link;
 pub mod listen;
+pub mod relay;
+pub mod sim;
+pub mod topology;
 pub mod wire;

@@ -1,0 +1,522 @@
+//! A deterministic simulator of many nodes in one process: it drives the real state machines under a virtual clock.
+//!
+//! Every node has one full-duplex network interface that sends and receives one message at a time, and one thread that handles messages.
+//! A link between two nodes, set up by the first message of the node that opens it, has a latency and a buffer; it keeps order. Links can
+//! break and nodes crash; both ends, or the one that is left, learn it after the detection time. Equal seeds give equal runs.
+
+pub mod replica;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use super::topology::Node;
+
+/// A protocol as the simulator sees it. `now` is the time since the start of the simulation.
+pub trait Machine {
+    type Message;
+
+    /// Something happened to this node.
+    fn handle(&mut self, now: Duration, input: Input<Self::Message>);
+
+    /// The next message, for a link that takes it (`writable`). Asked while the network interface is free and again after every input.
+    fn poll_transmit(&mut self, now: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<Self::Message>>;
+
+    /// When it wants an [`Input::Wake`], at the latest.
+    fn poll_timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Whether it takes a message now; if not, the message and all behind it wait, and at length their senders.
+    fn accepts(&self) -> bool {
+        true
+    }
+}
+
+/// A link as one of its ends sees it. Two nodes have two links when both opened one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    pub peer: Node,
+    /// Whether this end opened it; only then does sending set it up (again).
+    pub opened: bool,
+}
+
+/// What a node is told.
+#[derive(Debug)]
+pub enum Input<M> {
+    /// The node runs from now on.
+    Start,
+    Message {
+        from: Link,
+        message: M,
+    },
+    /// This link is gone with the messages in it, or could not be opened.
+    Lost(Link),
+    /// A time asked for by [`Machine::poll_timeout`] has come, or an earlier one that was asked for before.
+    Wake,
+}
+
+/// A message to send, `bytes` long on the wire.
+#[derive(Debug)]
+pub struct Send<M> {
+    pub to: Link,
+    pub bytes: u64,
+    pub message: M,
+}
+
+/// Properties of all nodes and links.
+#[derive(Debug, Clone, Copy)]
+pub struct Network {
+    /// Bytes per second of an interface, each way.
+    pub bandwidth: f64,
+    /// One way.
+    pub latency: Duration,
+    /// Added to the latency of each link: between nothing and this, by the seed.
+    pub jitter: Duration,
+    /// Bytes per second that a node's thread looks through before it handles a message (verification, copies).
+    pub processing: f64,
+    /// Bytes that a link holds between sender and handling; it takes another message while it holds less.
+    pub buffer: u64,
+    /// From the loss of a link or node until its peers know.
+    pub detection: Duration,
+}
+
+impl Default for Network {
+    /// A 10 Gbit/s Ethernet.
+    fn default() -> Self {
+        Network {
+            bandwidth: 1.25e9,
+            latency: Duration::from_micros(50),
+            jitter: Duration::ZERO,
+            processing: f64::INFINITY,
+            buffer: 4 << 20,
+            detection: Duration::from_millis(200),
+        }
+    }
+}
+
+/// Nanoseconds since the start.
+type Nanos = u64;
+
+#[derive(Debug)]
+enum Event<M> {
+    Start(Node),
+    /// The interface of this node can send the next message.
+    Free(Node),
+    /// The first byte is there.
+    Arrive(Packet<M>),
+    /// All bytes are there and the thread has time for it.
+    Handle(Packet<M>),
+    Lost(Node, Link),
+    Wake(Node),
+    Crash(Node),
+    Cut(Node, Node),
+}
+
+#[derive(Debug)]
+struct Packet<M> {
+    from: Node,
+    /// The sender's end.
+    link: Link,
+    bytes: u64,
+    /// The link it belongs to: dropped when that was cut in the meantime.
+    epoch: u32,
+    message: M,
+}
+
+struct Timed<M> {
+    at: Nanos,
+    order: u64,
+    event: Event<M>,
+}
+
+impl<M> PartialEq for Timed<M> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+
+impl<M> Eq for Timed<M> {}
+
+impl<M> PartialOrd for Timed<M> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<M> Ord for Timed<M> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+impl Link {
+    /// The same link at its other end, given this end's node.
+    fn seen_from(self, node: Node) -> Link {
+        Link { peer: node, opened: !self.opened }
+    }
+}
+
+/// What one end knows of a link and has sent over it.
+struct End {
+    link: Link,
+    latency: Nanos,
+    in_flight: u64,
+    epoch: u32,
+    /// Broken, but this end does not know yet.
+    broken: bool,
+}
+
+struct Host<M: Machine> {
+    machine: M,
+    up: bool,
+    nanos_per_byte: f64,
+    sending: bool,
+    receives_from: Nanos,
+    handles_from: Nanos,
+    wake: Nanos,
+    inbox: VecDeque<Packet<M::Message>>,
+    ends: Vec<End>,
+}
+
+/// The simulation of one machine per node.
+#[allow(missing_debug_implementations, reason = "machines need not be printable")]
+pub struct Sim<M: Machine> {
+    network: Network,
+    seed: u64,
+    now: Nanos,
+    order: u64,
+    events: BinaryHeap<Reverse<Timed<M::Message>>>,
+    hosts: Vec<Host<M>>,
+}
+
+impl<M: Machine> Sim<M> {
+    /// Node i runs the i-th machine. None runs before [`start`](Self::start).
+    pub fn new(network: Network, seed: u64, machines: impl IntoIterator<Item = M>) -> Self {
+        let host = |machine| Host {
+            machine,
+            up: false,
+            nanos_per_byte: 1e9 / network.bandwidth,
+            sending: false,
+            receives_from: 0,
+            handles_from: 0,
+            wake: Nanos::MAX,
+            inbox: VecDeque::new(),
+            ends: Vec::new(),
+        };
+        let hosts = machines.into_iter().map(host).collect();
+        Sim { network, seed, now: 0, order: 0, events: BinaryHeap::new(), hosts }
+    }
+
+    /// Starts a node; what others send to it before is lost as if it had crashed.
+    pub fn start(&mut self, node: Node, at: Duration) {
+        self.at(nanos(at), Event::Start(node));
+    }
+
+    /// Starts all nodes at once.
+    pub fn start_all(&mut self) {
+        for node in 0..self.hosts.len() as Node {
+            self.hosts[node as usize].up = true;
+            self.start(node, Duration::ZERO);
+        }
+    }
+
+    /// Ends a node for good.
+    pub fn crash(&mut self, node: Node, at: Duration) {
+        self.at(nanos(at), Event::Crash(node));
+    }
+
+    /// Breaks the links between two nodes, as far as they are set up then.
+    pub fn cut(&mut self, one: Node, other: Node, at: Duration) {
+        self.at(nanos(at), Event::Cut(one, other));
+    }
+
+    /// Gives one node another bandwidth, in bytes per second.
+    pub fn set_bandwidth(&mut self, node: Node, bandwidth: f64) {
+        self.hosts[node as usize].nanos_per_byte = 1e9 / bandwidth;
+    }
+
+    /// Runs until nothing more would happen; false if that was not so at `deadline`.
+    pub fn run(&mut self, deadline: Duration) -> bool {
+        while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
+            if at > nanos(deadline) {
+                return false;
+            }
+            self.now = at;
+            self.step(event);
+        }
+        true
+    }
+
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.now)
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.order
+    }
+
+    /// The machines of the nodes that run.
+    pub fn living(&self) -> impl Iterator<Item = &M> {
+        self.hosts.iter().filter(|host| host.up).map(|host| &host.machine)
+    }
+
+    fn step(&mut self, event: Event<M::Message>) {
+        match event {
+            Event::Start(node) => {
+                self.hosts[node as usize].up = true;
+                self.input(node, Input::Start);
+            }
+            Event::Free(node) => {
+                self.hosts[node as usize].sending = false;
+                self.pump(node);
+            }
+            Event::Arrive(packet) => self.receive(packet),
+            Event::Handle(packet) => {
+                let node = packet.link.peer;
+                if self.hosts[node as usize].up && self.current(&packet) {
+                    self.hosts[node as usize].inbox.push_back(packet);
+                    self.drain(node);
+                }
+            }
+            Event::Lost(node, link) => {
+                let end = self.end(node, link);
+                end.broken = false;
+                end.in_flight = 0;
+                self.input(node, Input::Lost(link));
+            }
+            Event::Wake(node) => {
+                let host = &mut self.hosts[node as usize];
+                if host.wake == self.now {
+                    host.wake = Nanos::MAX;
+                    self.input(node, Input::Wake);
+                }
+            }
+            Event::Crash(node) => {
+                self.hosts[node as usize].up = false;
+                self.hosts[node as usize].inbox.clear();
+                let links: Vec<Link> = self.hosts[node as usize].ends.iter().map(|end| end.link).collect();
+                for link in links {
+                    self.break_end(link.peer, link.seen_from(node));
+                }
+            }
+            Event::Cut(one, other) => {
+                let whole =
+                    |node: Node, link| self.hosts[node as usize].ends.iter().any(|end| end.link == link && !end.broken);
+                let links = [true, false].map(|opened| Link { peer: other, opened });
+                for link in links
+                    .into_iter()
+                    .filter(|&link| whole(one, link) && whole(other, link.seen_from(one)))
+                    .collect::<Vec<_>>()
+                {
+                    self.break_end(one, link);
+                    self.break_end(other, link.seen_from(one));
+                }
+            }
+        }
+    }
+
+    /// The interface takes the bytes after those it is busy with, then the thread handles the message after those it is busy with.
+    fn receive(&mut self, packet: Packet<M::Message>) {
+        if !self.current(&packet) {
+            return;
+        }
+        if !self.hosts[packet.link.peer as usize].up {
+            self.break_end(packet.from, packet.link);
+            return;
+        }
+        let (now, own) = (self.now, (packet.bytes as f64 * 1e9 / self.network.processing) as Nanos);
+        self.end(packet.link.peer, packet.link.seen_from(packet.from));
+        let host = &mut self.hosts[packet.link.peer as usize];
+        host.receives_from = host.receives_from.max(now) + host.transfer(packet.bytes);
+        host.handles_from = host.handles_from.max(host.receives_from) + own;
+        let at = host.handles_from;
+        self.at(at, Event::Handle(packet));
+    }
+
+    /// Gives a node its messages as long as it takes them.
+    fn drain(&mut self, node: Node) {
+        let now = Duration::from_nanos(self.now);
+        loop {
+            let host = &mut self.hosts[node as usize];
+            if !host.machine.accepts() {
+                break;
+            }
+            let Some(packet) = host.inbox.pop_front() else { break };
+            if !self.current(&packet) {
+                continue;
+            }
+            let Packet { from, link, bytes, message, .. } = packet;
+            self.hosts[node as usize].machine.handle(now, Input::Message { from: link.seen_from(from), message });
+            let sender = self.end(from, link);
+            sender.in_flight = sender.in_flight.saturating_sub(bytes);
+            self.pump(from);
+        }
+        self.pump(node);
+    }
+
+    fn input(&mut self, node: Node, input: Input<M::Message>) {
+        let now = Duration::from_nanos(self.now);
+        let host = &mut self.hosts[node as usize];
+        if host.up {
+            host.machine.handle(now, input);
+            self.drain(node);
+        }
+    }
+
+    /// Starts the next transmission of a node if its interface is free, and notes its timeout.
+    fn pump(&mut self, node: Node) {
+        let now = Duration::from_nanos(self.now);
+        loop {
+            let buffer = self.network.buffer;
+            let host = &mut self.hosts[node as usize];
+            if !host.up || host.sending {
+                break;
+            }
+            let ends = &host.ends;
+            let writable = |link| ends.iter().find(|end| end.link == link).is_none_or(|end| end.in_flight < buffer);
+            let Some(Send { to: link, bytes, message }) = host.machine.poll_transmit(now, &writable) else { break };
+            let busy = host.transfer(bytes);
+            host.sending = true;
+            let reachable = self.hosts[link.peer as usize].up;
+            let end = self.end(node, link);
+            end.in_flight += bytes;
+            let (epoch, latency) = (end.epoch, end.latency);
+            if !end.broken && reachable {
+                let packet = Packet { from: node, link, bytes, epoch, message };
+                self.at(self.now + latency, Event::Arrive(packet));
+            } else if !reachable {
+                self.break_end(node, link);
+            }
+            self.at(self.now + busy, Event::Free(node));
+        }
+        let host = &mut self.hosts[node as usize];
+        if let Some(at) = host.machine.poll_timeout().filter(|_| host.up) {
+            let at = nanos(at).max(self.now);
+            if at < host.wake {
+                host.wake = at;
+                self.at(at, Event::Wake(node));
+            }
+        }
+    }
+
+    /// Drops what `node` has on its way over `link` and tells it after the detection time.
+    fn break_end(&mut self, node: Node, link: Link) {
+        let end = self.end(node, link);
+        end.epoch += 1;
+        if !end.broken {
+            end.broken = true;
+            let at = self.now + nanos(self.network.detection);
+            self.at(at, Event::Lost(node, link));
+        }
+    }
+
+    fn current(&self, packet: &Packet<M::Message>) -> bool {
+        let ends = &self.hosts[packet.from as usize].ends;
+        ends.iter().any(|end| end.link == packet.link && end.epoch == packet.epoch)
+    }
+
+    /// One end of a link, made if it is new; both ends have one latency.
+    fn end(&mut self, node: Node, link: Link) -> &mut End {
+        let ends = &mut self.hosts[node as usize].ends;
+        let at = ends.iter().position(|end| end.link == link).unwrap_or_else(|| {
+            let pair = u64::from(node.min(link.peer)) << 32 | u64::from(node.max(link.peer));
+            let share = fastrand::Rng::with_seed(self.seed ^ pair).f64();
+            let latency = nanos(self.network.latency + self.network.jitter.mul_f64(share));
+            ends.push(End { link, latency, in_flight: 0, epoch: 0, broken: false });
+            ends.len() - 1
+        });
+        &mut ends[at]
+    }
+
+    fn at(&mut self, at: Nanos, event: Event<M::Message>) {
+        self.order += 1;
+        self.events.push(Reverse(Timed { at, order: self.order, event }));
+    }
+}
+
+impl<M: Machine> Host<M> {
+    fn transfer(&self, bytes: u64) -> Nanos {
+        (bytes as f64 * self.nanos_per_byte) as Nanos
+    }
+}
+
+/// Saturating: a simulation lasts less than 500 years.
+fn nanos(time: Duration) -> Nanos {
+    u64::try_from(time.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TO: Link = Link { peer: 1, opened: true };
+
+    /// Sends `todo` messages to node 1, which counts them.
+    #[derive(Default)]
+    struct Sender {
+        todo: u32,
+        got: Vec<Duration>,
+        lost: Vec<Duration>,
+    }
+
+    impl Machine for Sender {
+        type Message = ();
+
+        fn handle(&mut self, now: Duration, input: Input<()>) {
+            match input {
+                Input::Message { .. } => self.got.push(now),
+                Input::Lost(_) => self.lost.push(now),
+                Input::Start | Input::Wake => {}
+            }
+        }
+
+        fn poll_transmit(&mut self, _: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<()>> {
+            self.todo = self.todo.checked_sub(u32::from(writable(TO)))?;
+            writable(TO).then_some(Send { to: TO, bytes: 1000, message: () })
+        }
+    }
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn pair(todo: u32) -> Sim<Sender> {
+        let network = Network { bandwidth: 1e6, latency: millis(5), processing: 1e6, ..Network::default() };
+        let mut sim = Sim::new(network, 1, [Sender { todo, ..Default::default() }, Sender::default()]);
+        sim.start_all();
+        sim
+    }
+
+    #[test]
+    fn messages_take_their_time() {
+        let mut sim = pair(3);
+        assert!(sim.run(millis(1000)));
+        let got: Vec<_> = sim.living().flat_map(|node| node.got.clone()).collect();
+        assert_eq!(got, [millis(7), millis(8), millis(9)]);
+    }
+
+    #[test]
+    fn a_crash_is_noticed_after_the_detection_time_and_again_when_tried_again() {
+        let mut sim = pair(10);
+        sim.crash(1, Duration::from_micros(8500));
+        assert!(sim.run(millis(1000)));
+        let sender = sim.living().next().unwrap();
+        assert_eq!(sender.lost, [Duration::from_micros(208_500)]);
+        assert_eq!(sim.hosts[1].machine.got.len(), 2);
+        sim.hosts[0].machine.todo = 1;
+        sim.start(0, millis(300));
+        assert!(sim.run(millis(1000)));
+        assert_eq!(sim.hosts[0].machine.lost.last(), Some(&millis(500)));
+    }
+
+    #[test]
+    fn a_cut_drops_what_is_under_way() {
+        let mut sim = pair(4);
+        sim.cut(0, 1, Duration::from_micros(8500));
+        assert!(sim.run(millis(1000)));
+        assert_eq!(sim.hosts[1].machine.got.len(), 2);
+        assert_eq!((sim.hosts[0].machine.lost.len(), sim.hosts[1].machine.lost.len()), (1, 1));
+    }
+}

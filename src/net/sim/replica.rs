@@ -1,0 +1,464 @@
+//! A node that replicates the root's log: [`Relay`] and [`Topology`] as the simulator's machine. Bodies are sizes without bytes.
+//!
+//! It does what the shell around the sockets does: attaches to its parent in each stripe, tries a lost peer once more and then the next
+//! ancestor (the root for ever), writes bodies to a store that takes time, rebuilds bodies for children that fell behind, and serves its children in turn.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::{Input, Link, Machine, Network, Send, Sim};
+use crate::net::relay::{Child, Entry, ProtocolError, Relay, Transmit, Weight};
+use crate::net::topology::{Node, Topology};
+
+/// Bytes on the wire beside a body, and of a message without one.
+const HEADER: u64 = 128;
+
+/// A body: its size in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u32);
+
+impl Weight for Size {
+    fn weight(&self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is replicated, and how fast nodes store it.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    pub entries: u64,
+    /// Bytes in a body; every `bare`-th entry has none.
+    pub chunk: u32,
+    /// 0: all entries have a body.
+    pub bare: u64,
+    /// Window of every [`Relay`], in bytes.
+    pub window: usize,
+    /// To write one body to the store, or to rebuild one from it.
+    pub store: Duration,
+}
+
+impl Load {
+    fn entry(&self, seq: u64) -> Entry<u32, Size> {
+        let bare = self.bare > 0 && seq.is_multiple_of(self.bare);
+        Entry { header: seq as u32, body: (!bare).then_some(Size(self.chunk)) }
+    }
+}
+
+#[derive(Debug)]
+pub enum Message {
+    Attach { stripe: u8, from: u64 },
+    Entry { stripe: u8, seq: u64, entry: Entry<u32, Size> },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Upstream {
+    node: Node,
+    /// It was lost once since it last sent something.
+    doubtful: bool,
+}
+
+/// One node; 0 is the root.
+#[derive(Debug)]
+pub struct Replica {
+    node: Node,
+    topology: Topology,
+    load: Load,
+    relay: Relay<u32, Size>,
+    upstream: [Option<Upstream>; 2],
+    attach: Vec<u8>,
+    turn: usize,
+    store_free: Duration,
+    storing: VecDeque<(Duration, u64)>,
+    rebuilding: VecDeque<(Duration, Child, u64)>,
+    appended: u64,
+    delivered: u64,
+    finished: Option<Duration>,
+    peak: usize,
+    rebuilt: u64,
+    failure: Option<String>,
+}
+
+impl Replica {
+    pub fn new(node: Node, topology: Topology, load: Load) -> Self {
+        let new = if node == 0 { Relay::root } else { Relay::replica };
+        Replica {
+            node,
+            topology,
+            load,
+            relay: new(topology.stripes(), load.window),
+            upstream: [None; 2],
+            attach: Vec::new(),
+            turn: 0,
+            store_free: Duration::ZERO,
+            storing: VecDeque::new(),
+            rebuilding: VecDeque::new(),
+            appended: 0,
+            delivered: 0,
+            finished: None,
+            peak: 0,
+            rebuilt: 0,
+            failure: None,
+        }
+    }
+
+    /// When the whole log was delivered.
+    pub fn finished(&self) -> Option<Duration> {
+        self.finished
+    }
+
+    /// Bytes of bodies held at once, at most.
+    pub fn peak(&self) -> usize {
+        self.peak
+    }
+
+    /// Bodies rebuilt from the store for children.
+    pub fn rebuilt(&self) -> u64 {
+        self.rebuilt
+    }
+
+    /// Why the node broke, if it did: a peer against the protocol, an entry out of order, memory beyond its bound.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    fn entry(&mut self, from: Node, stripe: u8, seq: u64, entry: Entry<u32, Size>) -> Result<(), ProtocolError> {
+        if let Some(Some(upstream)) = self.upstream.get_mut(usize::from(stripe))
+            && upstream.node == from
+        {
+            upstream.doubtful = false;
+        }
+        self.relay.handle_entry(stripe, seq, entry)
+    }
+
+    fn lost_upstream(&mut self, peer: Node) {
+        for stripe in 0..self.topology.stripes() {
+            let slot = &mut self.upstream[usize::from(stripe)];
+            let Some(upstream) = slot.filter(|upstream| upstream.node == peer) else { continue };
+            let mut above = self.topology.ancestors(stripe, self.node).skip_while(|&node| node != peer);
+            *slot = match above.nth(1) {
+                Some(node) if upstream.doubtful => Some(Upstream { node, doubtful: false }),
+                _ => Some(Upstream { doubtful: true, ..upstream }),
+            };
+            self.attach.push(stripe);
+        }
+    }
+
+    /// Everything that needs no network: the source, the store, delivery.
+    fn advance(&mut self, now: Duration) {
+        while self.storing.front().is_some_and(|&(at, _)| at <= now)
+            && let Some((_, seq)) = self.storing.pop_front()
+        {
+            self.relay.handle_stored(seq);
+        }
+        while self.rebuilding.front().is_some_and(|&(at, ..)| at <= now)
+            && let Some((_, child, seq)) = self.rebuilding.pop_front()
+        {
+            self.relay.handle_refetched(child, seq, self.load.entry(seq));
+        }
+        loop {
+            let source = self.node == 0 && self.appended < self.load.entries && self.relay.wants_more();
+            if source {
+                self.relay.append(self.load.entry(self.appended));
+                self.appended += 1;
+            }
+            self.peak = self.peak.max(self.relay.memory());
+            while let Some((seq, _)) = self.relay.poll_arrived() {
+                if self.load.store.is_zero() {
+                    self.relay.handle_stored(seq);
+                } else {
+                    self.store_free = self.store_free.max(now) + self.load.store;
+                    self.storing.push_back((self.store_free, seq));
+                }
+            }
+            if !source {
+                break;
+            }
+        }
+        while let Some((seq, &header)) = self.relay.poll_deliver() {
+            if (seq, header) != (self.delivered, self.delivered as u32) {
+                self.failure = Some(format!("delivered {header} as {seq} after {}", self.delivered));
+            }
+            self.delivered += 1;
+            if self.delivered == self.load.entries {
+                self.finished = Some(now);
+            }
+        }
+        let bound = self.load.window + self.load.chunk as usize * (2 + self.relay.children().count());
+        if self.relay.memory() > bound {
+            self.failure = Some(format!("{} bytes held", self.relay.memory()));
+        }
+    }
+}
+
+impl Machine for Replica {
+    type Message = Message;
+
+    fn handle(&mut self, now: Duration, input: Input<Message>) {
+        let result = match input {
+            Input::Start => {
+                for stripe in 0..self.topology.stripes() {
+                    let parent = self.topology.parent(stripe, self.node);
+                    self.upstream[usize::from(stripe)] = parent.map(|node| Upstream { node, doubtful: false });
+                    self.attach.extend(parent.map(|_| stripe));
+                }
+                Ok(())
+            }
+            Input::Message { from, message: Message::Attach { stripe, from: seq } } => {
+                self.relay.attach(from.peer.into(), stripe, seq)
+            }
+            Input::Message { from, message: Message::Entry { stripe, seq, entry } } => {
+                self.entry(from.peer, stripe, seq, entry)
+            }
+            Input::Lost(Link { peer, opened: true }) => {
+                self.lost_upstream(peer);
+                Ok(())
+            }
+            Input::Lost(Link { peer, opened: false }) => {
+                self.relay.detach(peer.into());
+                Ok(())
+            }
+            Input::Wake => Ok(()),
+        };
+        if let Err(error) = result {
+            self.failure = Some(error.to_string());
+        }
+        self.advance(now);
+    }
+
+    fn poll_transmit(&mut self, now: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<Message>> {
+        self.advance(now);
+        if let Some(stripe) = self.attach.pop()
+            && let Some(Upstream { node, .. }) = self.upstream[usize::from(stripe)]
+        {
+            let message = Message::Attach { stripe, from: self.relay.resume_from(stripe) };
+            return Some(Send { to: Link { peer: node, opened: true }, bytes: HEADER, message });
+        }
+        let feeds = self.relay.children().count();
+        for turn in (0..feeds).map(|n| (self.turn + n) % feeds) {
+            let child = self.relay.children().nth(turn)?;
+            let link = Link { peer: child as Node, opened: false };
+            while writable(link) {
+                match self.relay.poll_transmit(child) {
+                    Transmit::Entry { seq, entry } => {
+                        self.turn = turn + 1;
+                        let stripe = (seq % u64::from(self.topology.stripes())) as u8;
+                        let bytes = HEADER + entry.body.map_or(0, |body| u64::from(body.0));
+                        return Some(Send { to: link, bytes, message: Message::Entry { stripe, seq, entry } });
+                    }
+                    Transmit::Refetch { seq } => {
+                        self.rebuilt += 1;
+                        if self.load.store.is_zero() {
+                            self.relay.handle_refetched(child, seq, self.load.entry(seq));
+                        } else {
+                            self.rebuilding.push_back((now + self.load.store, child, seq));
+                        }
+                    }
+                    Transmit::Idle => break,
+                }
+            }
+        }
+        None
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        let stored = self.storing.front().map(|&(at, _)| at);
+        let rebuilt = self.rebuilding.front().map(|&(at, ..)| at);
+        stored.into_iter().chain(rebuilt).min()
+    }
+
+    fn accepts(&self) -> bool {
+        self.relay.wants_more() || self.node == 0
+    }
+}
+
+/// The simulation of a whole broadcast, nothing started yet.
+pub fn broadcast(topology: Topology, load: Load, network: Network, seed: u64) -> Sim<Replica> {
+    Sim::new(network, seed, (0..topology.nodes()).map(|node| Replica::new(node, topology, load)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::topology::{CostModel, Shape};
+    use fastrand::Rng;
+
+    const CHUNK: u32 = 1 << 20;
+    const PATIENCE: Duration = Duration::from_secs(100_000);
+
+    fn load(entries: u64) -> Load {
+        Load { entries, chunk: CHUNK, bare: 0, window: 16 << 20, store: Duration::ZERO }
+    }
+
+    /// Everybody alive has everything, in order and within memory; the time when the last one had.
+    fn completed(sim: &Sim<Replica>) -> Duration {
+        for node in sim.living() {
+            assert_eq!(node.failure(), None, "node {}", node.node);
+            assert!(node.finished().is_some(), "node {} has {} entries", node.node, node.delivered);
+        }
+        sim.living().filter_map(Replica::finished).max().expect("the root is alive")
+    }
+
+    fn undisturbed(topology: Topology, load: Load, network: Network) -> Sim<Replica> {
+        let mut sim = broadcast(topology, load, network, 0);
+        sim.start_all();
+        assert!(sim.run(PATIENCE));
+        sim
+    }
+
+    #[test]
+    fn every_link_is_used_all_the_time() {
+        let network = Network::default();
+        for shape in [Shape::Chain, Shape::TwoTrees] {
+            for nodes in [2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 100] {
+                let topology = Topology::new(shape, nodes);
+                let entries = 200;
+                let took = completed(&undisturbed(topology, load(entries), network)).as_secs_f64();
+                let chunk = f64::from(CHUNK) / network.bandwidth;
+                let hops = f64::from(topology.max_depth()) * (network.latency.as_secs_f64() + chunk);
+                let bound = 1.15 * entries as f64 * chunk + hops;
+                assert!(took <= bound, "{shape:?} {nodes}: {took} s, bound {bound} s");
+            }
+        }
+    }
+
+    /// The plan against the simulator: the other shape is never much better, and the estimate is near.
+    #[test]
+    fn the_plan_is_good() {
+        for (latency, per_chunk) in [(10, 1), (50, 200), (1000, 100), (50, 1500)] {
+            let (latency, per_chunk) = (Duration::from_micros(latency), Duration::from_micros(per_chunk));
+            let network =
+                Network { latency, processing: f64::from(CHUNK) / per_chunk.as_secs_f64(), ..Network::default() };
+            let attaching = latency.as_secs_f64();
+            for entries in [1, 3, 10, 30, 100] {
+                let bytes = entries * u64::from(CHUNK);
+                let cost = CostModel { bytes, chunk: CHUNK.into(), bandwidth: network.bandwidth, latency, per_chunk };
+                for nodes in [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 31, 33, 48, 100, 200] {
+                    let [chain, trees] = [Shape::Chain, Shape::TwoTrees].map(|shape| {
+                        let topology = Topology::new(shape, nodes);
+                        let took = completed(&undisturbed(topology, load(entries), network)).as_secs_f64() - attaching;
+                        let off = topology.estimate(&cost).as_secs_f64() / took;
+                        assert!((0.7..1.5).contains(&off), "{topology:?} {cost:?}: estimate {off} of {took} s");
+                        took
+                    });
+                    let planned = Topology::plan(nodes, &cost).shape();
+                    let took = if planned == Shape::Chain { chain } else { trees };
+                    assert!(took <= 1.2 * chain.min(trees), "{nodes} {cost:?}: {planned:?}, {chain} s, {trees} s");
+                }
+            }
+        }
+    }
+
+    /// A broadcast with everything that can go wrong, by the seed.
+    fn disturbed(seed: u64, most_nodes: u32) -> Sim<Replica> {
+        let mut rng = Rng::with_seed(seed);
+        let nodes = rng.u32(1..=most_nodes);
+        let shape = if rng.bool() { Shape::Chain } else { Shape::TwoTrees };
+        let network = Network {
+            latency: Duration::from_micros(rng.u64(1..2000)),
+            jitter: Duration::from_micros(rng.u64(1..5000)),
+            processing: 1e9 * f64::from(rng.u32(1..20)),
+            buffer: u64::from(CHUNK) * rng.u64(1..5),
+            detection: Duration::from_millis(rng.u64(1..30)),
+            ..Network::default()
+        };
+        let load = Load {
+            entries: rng.u64(1..60),
+            bare: rng.u64(0..5),
+            window: CHUNK as usize * rng.usize(1..16),
+            store: Duration::from_micros(rng.u64(0..1500) * u64::from(rng.bool())),
+            ..load(0)
+        };
+        let mut sim = broadcast(Topology::new(shape, nodes), load, network, seed);
+        sim.start(0, Duration::ZERO);
+        let moment = |rng: &mut Rng| Duration::from_micros(rng.u64(0..120_000));
+        for node in 1..nodes {
+            let late = if rng.u8(0..8) == 0 { moment(&mut rng) } else { Duration::from_micros(rng.u64(0..1000)) };
+            sim.start(node, late);
+            match rng.u8(0..16) {
+                0 => sim.crash(node, late + moment(&mut rng)),
+                1 => sim.cut(node, rng.u32(0..nodes), moment(&mut rng)),
+                2 => sim.set_bandwidth(node, network.bandwidth / 20.0),
+                3 => (0..nodes).for_each(|other| sim.cut(node, other, late + Duration::from_millis(20))),
+                _ => {}
+            }
+        }
+        sim
+    }
+
+    #[test]
+    fn everybody_alive_gets_the_log_whatever_happens() {
+        for seed in 0..3000 {
+            let mut sim = disturbed(seed, if seed % 20 == 0 { 300 } else { 12 });
+            println!("seed {seed}");
+            assert!(sim.run(PATIENCE));
+            completed(&sim);
+        }
+    }
+
+    #[test]
+    fn equal_seeds_give_equal_runs() {
+        let run = |seed| {
+            let mut sim = disturbed(seed, 50);
+            assert!(sim.run(PATIENCE));
+            (sim.now(), sim.events())
+        };
+        assert_eq!(run(7), run(7));
+    }
+
+    /// One receiver with a hundredth of the bandwidth: it gets everything, with bodies rebuilt for it, and its siblings do not notice.
+    #[test]
+    fn a_slow_child_delays_only_itself() {
+        let (network, load, nodes) = (Network::default(), load(100), 32);
+        let topology = Topology::new(Shape::TwoTrees, nodes);
+        let leaf = (1..nodes).find(|&node| (0..2).all(|stripe| topology.children(stripe, node).count() == 0));
+        let slow = leaf.expect("with 31 positions one node is a leaf in both trees");
+        let usual = completed(&undisturbed(topology, load, network));
+        let mut sim = broadcast(topology, load, network, 0);
+        sim.set_bandwidth(slow, network.bandwidth / 100.0);
+        sim.start_all();
+        assert!(sim.run(PATIENCE));
+        let took = |slowest| {
+            let nodes = sim.living().filter(|replica| (replica.node == slow) == slowest);
+            nodes.filter_map(Replica::finished).max().expect("somebody finished")
+        };
+        assert!(completed(&sim) > 20 * usual);
+        assert!(took(false) <= usual.mul_f64(1.05), "{:?} instead of {usual:?}", took(false));
+        assert!(sim.living().map(Replica::rebuilt).sum::<u64>() > 0);
+        assert!(took(true) < 110 * usual);
+    }
+
+    #[test]
+    fn who_joins_late_gets_all() {
+        let topology = Topology::new(Shape::Chain, 3);
+        let mut sim = broadcast(topology, load(100), Network::default(), 0);
+        sim.start(0, Duration::ZERO);
+        sim.start(1, Duration::ZERO);
+        sim.start(2, Duration::from_secs(10));
+        assert!(sim.run(PATIENCE));
+        assert!(completed(&sim) < Duration::from_millis(10_200));
+        assert_eq!(sim.living().map(Replica::rebuilt).max(), Some(100));
+    }
+
+    /// 256 MiB to clusters of all sizes. 100,000 nodes take 77 million events and 2 GB of memory: run it with `--release -- --ignored`.
+    #[test]
+    #[ignore = "takes a minute and 2 GB"]
+    fn a_hundred_thousand_nodes() {
+        let (network, entries) = (Network::default(), 256);
+        let chunk = Duration::from_secs_f64(f64::from(CHUNK) / network.bandwidth);
+        for nodes in [8, 64, 1024, 100_000] {
+            let bytes = entries * u64::from(CHUNK);
+            let (bandwidth, latency) = (network.bandwidth, network.latency);
+            let cost = CostModel { bytes, chunk: CHUNK.into(), bandwidth, latency, per_chunk: Duration::ZERO };
+            let topology = Topology::plan(nodes, &cost);
+            let started = std::time::Instant::now();
+            let sim = undisturbed(topology, load(entries), network);
+            let took = completed(&sim);
+            let (shape, events, real) = (topology.shape(), sim.events(), started.elapsed());
+            println!(
+                "{nodes} nodes, {shape:?}: {took:?} (estimate {:?}), {events} events in {real:?}",
+                topology.estimate(&cost)
+            );
+            assert!(took <= (chunk * entries as u32).mul_f64(1.15) + (chunk + latency) * topology.max_depth());
+        }
+    }
+}
