@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use hpcrt::launch::fold::fold;
 use hpcrt::launch::hostlist::{Host, expand};
-use hpcrt::launch::output::{Output, Stream, Style};
+use hpcrt::launch::output::{Output, Style};
 use hpcrt::launch::placement::Placement;
+use hpcrt::net::wire::control::Stream;
 
 fn best<T>(mut work: impl FnMut() -> T) -> (Duration, T) {
     let once = |work: &mut dyn FnMut() -> T| {

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use argh::{ArgsInfo, FlagInfoKind, FromArgs};
 
+use crate::launch::progress::When;
+use crate::net::wire::control::{AgentKind, Binding, StdinTo};
 use crate::{Error, Result};
 
 /// Runs unmodified programs on clusters: starts them on many hosts, with their libraries and Python files read once and
@@ -59,7 +61,7 @@ pub struct Exec {
     pub hostfile: Option<PathBuf>,
     /// how to start agents: ssh (default), local (all on this machine) or a command with {{host}}
     #[argh(option)]
-    pub agent: Option<String>,
+    pub agent: Option<AgentKind>,
     /// how the program sees its captured files: auto (default), namespace or none
     #[argh(option, default = "View::Auto")]
     pub view: View,
@@ -79,11 +81,11 @@ pub struct Exec {
     #[argh(option)]
     pub cwd: Option<PathBuf>,
     /// who reads hpcrt's standard input: 0 (rank 0, default), all or none
-    #[argh(option, default = "Stdin::First")]
-    pub stdin: Stdin,
+    #[argh(option, default = "StdinTo::First")]
+    pub stdin: StdinTo,
     /// pin ranks to processors: none (default), compact or spread
-    #[argh(option, default = "Bind::None")]
-    pub bind: Bind,
+    #[argh(option, default = "Binding::None")]
+    pub bind: Binding,
     /// prefix every line with its rank
     #[argh(switch)]
     pub label: bool,
@@ -174,30 +176,6 @@ pub enum View {
     None,
 }
 
-/// Who reads the front end's standard input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stdin {
-    First,
-    All,
-    None,
-}
-
-/// How ranks are pinned to processors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bind {
-    None,
-    Compact,
-    Spread,
-}
-
-/// A feature that decides for itself unless told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum When {
-    Auto,
-    Always,
-    Never,
-}
-
 macro_rules! words {
     ($type:ident: $($word:literal => $variant:ident),+) => {
         impl std::str::FromStr for $type {
@@ -212,9 +190,21 @@ macro_rules! words {
     };
 }
 words!(View: "auto" => Auto, "namespace" => Namespace, "none" => None);
-words!(Stdin: "0" => First, "all" => All, "none" => None);
-words!(Bind: "none" => None, "compact" => Compact, "spread" => Spread);
+words!(StdinTo: "0" => First, "all" => All, "none" => None);
+words!(Binding: "none" => None, "compact" => Compact, "spread" => Spread);
 words!(When: "auto" => Auto, "always" => Always, "never" => Never);
+
+impl std::str::FromStr for AgentKind {
+    type Err = String;
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.trim() {
+            "" => Err("the command is empty".to_owned()),
+            "local" => Ok(AgentKind::Local),
+            "ssh" => Ok(AgentKind::Ssh),
+            command => Ok(AgentKind::Command(command.to_owned())),
+        }
+    }
+}
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
     text.parse()

@@ -1,6 +1,6 @@
 //! The keeper of one job on one node: starts the ranks, reaps them, and ends only when no process of the job is left.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use nix::unistd::{Pid, getpid};
 
 use super::keeper::{KILLED, ended, signal_children, wait, watch_children};
 use super::plan::KEEPER_AT;
-use super::plan::block::Failure;
+use super::plan::block::{Failure, STAGE_HOME};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::sys::process;
 use crate::sys::seqpacket::Seqpacket;
@@ -26,6 +26,8 @@ pub(super) struct JobKeeper {
     failures: std::fs::File,
     failures_in: OwnedFd,
     ranks: HashMap<Pid, u32>,
+    /// Ranks that did not become the program: their exit code is the bootstrapper's.
+    not_started: HashSet<u32>,
     /// Every rank was asked for, so that none left means over.
     complete: bool,
     ending: Option<Ending>,
@@ -54,6 +56,7 @@ impl JobKeeper {
             failures: failures.into(),
             failures_in: process::above_standard(failures_in)?,
             ranks: HashMap::new(),
+            not_started: HashSet::new(),
             complete: false,
             ending: None,
         })
@@ -146,7 +149,8 @@ impl JobKeeper {
             let Some((pid, status)) = ended(status) else { continue };
             let Some(index) = self.ranks.remove(&pid) else { continue };
             self.read_failures()?;
-            self.agent.send(&Tell::Exited { index, status, by_us: self.ending.is_some() }, &[])?;
+            let by_us = self.ending.is_some() || self.not_started.contains(&index);
+            self.agent.send(&Tell::Exited { index, status, by_us }, &[])?;
         }
         self.read_failures()
     }
@@ -163,6 +167,9 @@ impl JobKeeper {
                 u32::from_ne_bytes([bytes[n * WORD], bytes[n * WORD + 1], bytes[n * WORD + 2], bytes[n * WORD + 3]])
             };
             let errno = i32::try_from(word(2)).unwrap_or(0);
+            if word(1) != STAGE_HOME {
+                self.not_started.insert(word(0));
+            }
             self.agent.send(&Tell::NotStarted { index: word(0), stage: word(1), errno }, &[])?;
         }
         Ok(())

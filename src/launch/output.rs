@@ -23,18 +23,12 @@ use memchr::{memchr_iter, memrchr};
 use super::fold::{fold, fold_ranks};
 use super::gather::Gather;
 use super::placement::Placement;
+use crate::net::wire::control::Stream;
 
 /// Bytes of an unfinished line that are held back, at most.
 pub const LINE_MAX: usize = 64 << 10;
 /// How long an unfinished line is held back when standard output is a terminal: prompts appear.
 pub const PROMPT_DELAY: Duration = Duration::from_millis(50);
-
-/// Standard output or standard error of a rank, and of hpcrt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
-    Out,
-    Err,
-}
 
 /// How output is presented; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

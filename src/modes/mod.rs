@@ -1,5 +1,7 @@
 //! One file per mode. A mode turns options into one call of a subsystem and its outcome into an exit code.
 
+mod exec;
+
 use crate::Result;
 use crate::cli::Options;
 
@@ -9,7 +11,9 @@ use crate::cli::Options;
 /// Whatever ends the mode; the caller prints it and exits with [`crate::Error::exit_code`].
 pub fn run(options: Options) -> Result<u8> {
     match options {
-        Options::Exec(..) | Options::Serve | Options::Ldd(_) => Ok(0),
+        Options::Exec(flags, program) => exec::run(&flags, &program),
+        Options::Serve => crate::launch::node::serve(),
+        Options::Ldd(_) => Ok(0),
         Options::Completions(text) | Options::Help(text) => {
             print!("{text}");
             Ok(0)

@@ -1,12 +1,13 @@
 //! A node's part of a job: its ranks' standard streams, their ends, and the conversation with the job's keeper.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use async_channel::{Sender, bounded};
+use async_channel::{Receiver, Sender, bounded};
 use rustix::pipe::PipeFlags;
 use smol::Async;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,6 +33,8 @@ pub(super) struct Job {
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
+    /// The other ends, by rank, until the ranks are spawned.
+    readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
     /// Output streams that are not at their end yet hold a clone; all gone = closed.
     streams: RefCell<Option<Sender<()>>>,
     warnings: RefCell<Vec<String>>,
@@ -62,12 +65,26 @@ impl Job {
         let plan = plan(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).op("start the keeper")?;
+        // Made before the first bytes can come.
+        let reads = |rank: &u32| match launch.stdin {
+            StdinTo::All => true,
+            StdinTo::First => *rank == 0,
+            StdinTo::None => false,
+        };
+        let ranks = (place.first..place.first + place.count).filter(reads);
+        let (mut stdin, mut readers) = (Vec::new(), HashMap::new());
+        for rank in ranks {
+            let (sender, bytes) = bounded(1);
+            stdin.push(sender);
+            readers.insert(rank, bytes);
+        }
         Ok(Rc::new(Job {
             node: Rc::clone(node),
             launch,
             place,
             keeper: Async::new(ours).op("start the keeper")?,
-            stdin: RefCell::new(Some(Vec::new())),
+            stdin: RefCell::new(Some(stdin)),
+            readers: RefCell::new(readers),
             streams: RefCell::default(),
             warnings: RefCell::default(),
             over: Cell::new(false),
@@ -129,6 +146,7 @@ impl Job {
         let _ = ended.recv().await;
         self.over.set(true);
         self.stdin.borrow_mut().take();
+        self.readers.borrow_mut().clear();
         let warnings = self.warnings.take();
         self.node.report(&Report::Done { job: self.launch.job, node: self.node.id, warnings }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
@@ -154,20 +172,11 @@ impl Job {
     }
 
     fn standard_input(self: &Rc<Self>, rank: u32) -> io::Result<OwnedFd> {
-        let reads = match self.launch.stdin {
-            StdinTo::All => true,
-            StdinTo::First => rank == 0,
-            StdinTo::None => false,
-        };
-        if !reads {
+        let Some(bytes) = self.readers.borrow_mut().remove(&rank) else {
             return Ok(File::open("/dev/null")?.into());
-        }
+        };
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let mut writer = Async::new(File::from(writer))?;
-        let (sender, bytes) = bounded::<Vec<u8>>(1);
-        if let Some(readers) = &mut *self.stdin.borrow_mut() {
-            readers.push(sender);
-        }
         let work = async move {
             while let Ok(bytes) = bytes.recv().await {
                 if writer.write_all(&bytes).await.is_err() {

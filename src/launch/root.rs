@@ -1,0 +1,295 @@
+//! The root of the tree: brings the nodes up, keeps the table of who is there, and hands what they report to the jobs.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_channel::{Receiver, Sender, bounded, unbounded};
+use smol::Timer;
+use smol::future::FutureExt;
+
+use super::keeper::KILLED;
+use super::node::welcome;
+use super::overlay::{Children, Event, Spawner};
+use super::start_tree;
+use super::subtree::{Arrivals, Subtree};
+use crate::error::Context;
+use crate::net::auth::SessionKey;
+use crate::net::link::Packet;
+use crate::net::listen;
+use crate::net::wire::control::{AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target};
+use crate::{Error, Result};
+
+/// Packets that wait for a job, at most.
+const INBOX: usize = 256;
+
+/// How a session is to be started.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    pub hosts: Vec<String>,
+    pub agent: AgentKind,
+    /// Children of a node, at most.
+    pub fan_out: u32,
+    /// Hosts that must come up; `None`: all.
+    pub min_hosts: Option<u32>,
+    pub store: Option<Vec<u8>>,
+}
+
+/// What a job hears.
+#[derive(Debug)]
+pub enum News {
+    Output { rank: u32, stream: Stream, packet: Packet },
+    Exited(Vec<Exit>),
+    Failed { error: String },
+    Done { node: NodeId, warnings: Vec<String> },
+    StdinTaken { node: NodeId },
+    Loaded { node: NodeId, bytes: u64 },
+    Lost { node: NodeId, error: String },
+}
+
+/// A node as the root sees it.
+#[derive(Debug, Clone)]
+enum State {
+    Starting,
+    Up { addresses: Vec<String> },
+    Gone { error: String },
+}
+
+/// See the module.
+pub struct Root {
+    pub tasks: Spawner,
+    pub session: String,
+    children: Rc<Children>,
+    subtree: Subtree,
+    hosts: Vec<String>,
+    nodes: RefCell<BTreeMap<NodeId, State>>,
+    changed: (Sender<()>, Receiver<()>),
+    jobs: RefCell<BTreeMap<JobId, Sender<News>>>,
+    next_job: Cell<JobId>,
+}
+
+impl std::fmt::Debug for Root {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Root").field("nodes", &self.nodes.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl Root {
+    /// Starts the agents and waits until every one is up or has failed. `progress` is called with the number of hosts that are up.
+    ///
+    /// # Errors
+    /// Fewer hosts than needed are up; every failure is named.
+    pub async fn start(tasks: Spawner, setup: &Setup, mut progress: impl FnMut(u32)) -> Result<Rc<Root>> {
+        let key = SessionKey::random();
+        let listener = listen::listen(setup.agent == AgentKind::Local).op("listen for the agents")?;
+        let addresses = listen::addresses(&listener);
+        let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
+        let (children, events) = Children::new(Rc::clone(&tasks));
+        let arrivals = Arrivals::default();
+        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+        let enroll = Enroll {
+            node: 0,
+            host: String::new(),
+            key: key.0,
+            session: session.clone(),
+            parent: addresses.clone(),
+            agent: setup.agent.clone(),
+            store: setup.store.clone(),
+            log_level: 0,
+        };
+        let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals, &enroll, addresses);
+        let count = NodeId::try_from(setup.hosts.len()).op("number the hosts")?;
+        let root = Rc::new(Root {
+            tasks: Rc::clone(&tasks),
+            session,
+            children,
+            subtree,
+            hosts: setup.hosts.clone(),
+            nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
+            changed: unbounded(),
+            jobs: RefCell::default(),
+            next_job: Cell::new(1),
+        });
+        tasks.spawn(Rc::clone(&root).hear(events)).detach();
+
+        let parents = start_tree::parents(count, setup.fan_out);
+        let specs = (1..=count).zip(&setup.hosts).zip(parents);
+        let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
+        root.bring_up(specs);
+        while root.count(|s| matches!(s, State::Starting)) > 0 {
+            let _ = root.changed.1.recv().await;
+            progress(root.count(|s| matches!(s, State::Up { .. })));
+        }
+        root.enough(setup.min_hosts)?;
+        Ok(root)
+    }
+
+    fn bring_up(self: &Rc<Self>, nodes: Vec<NodeSpec>) {
+        let this = Rc::clone(self);
+        self.subtree.start(nodes, move |report| {
+            let this = Rc::clone(&this);
+            async move { this.note(report, true).await }.boxed_local()
+        });
+    }
+
+    fn count(&self, which: impl Fn(&State) -> bool) -> u32 {
+        u32::try_from(self.nodes.borrow().values().filter(|s| which(s)).count()).unwrap_or(u32::MAX)
+    }
+
+    fn enough(&self, min_hosts: Option<u32>) -> Result<()> {
+        let up = self.count(|s| matches!(s, State::Up { .. }));
+        let all = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
+        let errors: Vec<String> = self
+            .nodes
+            .borrow()
+            .values()
+            .filter_map(|s| match s {
+                State::Gone { error } => Some(error.clone()),
+                _ => None,
+            })
+            .collect();
+        if up >= min_hosts.unwrap_or(all).max(1) {
+            for error in errors {
+                eprintln!("hpcrt: going on without a host: {error}");
+            }
+            return Ok(());
+        }
+        const SHOWN: usize = 8;
+        for error in errors.iter().skip(1).take(SHOWN - 1) {
+            eprintln!("hpcrt: {error}");
+        }
+        let more = if errors.len() > SHOWN { format!(" and {} more", errors.len() - SHOWN) } else { String::new() };
+        let cause = format!(
+            "{} of {all} hosts did not come up{more}: {}",
+            all - up,
+            errors.first().cloned().unwrap_or_default()
+        );
+        Err(Error::new("start the job", cause).remedy("--min-hosts N goes on with those that do"))
+    }
+
+    /// The nodes that are up, with their host's place in the list.
+    pub fn up(&self) -> Vec<(NodeId, usize)> {
+        let nodes = self.nodes.borrow();
+        let up = nodes.iter().filter(|(_, s)| matches!(s, State::Up { .. }));
+        up.map(|(node, _)| (*node, *node as usize - 1)).collect()
+    }
+
+    /// Where the nodes that are up can be reached.
+    pub fn addresses(&self) -> Vec<(NodeId, Vec<String>)> {
+        let nodes = self.nodes.borrow();
+        nodes
+            .iter()
+            .filter_map(|(node, s)| match s {
+                State::Up { addresses } => Some((*node, addresses.clone())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The host of a node as the user named it.
+    pub fn host(&self, node: NodeId) -> &str {
+        self.hosts.get((node as usize).wrapping_sub(1)).map_or("the front end", String::as_str)
+    }
+
+    /// A new job, and where its news arrive.
+    pub fn new_job(&self) -> (JobId, Receiver<News>) {
+        let job = self.next_job.replace(self.next_job.get() + 1);
+        let (sender, news) = bounded(INBOX);
+        self.jobs.borrow_mut().insert(job, sender);
+        (job, news)
+    }
+
+    /// A job is over: late news of it are dropped.
+    pub fn forget(&self, job: JobId) {
+        self.jobs.borrow_mut().remove(&job);
+    }
+
+    /// Sends an order down the tree.
+    pub async fn order(&self, to: Target, order: Order, body: Vec<u8>) {
+        self.children.order(to, order, body).await;
+    }
+
+    /// Ends the session: every node cleans up and leaves.
+    pub async fn stop(&self) {
+        self.children.expect_leaving();
+        self.order(Target::All, Order::Leave, Vec::new()).await;
+        let gone = async {
+            while !self.children.is_empty() {
+                let _ = self.changed.1.recv().await;
+            }
+        };
+        gone.or(async {
+            Timer::after(KILLED + Duration::from_secs(1)).await;
+        })
+        .await;
+        self.subtree.reap();
+    }
+
+    async fn hear(self: Rc<Self>, events: Receiver<Event>) {
+        while let Ok(event) = events.recv().await {
+            match event {
+                Event::Report { report: Report::Output { job, rank, stream }, packet, .. } => {
+                    self.tell(job, News::Output { rank, stream, packet }).await;
+                }
+                Event::Report { child, report, .. } => self.note(report, child == 0).await,
+                Event::Broken { .. } if self.children.leaving() => {
+                    let _ = self.changed.0.try_send(());
+                }
+                Event::Broken { child, error } => {
+                    for node in self.children.below(child) {
+                        let error = if node == child {
+                            error.to_string()
+                        } else {
+                            format!("{} was lost: {error}", self.host(child))
+                        };
+                        self.lose(node, error).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// `direct`: said by this process itself about a node it started.
+    async fn note(self: &Rc<Self>, report: Report, direct: bool) {
+        match report {
+            Report::Joined { node, addresses } => {
+                self.nodes.borrow_mut().insert(node, State::Up { addresses });
+            }
+            Report::NotStarted { node, error } if direct => {
+                self.nodes.borrow_mut().insert(node, State::Gone { error });
+            }
+            // Its parent could not reach it; perhaps we can (many sites forbid ssh between compute nodes).
+            Report::NotStarted { node, error } => {
+                log::info!("{error}; starting it from here");
+                let host = self.host(node).to_owned();
+                self.bring_up(vec![NodeSpec { node, parent: 0, host }]);
+            }
+            Report::Lost { node, error } => self.lose(node, error).await,
+            Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
+            Report::Failed { job, node: _, error } => self.tell(job, News::Failed { error }).await,
+            Report::Done { job, node, warnings } => self.tell(job, News::Done { node, warnings }).await,
+            Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
+            Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
+            Report::Want { .. } | Report::Changed { .. } | Report::Output { .. } | Report::Ping => {}
+        }
+        let _ = self.changed.0.try_send(());
+    }
+
+    async fn lose(&self, node: NodeId, error: String) {
+        let error = Error::new("reach the agent", error).at(self.host(node).to_owned()).to_string();
+        self.nodes.borrow_mut().insert(node, State::Gone { error: error.clone() });
+        let jobs: Vec<JobId> = self.jobs.borrow().keys().copied().collect();
+        for job in jobs {
+            self.tell(job, News::Lost { node, error: error.clone() }).await;
+        }
+        let _ = self.changed.0.try_send(());
+    }
+
+    async fn tell(&self, job: JobId, news: News) {
+        let inbox = self.jobs.borrow().get(&job).cloned();
+        if let Some(inbox) = inbox {
+            let _ = inbox.send(news).await;
+        }
+    }
+}
