@@ -1,1 +1,3 @@
-//!
+//! The modes of `hpcrt`, one per file.
+
+pub mod ldd;
