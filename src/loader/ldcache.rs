@@ -93,11 +93,6 @@ impl LdCache {
         let best = fitting.filter_map(|entry| Some((rank(entry)?, entry))).min_by_key(|(rank, _)| *rank)?.1;
         Some(OsString::from_vec(text(&best.path).to_vec()))
     }
-
-    /// Every name of the cache, for tests and reports.
-    pub fn names(&self) -> impl Iterator<Item = &OsStr> {
-        self.entries.iter().map(|entry| OsStr::from_bytes(&self.bytes[entry.name.clone()]))
-    }
 }
 
 impl Entry {

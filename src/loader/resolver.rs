@@ -49,6 +49,22 @@ pub struct Resolver<'a, P: Probe, F> {
     fetched: HashMap<Vec<u8>, Fetched<P>>,
 }
 
+/// The program whose libraries are loaded, and by what.
+struct Main {
+    linker: Linker,
+    abi: Abi,
+    /// Index of the program.
+    index: usize,
+    /// Index of its dynamic linker.
+    interpreter: usize,
+}
+
+impl Main {
+    fn is_glibc(&self) -> bool {
+        matches!(self.linker, Linker::Glibc(_))
+    }
+}
+
 /// A directory in which a file would be opened.
 struct Place {
     prefix: Vec<u8>,
@@ -140,7 +156,7 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
                 self.names.insert(name.into_vec(), index);
             }
         }
-        self.load_libraries(&linker, main, own, abi)?;
+        self.load_libraries(&Main { linker, abi, index: main, interpreter: own })?;
         self.closure.directories = self.directories.listed;
         Ok(self.closure)
     }
@@ -209,29 +225,28 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
         read_up_to(&opened.file, 0, opened.size().min(max as u64) as usize).ok()
     }
 
-    fn load_libraries(&mut self, linker: &Linker, main: usize, own: usize, abi: Abi) -> Result<()> {
+    fn load_libraries(&mut self, main: &Main) -> Result<()> {
         let mut queue: VecDeque<Request> = VecDeque::new();
-        let is_glibc = matches!(linker, Linker::Glibc(_));
-        let system = if is_glibc { self.read_list(Path::new("/etc/ld.so.preload"), LIST_MAX) } else { None };
+        let system = if main.is_glibc() { self.read_list(Path::new("/etc/ld.so.preload"), LIST_MAX) } else { None };
         let system = system.unwrap_or_default();
         let uncommented =
             system.split(|&byte| byte == b'\n').filter_map(|line| line.split(|&byte| byte == b'#').next());
         let user = self.environment.preload.as_deref().unwrap_or_default().as_bytes();
         let names = std::iter::once(user).chain(uncommented).flat_map(|list| list.split(|byte| b" \t:".contains(byte)));
         queue.extend(names.filter(|name| !name.is_empty()).map(|name| Request {
-            loader: is_glibc.then_some(main),
+            loader: main.is_glibc().then_some(main.index),
             needed: Needed { name: OsStr::from_bytes(name).into(), optional: true },
             preload: true,
         }));
-        queue.extend(requests(&mut self.linked, main));
+        queue.extend(requests(&mut self.linked, main.index));
         while !queue.is_empty() {
             let batch: Vec<_> = queue.drain(..queue.len().min(BATCH)).collect();
-            self.fetch_ahead(linker, &batch, main, abi);
+            self.fetch_ahead(main, &batch);
             for request in batch {
                 let before = self.closure.objects.len();
-                let target = self.load(linker, &request, main, own, abi)?;
+                let target = self.load(main, &request)?;
                 if !request.preload {
-                    let loader = request.loader.unwrap_or(main);
+                    let loader = request.loader.unwrap_or(main.index);
                     self.closure.objects[loader].needs.push((request.needed.name, target));
                 }
                 for index in before..self.closure.objects.len() {
@@ -243,27 +258,27 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
     }
 
     /// Opens the files that the batch will most likely ask for, in parallel.
-    fn fetch_ahead(&mut self, linker: &Linker, batch: &[Request], main: usize, abi: Abi) {
+    fn fetch_ahead(&mut self, main: &Main, batch: &[Request]) {
         let mut names = HashSet::new();
         let mut paths = Vec::new();
         for request in batch {
             let name = request.needed.name.as_bytes();
-            if self.names.contains_key(name) || linker.is_itself(name) || !names.insert(name) {
+            if self.names.contains_key(name) || main.linker.is_itself(name) || !names.insert(name) {
                 continue;
             }
-            let asker = &self.linked[request.loader.unwrap_or(main)];
+            let asker = &self.linked[request.loader.unwrap_or(main.index)];
             if name.contains(&b'/') {
-                paths.push(linker.expand(name, asker));
+                paths.push(main.linker.expand(name, asker));
             } else {
-                let plan = linker.plan(&self.linked, request.loader, main);
-                paths.extend(self.next(linker, request, &plan, main, &mut Cursor::default()).map(|(_, path)| path));
+                let plan = main.linker.plan(&self.linked, request.loader, main.index);
+                paths.extend(self.next(main, request, &plan, &mut Cursor::default()).map(|(_, path)| path));
             }
         }
         paths.retain(|path| !self.fetched.contains_key(path));
         if paths.len() < 2 {
             return;
         }
-        let (probe, cwd) = (self.probe, &self.environment.cwd);
+        let (probe, cwd, abi) = (self.probe, &self.environment.cwd, main.abi);
         let (turn, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(paths.len())));
         std::thread::scope(|scope| {
             for _ in 0..READERS.min(paths.len()) {
@@ -280,21 +295,14 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
     }
 
     /// The next file that the linker would try for a name without a slash, as far as the listings do not rule it out.
-    fn next(
-        &mut self,
-        linker: &Linker,
-        request: &Request,
-        plan: &[Step],
-        main: usize,
-        at: &mut Cursor,
-    ) -> Option<(How, Vec<u8>)> {
+    fn next(&mut self, main: &Main, request: &Request, plan: &[Step], at: &mut Cursor) -> Option<(How, Vec<u8>)> {
         let name = &request.needed.name;
         while let Some(step) = plan.get(at.step) {
             match step {
                 Step::Cache => {
-                    let asker = &self.linked[request.loader.unwrap_or(main)];
+                    let asker = &self.linked[request.loader.unwrap_or(main.index)];
                     if at.dir == 0
-                        && let Some(path) = linker.cached(name, asker)
+                        && let Some(path) = main.linker.cached(name, asker)
                     {
                         at.dir = 1;
                         return Some((How::Cache, path));
@@ -302,7 +310,7 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
                 }
                 Step::Directories(how, dirs) => {
                     while let Some(dir) = dirs.get(at.dir) {
-                        let places = self.places(linker, dir);
+                        let places = self.places(&main.linker, dir);
                         while let Some(place) = places.get(at.place) {
                             at.place += 1;
                             if place.directory.may_have(name) {
@@ -351,27 +359,27 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
     }
 
     /// Finds the object for one request: loaded already, or loaded now. `None`: missing, which is noted.
-    fn load(&mut self, linker: &Linker, request: &Request, main: usize, own: usize, abi: Abi) -> Result<Option<usize>> {
+    fn load(&mut self, main: &Main, request: &Request) -> Result<Option<usize>> {
         let name = request.needed.name.as_bytes();
-        if linker.is_itself(name) {
-            return Ok(Some(own));
+        if main.linker.is_itself(name) {
+            return Ok(Some(main.interpreter));
         }
-        let asker = &self.linked[request.loader.unwrap_or(main)];
-        let direct = name.contains(&b'/').then(|| linker.expand(name, asker));
+        let asker = &self.linked[request.loader.unwrap_or(main.index)];
+        let direct = name.contains(&b'/').then(|| main.linker.expand(name, asker));
         let known = direct.as_deref().unwrap_or(name);
         if let Some(&index) = self.names.get(known) {
             return Ok(Some(index));
         }
         let mut direct = direct.map(|path| (How::Path, path));
         let is_direct = direct.is_some();
-        let plan = if is_direct { Vec::new() } else { linker.plan(&self.linked, request.loader, main) };
+        let plan = if is_direct { Vec::new() } else { main.linker.plan(&self.linked, request.loader, main.index) };
         let mut cursor = Cursor::default();
         let mut reason = None;
-        while let Some((how, path)) = direct.take().or_else(|| self.next(linker, request, &plan, main, &mut cursor)) {
-            let refusal = match self.fetch_once(&path, abi) {
+        while let Some((how, path)) = direct.take().or_else(|| self.next(main, request, &plan, &mut cursor)) {
+            let refusal = match self.fetch_once(&path, main.abi) {
                 Ok(file) => {
                     let how = if request.preload { How::Preload } else { how };
-                    return Ok(Some(self.adopt(linker, request, main, (how, path), file)));
+                    return Ok(Some(self.adopt(main, request, (how, path), file)));
                 }
                 Err(refusal) => refusal,
             };
@@ -382,7 +390,7 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
                 let error = Error::new("open", error).on(OsStr::from_bytes(&path));
                 return Err(error.remedy("raise the limit of open files, ulimit -n"));
             }
-            let verdict = linker.judge(&refusal);
+            let verdict = main.linker.judge(&refusal);
             if verdict == Verdict::End || is_direct || matches!(refusal, Refusal::Open(_)) {
                 reason = Some(format!("{}: {refusal}", OsStr::from_bytes(&path).display()));
             }
@@ -394,7 +402,7 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
                 Verdict::End => break,
             }
         }
-        let searched = plan.iter().flat_map(|step| match (step, linker) {
+        let searched = plan.iter().flat_map(|step| match (step, &main.linker) {
             (Step::Directories(_, dirs), _) => {
                 dirs.iter().map(|dir| OsStr::from_bytes(if dir.is_empty() { b"." } else { dir }).into()).collect()
             }
@@ -403,7 +411,7 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
         });
         self.closure.missing.push(Missing {
             name: request.needed.name.clone(),
-            needed_by: request.loader.unwrap_or(main),
+            needed_by: request.loader.unwrap_or(main.index),
             optional: request.needed.optional,
             searched: searched.collect(),
             reason,
@@ -419,20 +427,19 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
     /// Makes an opened file an object, unless it is one under another name.
     fn adopt(
         &mut self,
-        linker: &Linker,
+        main: &Main,
         request: &Request,
-        main: usize,
         (how, path): (How, Vec<u8>),
         (opened, elf): (Opened<P::File>, Elf),
     ) -> usize {
-        let is_glibc = matches!(linker, Linker::Glibc(_));
+        let is_glibc = main.is_glibc();
         let inode = opened.inode();
         let index = self.inodes.get(&inode).copied().unwrap_or_else(|| {
             let absolute = self.environment.cwd.join(OsStr::from_bytes(&path));
             let origin = parent(if is_glibc { absolute.as_os_str().as_bytes() } else { &path });
-            let linked = linker.link(&elf, origin, request.loader);
+            let linked = main.linker.link(&elf, origin, request.loader);
             let place = (PathBuf::from(OsStr::from_bytes(&path)), how);
-            let index = self.add(place, Some(request.loader.unwrap_or(main)), opened, Some(&elf), linked);
+            let index = self.add(place, Some(request.loader.unwrap_or(main.index)), opened, Some(&elf), linked);
             self.inodes.insert(inode, index);
             if is_glibc {
                 for name in [Some(path), elf.soname.map(OsString::into_vec)].into_iter().flatten() {
