@@ -1,1 +1,12 @@
-//! What programs load, from the shared file system to the view.
+//! What programs load: the closure, and the way of its files from the shared file system to the view.
+
+pub mod arch;
+pub mod closure;
+pub mod elf;
+pub mod ldcache;
+pub mod ldso;
+pub mod linker;
+pub mod probe;
+pub mod resolver;
+pub mod script;
+pub mod search;

@@ -1,6 +1,7 @@
 //! One file per mode. A mode turns options into one call of a subsystem and its outcome into an exit code.
 
 mod exec;
+pub mod ldd;
 
 use crate::Result;
 use crate::cli::Options;
@@ -13,7 +14,7 @@ pub fn run(options: Options) -> Result<u8> {
     match options {
         Options::Exec(flags, program) => exec::run(&flags, &program),
         Options::Serve => crate::launch::node::serve(),
-        Options::Ldd(_) => Ok(0),
+        Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Completions(text) | Options::Help(text) => {
             print!("{text}");
             Ok(0)
