@@ -34,18 +34,20 @@ fn main() {
     // 1,024 ranks, 64 chunks of 16 lines of 64 bytes each.
     const RANKS: u32 = 1024;
     let placement = Arc::new(Placement::new(vec![Host::named("n1")], Some(RANKS), None).expect("one host takes all"));
-    let chunk = [&[b'x'; 63][..], b"\n"].concat().repeat(16);
+    let chunk_of = |rank: u32| format!("{rank:063}\n").repeat(16).into_bytes();
+    let (same, different) = (vec![chunk_of(0); RANKS as usize], (0..RANKS).map(chunk_of).collect::<Vec<_>>());
     let styles = [
-        ("plain", Style::Plain { prompt: None }),
-        ("labelled", Style::Labelled),
-        ("gathered, all equal", Style::Gathered { memory: 64 << 20 }),
+        ("plain", Style::Plain { prompt: None }, &same),
+        ("labelled", Style::Labelled, &same),
+        ("gathered, all equal", Style::Gathered { memory: 64 << 20 }, &same),
+        ("gathered, all different", Style::Gathered { memory: 64 << 20 }, &different),
     ];
-    for (name, style) in styles {
+    for (name, style, chunks) in styles {
         let (time, ()) = best(|| {
             let mut output = Output::new(style, placement.clone(), false);
             let now = Instant::now();
             for rank in (0..64).flat_map(|_| 0..RANKS) {
-                output.handle_bytes(rank, Stream::Out, &chunk, now);
+                output.handle_bytes(rank, Stream::Out, &chunks[rank as usize], now);
                 let written = output.poll_output(Stream::Out).len();
                 output.consume(Stream::Out, written);
             }

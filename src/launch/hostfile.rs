@@ -32,12 +32,12 @@ fn add_line(hosts: &mut Hosts, line: &str) -> Result<(), Bad> {
     // The keys stand at the end; whatever is before the first is the host list.
     let keys = line.find('=').map_or(line.len(), |equals| {
         let key = line[..equals].trim_end();
-        key.rfind(|c: char| c.is_whitespace() || c == ',').map_or(0, |blank| blank + 1)
+        key.rfind(|c: char| c.is_ascii_whitespace() || c == ',').map_or(0, |blank| blank + 1)
     });
     let (list, keys) = line.split_at(keys);
     let (mut slots, mut max_slots) = (None, None);
     let place = |part: &str| part.as_ptr().addr() - line.as_ptr().addr();
-    for pair in keys.split_whitespace() {
+    for pair in keys.split_ascii_whitespace() {
         let bad = |what: String| Bad { at: place(pair), what };
         match pair.split_once('=') {
             Some(("slots", value)) => slots = Some(parse_slots(value).map_err(bad)?),
@@ -105,6 +105,8 @@ mod tests {
             ("a\n\nn[1-", "not closed at line 3, character 2"),
             ("-", "at line 1, character 1"),
             ("0/a", "at line 1, character 1"),
+            // A blank of three bytes is no blank here.
+            ("\u{2000}slots=", "is neither slots=N nor max_slots=N at line 1, character 1"),
         ] {
             let error = parse(text, "/etc/hosts.mpi").unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("/etc/hosts.mpi"), "{text:?}: {error}");

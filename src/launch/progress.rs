@@ -100,10 +100,7 @@ impl Progress {
         let line = counters.line(self.rate);
         match &self.place {
             Place::Nowhere => {}
-            Place::Terminal(bar) => {
-                bar.set_message(line);
-                bar.tick();
-            }
+            Place::Terminal(bar) => bar.set_message(line),
             // Nobody can be told that standard error is gone.
             Place::Plain => drop(writeln!(std::io::stderr(), "hpcrt: {line}")),
         }
