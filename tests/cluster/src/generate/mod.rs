@@ -1,0 +1,1 @@
+//! Programs for the hosts to run, generated: what real ones are made of, at known sizes.
