@@ -1,7 +1,7 @@
 //! The command line: the only place that knows flags.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +9,9 @@ use anyhow::{Context, Result, bail};
 use argh::FromArgs;
 use nix::unistd::Uid;
 
+use crate::generate::environment;
+use crate::generate::libraries::Libraries;
+use crate::generate::modules::Modules;
 use crate::leftovers::leftovers;
 use crate::slowfs::ops::{HostOps, table};
 use crate::slowfs::{self, ask};
@@ -38,6 +41,8 @@ enum Subcommand {
     Ops(OpsOf),
     Leftovers(LeftoversOf),
     SshConfig(SshConfig),
+    Gen500(Gen500),
+    Pyenv(Pyenv),
 }
 
 /// Build a cluster; one of the same name is removed first.
@@ -151,6 +156,39 @@ struct SshConfig {
     name: String,
 }
 
+/// Generate a C program on many shared libraries, or with --python a Python program on many modules. Skipped if already there.
+#[derive(FromArgs)]
+#[argh(subcommand, name = "gen500")]
+struct Gen500 {
+    /// directory to fill: driver, d0.., or driver.py and modules
+    #[argh(positional)]
+    dir: PathBuf,
+    /// number of libraries (default: 495)
+    #[argh(option, default = "495")]
+    libs: usize,
+    /// number of RUNPATH directories (default: 10)
+    #[argh(option, default = "10")]
+    dirs: usize,
+    /// size of all libraries or extension modules together (default: 259)
+    #[argh(option, default = "259")]
+    size_mb: usize,
+    /// path of DIR on the hosts, where it differs
+    #[argh(option)]
+    at: Option<PathBuf>,
+    /// instead of libraries, so many Python extension modules and as many .py files (280 are like Pynamic)
+    #[argh(option)]
+    python: Option<usize>,
+}
+
+/// Copy a Python interpreter to DIR and install numpy and scipy there, with a script job.py. Skipped if already there.
+#[derive(FromArgs)]
+#[argh(subcommand, name = "pyenv")]
+struct Pyenv {
+    /// directory to fill
+    #[argh(positional)]
+    dir: PathBuf,
+}
+
 /// On the hosts the cluster's own name is in the environment.
 fn default_name() -> String {
     std::env::var("HPCRT_CLUSTER").unwrap_or_else(|_| "default".into())
@@ -201,6 +239,11 @@ fn dispatch(words: &[OsString]) -> Result<ExitCode> {
             return Ok(ExitCode::from(2));
         }
     };
+    let command_line = match command_line {
+        Subcommand::Gen500(arguments) => return generated(&arguments.dir, gen500(&arguments)),
+        Subcommand::Pyenv(Pyenv { dir }) => return generated(&dir, environment::generate(&std::path::absolute(&dir)?)),
+        other => other,
+    };
     if !Uid::effective().is_root() {
         eprintln!("{NEED_ROOT}");
         return Ok(ExitCode::from(SKIPPED));
@@ -227,6 +270,7 @@ fn dispatch(words: &[OsString]) -> Result<ExitCode> {
             }
             return Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        Subcommand::Gen500(_) | Subcommand::Pyenv(_) => {}
         Subcommand::SshConfig(SshConfig { name }) => {
             let state = State::load(&name)?;
             if state.spec.sshd == 0 {
@@ -235,6 +279,21 @@ fn dispatch(words: &[OsString]) -> Result<ExitCode> {
             println!("{}", state.file(ssh::CONFIG).display());
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn gen500(arguments: &Gen500) -> Result<bool> {
+    let dir = std::path::absolute(&arguments.dir)?;
+    let &Gen500 { libs, dirs, size_mb: megabytes, ref at, python, .. } = arguments;
+    match python {
+        _ if libs == 0 || dirs == 0 || python == Some(0) => bail!("nothing to generate"),
+        Some(count) => Modules { count, megabytes }.generate(&dir),
+        None => Libraries { count: libs, dirs, megabytes, at: at.clone() }.generate(&dir),
+    }
+}
+
+fn generated(dir: &Path, made: Result<bool>) -> Result<ExitCode> {
+    println!("{} {}", if made? { "made" } else { "up to date:" }, dir.display());
     Ok(ExitCode::SUCCESS)
 }
 

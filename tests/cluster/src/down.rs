@@ -12,9 +12,8 @@ use crate::state::{ROOT, directory};
 /// Keeps other `up` and `down` of the machine waiting: clusters share mount points.
 pub(crate) fn lock(name: &str) -> Result<Flock<File>> {
     directory(name)?;
-    fs::create_dir_all(ROOT).with_context(|| format!("make {ROOT}"))?;
-    let path = Path::new(ROOT).join(".lock");
-    let file = File::create(&path).with_context(|| format!("open {}", path.display()))?;
+    // The directory itself is the lock: a lock file would have to stay.
+    let file = File::open("/run").context("open /run")?;
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e).context("lock the clusters")
 }
 
@@ -44,8 +43,8 @@ pub(crate) fn remove(name: &str) -> Result<()> {
     remove_tree(&backing)?;
     // Fails while other clusters have theirs there.
     let _ = backing.parent().map(fs::remove_dir);
-    let Ok(places) = fs::read_to_string(own.join("places")) else { return remove_tree(&own) };
-    let heir = fs::read_dir(ROOT)?.flatten().map(|e| e.path()).find(|p| p.is_dir() && *p != own);
+    let places = fs::read_to_string(own.join("places")).unwrap_or_default();
+    let heir = fs::read_dir(ROOT).into_iter().flatten().flatten().map(|e| e.path()).find(|p| *p != own);
     match heir {
         // Removing a directory detaches what other clusters have mounted there: leave that to the last one.
         Some(heir) => {
@@ -59,7 +58,10 @@ pub(crate) fn remove(name: &str) -> Result<()> {
             }
         }
     }
-    remove_tree(&own)
+    remove_tree(&own)?;
+    // Fails while there are other clusters.
+    let _ = fs::remove_dir(ROOT);
+    Ok(())
 }
 
 fn remove_tree(path: &Path) -> Result<()> {

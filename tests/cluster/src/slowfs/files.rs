@@ -1,6 +1,6 @@
 //! Changing things in the backing directory: the calls behind the operations that are more than one system call.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirEntryExt, MetadataExt, PermissionsExt};
@@ -100,8 +100,11 @@ fn from_system(time: SystemTime) -> Timespec {
     }
 }
 
+/// Inode number, type and name.
+pub(crate) type Entry = (u64, FileType, OsString);
+
 /// A directory's names with inode number and type, `.` and `..` included.
-pub(crate) fn list(node: &File) -> io::Result<Vec<(u64, FileType, std::ffi::OsString)>> {
+pub(crate) fn list(node: &File) -> io::Result<Vec<Entry>> {
     let ino = node.metadata()?.ino();
     let mut names = vec![
         (ino, FileType::Directory, OsStr::new(".").to_owned()),

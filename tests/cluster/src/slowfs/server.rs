@@ -13,9 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use fuser::{
-    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    BsdFileFlags, Config, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
@@ -42,7 +42,7 @@ pub(crate) struct Server {
     queue: Arc<Queue>,
     next_handle: AtomicU64,
     files: Mutex<HashMap<u64, Arc<File>>>,
-    listings: Mutex<HashMap<u64, Vec<(u64, FileType, OsString)>>>,
+    listings: Mutex<HashMap<u64, Vec<files::Entry>>>,
     /// Operations by inode, or by directory and absent name.
     hits: Mutex<HashMap<(u64, Option<OsString>), u64>>,
 }
