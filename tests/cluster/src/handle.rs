@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -137,24 +138,29 @@ impl Drop for Cluster {
 
 /// The `cluster` binary beside the running test. Cargo builds binaries only for tests of their own package, so this builds it.
 fn binary() -> Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(binary) = &*built {
+        return Ok(binary.clone());
+    }
     let own = std::env::current_exe().context("find the running test")?;
     // target/TRIPLE/PROFILE/deps/test-hash
     let place = own.ancestors().find(|d| d.ends_with("deps")).and_then(Path::parent).or(own.parent());
-    let binary = place.context("find the target directory")?.join("cluster");
+    let place = place.context("find the target directory")?;
     if let Some(cargo) = std::env::var_os("CARGO") {
         let mut build = Command::new(cargo);
-        build
-            .args(["build", "--quiet", "--package", "cluster", "--bin", "cluster"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"));
-        if place.is_some_and(|p| p.ends_with("release")) {
+        build.args(["build", "--quiet", "--package", "cluster", "--bin", "cluster"]);
+        if place.ends_with("release") {
             build.arg("--release");
         }
-        if !build.status().context("start cargo")?.success() {
+        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+        if !status.context("start cargo")?.success() {
             bail!("the cluster binary does not build");
         }
     }
+    let binary = place.join("cluster");
     if !binary.is_file() {
         bail!("{} is missing; run `cargo build -p cluster`", binary.display());
     }
-    Ok(binary)
+    Ok(built.insert(binary).clone())
 }

@@ -12,7 +12,7 @@ impl Random {
     }
 }
 
-/// `size` bytes, different for each `seed`, that zstd -1 shrinks to about 0.37.
+/// `size` bytes, different for each `seed`, that zstd -1 shrinks to about a third.
 ///
 /// Like code, it is a sequence over a small vocabulary of instructions, of which some carry an operand that does not compress.
 pub(super) fn payload(seed: usize, size: usize) -> Vec<u8> {
