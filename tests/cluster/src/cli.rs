@@ -58,7 +58,7 @@ struct Up {
     /// what host names begin with (default: hpc)
     #[argh(option, default = "String::from(\"hpc\")")]
     prefix: String,
-    /// limit of each link, both ways, as tc(8) writes it: 1gbit, 100mbit (default: none)
+    /// limit of each link, both ways: 1gbit, 100mbit (default: none)
     #[argh(option)]
     rate: Option<String>,
     /// add the ordinary user hpcuser (uid 20001) to the hosts

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use nix::sched::{CloneFlags, setns};
+use nix::sched::setns;
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 
+use crate::host::NAMESPACES;
 use crate::processes::{MARK, start_time};
 use crate::state::State;
 
@@ -29,9 +30,7 @@ pub(crate) fn exec(state: &State, host: &str, user: Option<u32>, command: &[OsSt
         bail!("host {} is gone (its holder {} ended); run `cluster up` again", host.name, host.pid);
     }
     let directory = std::env::current_dir();
-    for (kind, flag) in
-        [("net", CloneFlags::CLONE_NEWNET), ("uts", CloneFlags::CLONE_NEWUTS), ("mnt", CloneFlags::CLONE_NEWNS)]
-    {
+    for (kind, flag) in NAMESPACES {
         let path = format!("/proc/{}/ns/{kind}", host.pid);
         let ns = File::open(&path).with_context(|| format!("open {path}"))?;
         setns(ns, flag).with_context(|| format!("enter {path}; only root can enter a host"))?;

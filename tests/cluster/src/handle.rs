@@ -28,14 +28,14 @@ impl Cluster {
     }
 
     /// Builds a cluster, removing an older one of the same name: tests that run at the same time need different names.
-    pub fn up(spec: &Spec) -> Result<Cluster> {
+    pub fn up(spec: Spec) -> Result<Cluster> {
         if let Some(obstacle) = Cluster::obstacle() {
             bail!("{obstacle}");
         }
         let binary = binary()?;
         // A process with threads cannot enter mount namespaces: the work is the binary's.
         let file = std::env::temp_dir().join(format!("cluster-{}-{}.json", spec.name, std::process::id()));
-        std::fs::write(&file, serde_json::to_vec(spec)?).context("write the specification")?;
+        std::fs::write(&file, serde_json::to_vec(&spec)?).context("write the specification")?;
         let output = Command::new(&binary).arg("up-from").arg(&file).stdin(Stdio::null()).output();
         let _ = std::fs::remove_file(&file);
         let output = output.with_context(|| format!("start {}", binary.display()))?;

@@ -17,14 +17,22 @@ use crate::state::directory;
 /// Directory of node-local libraries, whose content differs on the last host.
 pub(crate) const HOST_LOCAL: &str = "/opt/hostlocal";
 
+/// What a host has for itself, by the names in `/proc/PID/ns`; the mounts last, as entering them changes the meaning of paths.
+pub(crate) const NAMESPACES: [(&str, CloneFlags); 4] = [
+    ("net", CloneFlags::CLONE_NEWNET),
+    ("uts", CloneFlags::CLONE_NEWUTS),
+    ("ipc", CloneFlags::CLONE_NEWIPC),
+    ("mnt", CloneFlags::CLONE_NEWNS),
+];
+
 /// Becomes the holder of host `name`, or of the switch between the hosts when there is no name.
 pub(crate) fn hold(spec: &Spec, name: Option<&str>) -> Result<()> {
     nix::unistd::setsid().context("setsid")?;
     match name {
         None => unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?,
         Some(name) => {
-            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS)
-                .context("make the namespaces of a host")?;
+            let kinds = NAMESPACES.iter().fold(CloneFlags::empty(), |all, (_, kind)| all | *kind);
+            unshare(kinds).context("make the namespaces of a host")?;
             nix::unistd::sethostname(name).context("sethostname")?;
             mounts(spec, name)?;
         }

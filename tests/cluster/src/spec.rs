@@ -15,7 +15,7 @@ pub struct Spec {
     pub hosts: usize,
     /// Host `i`, counted from 1, is called `{prefix}{i}` and has the address 10.77.0.i.
     pub prefix: String,
-    /// Of every link, each way, in tc(8) notation ("1gbit"); `None`: as fast as it goes.
+    /// Of every link, each way, as "1gbit" or "100mbit"; `None`: as fast as it goes.
     pub rate: Option<String>,
     /// Adds the ordinary user [`USER`] to the hosts' password file.
     pub users: bool,
@@ -81,6 +81,12 @@ impl Spec {
         check_name(&self.prefix)?;
         if !(1..=250).contains(&self.hosts) {
             bail!("--hosts {}: between 1 and 250 are possible", self.hosts);
+        }
+        if let Some(rate) = &self.rate {
+            let unit = rate.trim_start_matches(|c: char| c.is_ascii_digit());
+            if unit == rate || !["bit", "kbit", "mbit", "gbit"].contains(&unit) {
+                bail!("--rate {rate}: a whole number and bit, kbit, mbit or gbit are possible");
+            }
         }
         if !self.shared.is_absolute() || self.backing.as_ref().is_some_and(|b| !b.is_absolute()) {
             bail!("the shared file system's mount point and backing directory must be absolute paths");

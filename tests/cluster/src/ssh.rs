@@ -63,9 +63,7 @@ fn daemon(state: &State, host: &str, dir: &Path) -> Result<()> {
     // `exec` needs the state file, which is written last: enter the host by its holder's namespaces.
     let pid = state.host(host)?.pid;
     let status = Command::new("nsenter")
-        .arg(format!("--net=/proc/{pid}/ns/net"))
-        .arg(format!("--uts=/proc/{pid}/ns/uts"))
-        .arg(format!("--mount=/proc/{pid}/ns/mnt"))
+        .args(["--net", "--uts", "--ipc", "--mount", "--target", &pid.to_string()])
         .args(["/usr/sbin/sshd", "-f"])
         .arg(dir.join("sshd_config"))
         .arg("-E")

@@ -11,7 +11,7 @@ fn up(name: &str, spec: Spec) -> Option<Cluster> {
         eprintln!("{name}: {obstacle}");
         return None;
     }
-    Some(Cluster::up(&Spec { name: name.into(), ..spec }).expect("cluster up"))
+    Some(Cluster::up(Spec { name: name.into(), ..spec }).expect("cluster up"))
 }
 
 fn text(output: &Output) -> String {

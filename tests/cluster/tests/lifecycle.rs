@@ -53,8 +53,8 @@ fn clusters_of_different_names_coexist() {
         return;
     }
     let spec = |name: &str| Spec { name: name.into(), hosts: 1, ..Spec::default() };
-    let first = Cluster::up(&spec("t-one")).expect("up");
-    let second = Cluster::up(&spec("t-two")).expect("up");
+    let first = Cluster::up(spec("t-one")).expect("up");
+    let second = Cluster::up(spec("t-two")).expect("up");
     fs::write(second.backing().join("only-here"), "x").expect("write");
     drop(first);
     let output = second.exec("hpc1", 0, &["ls", "/shared"]).expect("exec");
@@ -89,4 +89,24 @@ fn ordinary_users_are_told_and_skip() {
     fs::remove_file(copy).expect("remove");
     assert_eq!(output.status.code(), Some(77));
     assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
+}
+
+#[test]
+fn a_kernel_without_the_qdiscs_is_reported() {
+    if skip() {
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let tools = std::env::temp_dir().join(format!("cluster-no-tc-{}", std::process::id()));
+    fs::create_dir(&tools).expect("mkdir");
+    fs::write(tools.join("tc"), "#!/bin/sh\necho no such qdisc >&2\nexit 2\n").expect("write");
+    fs::set_permissions(tools.join("tc"), fs::Permissions::from_mode(0o755)).expect("chmod");
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").expect("PATH"));
+    let arguments = ["up", "--name", "t-slack", "--hosts", "1", "--sshd", "0", "--rate", "1gbit"];
+    let output = Command::new(BINARY).args(arguments).env("PATH", path).output().expect("start");
+    run(&["down", "--name", "t-slack"]);
+    fs::remove_dir_all(&tools).expect("remove");
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("links    UNLIMITED: --rate 1gbit was asked for"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("WARNING"));
 }
