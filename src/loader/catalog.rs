@@ -509,7 +509,9 @@ mod tests {
         assert_eq!(c.lookup(b"/r/lib"), Known::Listed(kind::DIR));
         assert_eq!(c.lookup(b"/r/lib/b.so"), Known::Unknown);
         let effects = c.apply(&dir("/r/lib", &[("new", kind::REG)]), NOW);
-        assert!(effects.stale.iter().any(|p| **p == *b"/r/lib/new") && effects.stale.iter().any(|p| **p == *b"/r/lib/b.so"));
+        assert!(
+            effects.stale.iter().any(|p| **p == *b"/r/lib/new") && effects.stale.iter().any(|p| **p == *b"/r/lib/b.so")
+        );
         let _ = c.apply(&changed("/r/lib", None), NOW);
         assert_eq!(c.lookup(b"/r/lib/new"), Known::Absent(Errno::NOENT));
     }

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyData, ReplyOpen};
+use fuser::{
+    Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyData, ReplyOpen,
+};
 
 use super::handles::Handle;
 use super::inodes::TOP;
@@ -251,7 +253,9 @@ impl View {
                 0 => reply.add(INodeNo(ino), next, fuser::FileType::Directory, "."),
                 1 => reply.add(UNKNOWN_INO, next, fuser::FileType::Directory, ".."),
                 _ => {
-                    let Some((name, kind)) = usize::try_from(position - 2).ok().and_then(|i| listing.get(i)) else { break };
+                    let Some((name, kind)) = usize::try_from(position - 2).ok().and_then(|i| listing.get(i)) else {
+                        break;
+                    };
                     let known = directory.as_ref().and_then(|d| inodes.of(&join(d, name)));
                     let id = known.map_or(UNKNOWN_INO, |(id, _)| INodeNo(id));
                     reply.add(id, next, attributes::dirent_type(*kind), std::ffi::OsStr::from_bytes(name))

@@ -26,6 +26,8 @@ use crate::net::wire::record::FileId;
 
 /// Where helper mounts are covered.
 const COVERED: &str = "/dev";
+/// Hidden for the moment that this takes.
+const ASIDE: &str = "/proc";
 
 /// What a node does not allow; decides the fallback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,11 +80,17 @@ impl Base {
         let root = rustix::process::geteuid().is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok();
         if !root {
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(|e| forbidden("make a user namespace", e))?;
+            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+                .map_err(|e| forbidden("make a user namespace", e))?;
             // Without this order and this word the kernel refuses a group map to ordinary users.
-            let maps = [("setgroups", "deny".into()), ("uid_map", format!("{uid} {uid} 1")), ("gid_map", format!("{gid} {gid} 1"))];
+            let maps = [
+                ("setgroups", "deny".into()),
+                ("uid_map", format!("{uid} {uid} 1")),
+                ("gid_map", format!("{gid} {gid} 1")),
+            ];
             for (file, line) in maps {
-                std::fs::write(format!("/proc/self/{file}"), line).map_err(|e| forbidden("map the user into his namespace", e))?;
+                std::fs::write(format!("/proc/self/{file}"), line)
+                    .map_err(|e| forbidden("map the user into his namespace", e))?;
             }
         }
         // Slave, not private: what the host's automounter mounts later has to appear here.
@@ -109,13 +117,15 @@ impl Base {
 }
 
 fn forbidden(operation: &'static str, cause: impl std::fmt::Display) -> Failure {
-    let error = Error::new(operation, cause).remedy("use --view audit, or let the administrator allow unprivileged user namespaces");
+    let error = Error::new(operation, cause)
+        .remedy("use --view audit, or let the administrator allow unprivileged user namespaces");
     Failure { lacks: Some(Lacks::Namespaces), error }
 }
 
 /// The store's directory, writable and (as a path descriptor) read-only.
 fn mount_store(place: Place<'_>) -> Result<(OwnedFd, OwnedFd)> {
-    let shown = open_directory(COVERED, OFlags::PATH)?;
+    // Before the stacking: a recursive bind would copy what is stacked, too. It waits on any other directory until it is moved on top.
+    rustix::mount::mount_bind_recursive(COVERED, ASIDE).map_err(|e| forbidden("bind a directory", e))?;
     let store = match place {
         Place::Memory(bytes) => {
             let options = CString::new(format!("size={bytes},mode=0700")).expect("no NUL in a number");
@@ -140,14 +150,16 @@ fn mount_store(place: Place<'_>) -> Result<(OwnedFd, OwnedFd)> {
     if flags.contains(StatVfsMountFlags::NOEXEC) {
         keep |= MountFlags::NOEXEC;
     }
-    for (bit, flag) in [(1 << 10, MountFlags::NOATIME), (1 << 11, MountFlags::NODIRATIME), (1 << 12, MountFlags::RELATIME)] {
+    for (bit, flag) in
+        [(1 << 10, MountFlags::NOATIME), (1 << 11, MountFlags::NODIRATIME), (1 << 12, MountFlags::RELATIME)]
+    {
         if flags.bits() & bit != 0 {
             keep |= flag;
         }
     }
     rustix::mount::mount_remount(COVERED, keep, "").op("make the store read-only for programs")?;
     let sealed = open_directory(COVERED, OFlags::PATH)?;
-    rustix::mount::mount_bind_recursive(of(&shown, ""), COVERED).op_on("cover the store with", COVERED)?;
+    rustix::mount::mount_move(ASIDE, COVERED).op_on("cover the store with", COVERED)?;
     Ok((store, sealed))
 }
 
@@ -177,13 +189,20 @@ impl Job {
         if let Some(inner) = roots.iter().find(|r| roots.iter().any(|outer| is_below(r, outer))) {
             return Err(Error::new("show", "it lies inside another root of the view").on(text(inner)).into());
         }
-        let first = roots.first().ok_or_else(|| Error::new("show the program's directories", "there are none"))?.clone();
+        let first =
+            roots.first().ok_or_else(|| Error::new("show the program's directories", "there are none"))?.clone();
         // Opened after the user namespace was made: the device belongs to the namespace it was opened in, and the mount has to agree.
         let fuse = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(no_fuse)?;
         let mut job = Job::without_fuse(sealed, roots)?;
         let options = CString::new(mount_options(fuse.as_fd())).expect("no NUL in numbers");
         rustix::mount::mount("hpcrt", &*first, "fuse.hpcrt", MountFlags::NOSUID | MountFlags::NODEV, &*options)
-            .map_err(|e| if matches!(e, Errno::PERM | Errno::NODEV | Errno::ACCESS) { no_fuse(e) } else { not_mounted(&first, e) })?;
+            .map_err(|e| {
+                if matches!(e, Errno::PERM | Errno::NODEV | Errno::ACCESS) {
+                    no_fuse(e)
+                } else {
+                    not_mounted(&first, e)
+                }
+            })?;
         job.top = Some(open_directory(text(&first), OFlags::PATH)?);
         Ok((job, fuse))
     }
@@ -214,7 +233,9 @@ impl Job {
             match rustix::mount::mount_bind(of(&self.sealed, &store::name(id)), path) {
                 Ok(()) => bound += 1,
                 Err(Errno::NOSPC) => {
-                    log::warn!("this kernel allows no more mounts (fs.mount-max): further files are read through the view");
+                    log::warn!(
+                        "this kernel allows no more mounts (fs.mount-max): further files are read through the view"
+                    );
                     break;
                 }
                 Err(e) => log::warn!("staged file {id} is not bound to {:?}: {e}", text(path)),
@@ -232,7 +253,9 @@ fn mount_options(fuse: BorrowedFd<'_>) -> String {
 }
 
 fn no_fuse(cause: Errno) -> Failure {
-    let error = Error::new("use FUSE on this node", cause).on("/dev/fuse").remedy("let the administrator load fuse and make /dev/fuse accessible");
+    let error = Error::new("use FUSE on this node", cause)
+        .on("/dev/fuse")
+        .remedy("let the administrator load fuse and make /dev/fuse accessible");
     Failure { lacks: Some(Lacks::Fuse), error }
 }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{AtFlags, CWD, FileType, Mode};
 
@@ -208,16 +208,7 @@ impl Filesystem for Server {
         }
     }
 
-    fn create(
-        &self,
-        _: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
+    fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
         let create = || {
             let path = self.child(parent, name)?;
             let file = original::create(&path, flags, mode)?;
@@ -233,7 +224,13 @@ impl Filesystem for Server {
 
     fn mknod(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
         let make = |path: &[u8]| {
-            rustix::fs::mknodat(CWD, path, FileType::from_raw_mode(mode), Mode::from_raw_mode(mode & 0o7777), rdev.into())
+            rustix::fs::mknodat(
+                CWD,
+                path,
+                FileType::from_raw_mode(mode),
+                Mode::from_raw_mode(mode & 0o7777),
+                rdev.into(),
+            )
         };
         entry(self.make(parent, name, make), reply);
     }
@@ -385,7 +382,16 @@ impl Filesystem for Server {
         reply.error(Errno::ENOTTY);
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
         let handle = self.0.handles.get(fh.0);
         let Some(Handle::Original { file, .. }) = handle.as_deref() else { return reply.error(Errno::EBADF) };
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode.cast_unsigned());

@@ -117,13 +117,13 @@ impl Skeleton {
     }
 
     /// To be called after each [`Catalog::apply`], with the catalog unlocked. Does not wait.
-    pub fn applied(&self, effects: Effects) {
-        let keys = self.view.parked().settled(&effects);
+    pub fn applied(&self, effects: &Effects) {
+        let keys = self.view.parked().settled(effects);
         if !keys.is_empty() {
             let _ = self.woken.send(keys);
         }
         if !effects.stale.is_empty() {
-            self.view.invalidate(effects.stale);
+            self.view.invalidate(effects.stale.clone());
         }
     }
 
@@ -141,42 +141,51 @@ impl Skeleton {
             thread::Builder::new().name(name.into()).spawn(f).op("start a thread of the view")
         };
         let view = self.view.clone();
-        spawn("view-serve", Box::new(move || {
-            // The kernel has applied the program's umask already; ours must not be applied too, and is nobody else's business.
-            if nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).is_ok() {
-                rustix::process::umask(rustix::fs::Mode::empty());
-            }
-            let result = session.run();
-            if let Err(e) = &result {
-                log::warn!("the view ended: {e}");
-            }
-            for (_, waiting) in view.parked().expired(Instant::now() + DEADLINE * 2) {
-                waiting.question.refuse(Errno::EIO);
-            }
-            // Ends the threads below: their channels close.
-            *lock(&view.stale) = channel().0;
-            let _ = end.send(result);
-        }))?;
-        let view = self.view.clone();
-        spawn("view-invalidate", Box::new(move || {
-            for paths in to_invalidate {
-                for path in paths {
-                    view.forget_in_kernel(&notifier, &path);
+        spawn(
+            "view-serve",
+            Box::new(move || {
+                // The kernel has applied the program's umask already; ours must not be applied too, and is nobody else's business.
+                if nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).is_ok() {
+                    rustix::process::umask(rustix::fs::Mode::empty());
                 }
-            }
-        }))?;
+                let result = session.run();
+                if let Err(e) = &result {
+                    log::warn!("the view ended: {e}");
+                }
+                for (_, waiting) in view.parked().expired(Instant::now() + DEADLINE * 2) {
+                    waiting.question.refuse(Errno::EIO);
+                }
+                // Ends the threads below: their channels close.
+                *lock(&view.stale) = channel().0;
+                let _ = end.send(result);
+            }),
+        )?;
+        let view = self.view.clone();
+        spawn(
+            "view-invalidate",
+            Box::new(move || {
+                for paths in to_invalidate {
+                    for path in paths {
+                        view.forget_in_kernel(&notifier, &path);
+                    }
+                }
+            }),
+        )?;
         let view = Arc::downgrade(&self.view);
-        spawn("view-answer", Box::new(move || {
-            loop {
-                let keys = match to_answer.recv_timeout(Duration::from_secs(1)) {
-                    Ok(keys) => keys,
-                    Err(RecvTimeoutError::Timeout) => Vec::new(),
-                    Err(RecvTimeoutError::Disconnected) => return,
-                };
-                let Some(view) = view.upgrade() else { return };
-                view.answer_settled(&keys);
-            }
-        }))?;
+        spawn(
+            "view-answer",
+            Box::new(move || {
+                loop {
+                    let keys = match to_answer.recv_timeout(Duration::from_secs(1)) {
+                        Ok(keys) => keys,
+                        Err(RecvTimeoutError::Timeout) => Vec::new(),
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    };
+                    let Some(view) = view.upgrade() else { return };
+                    view.answer_settled(&keys);
+                }
+            }),
+        )?;
         Ok(Serving { ended })
     }
 }
