@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use hpcrt::loader::catalog::{Catalog, Known};
 use hpcrt::loader::store::Store;
 use hpcrt::loader::view::namespace::{Base, Job, Lacks, Place};
-use hpcrt::loader::view::{Identity, Need, Skeleton, Upcall};
+use hpcrt::loader::view::{Identity, Need, Setup, Skeleton, Upcall};
 use hpcrt::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, Name, Record};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -47,6 +47,10 @@ fn everyone() -> ExitCode {
     let program = std::env::current_exe().unwrap();
     let place = tempfile::Builder::new().prefix("hpcrt-view-").tempdir_in("/tmp").unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let shared = place.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+    fs::write(shared.join("readme"), "from root\n").unwrap();
     let mut good = true;
     let mut run = |who: &str, command: &mut Command| {
         println!("--- view as {who}");
@@ -273,6 +277,9 @@ impl Log {
             let id = FileId::try_from(self.files.fetch_add(1, Ordering::Relaxed)).unwrap();
             self.store.create(id, attr.size, attr.mode, attr.mtime).unwrap();
             self.append(&Record::File { path: key, attr, content: Some(id) });
+            if path.ends_with("void.py") {
+                return self.append(&Record::Void { file: id, errno: 5 });
+            }
             if path.ends_with("late.py") {
                 thread::sleep(Duration::from_millis(300));
             }
@@ -370,6 +377,7 @@ fn scenario(tree: &Path) {
     let tree = tree.canonicalize().unwrap();
     make_tree(&tree);
     let (app, data) = (tree.join("app"), tree.join("data"));
+    let shared = tree.parent().unwrap().join("shared");
     let mounts_before = fs::read_to_string("/proc/self/mountinfo").unwrap();
 
     let keeper = Keeper::start();
@@ -385,7 +393,7 @@ fn scenario(tree: &Path) {
     store.reserve(1 << 20).unwrap();
     assert!(store.reserve(65 << 20).unwrap_err().to_string().contains("--store"));
 
-    let roots = || [&app, &data].map(|p| p.as_os_str().as_bytes().to_vec());
+    let roots = || [&app, &data, &shared].map(|p| p.as_os_str().as_bytes().to_vec());
     let log = Arc::new(Log {
         catalog: Arc::new(RwLock::new(Catalog::new(roots()))),
         store: store.clone(),
@@ -403,6 +411,7 @@ fn scenario(tree: &Path) {
                 return;
             }
             match order {
+                Order::Want(path, _) if path.ends_with(b"silent.py") => {}
                 Order::Want(path, need) => root.look(Path::new(std::ffi::OsStr::from_bytes(&path)), need),
                 Order::Changed(path, exists) => root.append(&Record::Changed { path, exists }),
             }
@@ -425,15 +434,21 @@ fn scenario(tree: &Path) {
         log.look(&path, Need::Content);
     }
 
-    let (answer, mut fds) = keeper.order(&format!("job {} {}", app.display(), data.display()), &[]);
+    let (answer, mut fds) =
+        keeper.order(&format!("job {} {} {}", app.display(), data.display(), shared.display()), &[]);
     if answer != "ok" {
         assert!(answer.contains(&format!("{:?}", Lacks::Fuse)), "{answer}");
         println!("SKIPPED: {answer}");
         return keeper.end();
     }
-    let identity = Identity::current(userns);
-    let skeleton =
-        Arc::new(Skeleton::new(log.catalog.clone(), store.clone(), upcall.clone(), identity.clone(), roots()));
+    let setup = Setup {
+        catalog: log.catalog.clone(),
+        store: store.clone(),
+        upcall: upcall.clone(),
+        identity: Identity::current(userns),
+        deadline: Duration::from_secs(2),
+    };
+    let skeleton = Arc::new(Skeleton::new(setup.clone(), roots()));
     log.skeletons.lock().unwrap().push(skeleton.clone());
     let serving = skeleton.serve(fds.pop().unwrap(), 2).unwrap();
     assert_eq!(keeper.order("roots", &[]).0, "ok");
@@ -528,6 +543,34 @@ except OSError as e: assert e.errno==95,e";
         keeper.try_run(&format!("{}/prog", app.display())).0 == 43
     });
 
+    // A changed directory is listed again; what the root finds new in a directory appears.
+    assert_eq!(inside("chmod 750 lib && stat -c %a lib && ls lib"), "750\nlater.txt\nliba.so\n");
+    fs::write(app.join("lib/found"), "").unwrap();
+    log.look(&app.join("lib"), Need::Attributes);
+    wait_for("the new listing", Duration::from_secs(1), || {
+        keeper.try_run(&format!("ls {}/lib/found", app.display())).0 == 0
+    });
+    // A file whose capture fails is read from the original.
+    fs::write(app.join("void.py"), "VOID = 1\n").unwrap();
+    log.append(&Record::Changed { path: app.join("void.py").as_os_str().as_bytes().to_vec(), exists: Some(8) });
+    assert_eq!(inside("cat void.py"), "VOID = 1\n");
+    // A question that nobody answers fails at its deadline, and others go on meanwhile.
+    let path = app.join("silent.py");
+    fs::write(&path, "").unwrap();
+    log.append(&Record::Changed { path: path.as_os_str().as_bytes().to_vec(), exists: Some(8) });
+    let slow = inside("{ cat silent.py 2>/dev/null & cat notes.txt; wait $! || echo refused; }");
+    assert_eq!(slow, "plain text\nrefused\n");
+    // Somebody else's directory in which everybody may write.
+    if userns {
+        assert_eq!(
+            inside("cat ../../shared/readme; echo mine > ../../shared/mine; cat ../../shared/mine"),
+            "from root\nmine\n"
+        );
+        let foreign = fs::metadata(shared.join("readme")).unwrap().uid() != rustix::process::geteuid().as_raw();
+        let denied = keeper.try_run(&format!("echo x >> {}/readme", shared.display())).0 != 0;
+        assert_eq!(foreign, denied);
+    }
+
     measure(&log, &keeper, &app, &data, bind);
 
     // A second job of the session: the same store, another view.
@@ -537,8 +580,7 @@ except OSError as e: assert e.errno==95,e";
     assert_eq!(second.order("join", &fds).0, "ok");
     let (answer, mut fds) = second.order(&format!("job {}", app.display()), &[]);
     assert_eq!(answer, "ok");
-    let other = Skeleton::new(log.catalog.clone(), store.clone(), upcall.clone(), identity, [roots()[0].clone()]);
-    let other = Arc::new(other);
+    let other = Arc::new(Skeleton::new(setup, [roots()[0].clone()]));
     log.skeletons.lock().unwrap().push(other.clone());
     let also_serving = other.serve(fds.pop().unwrap(), 1).unwrap();
     assert_eq!(second.order("roots", &[]).0, "ok");

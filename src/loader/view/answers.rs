@@ -2,7 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fuser::{
@@ -12,7 +12,7 @@ use fuser::{
 use super::handles::Handle;
 use super::inodes::TOP;
 use super::parked::{Key, Question, Waiting};
-use super::skeleton::{DEADLINE, Need, View};
+use super::skeleton::{Need, View};
 use super::{attributes, original};
 use crate::loader::catalog::{Change, Known, Listing, file_name, is_code, join, kind};
 use crate::loader::store;
@@ -71,7 +71,7 @@ impl View {
     }
 
     pub(super) fn ask(&self, question: Question) {
-        self.answer(question, Instant::now() + DEADLINE);
+        self.answer(question, Instant::now() + self.setup.deadline);
     }
 
     pub(super) fn path(&self, ino: u64) -> Option<Arc<[u8]>> {
@@ -81,7 +81,7 @@ impl View {
     fn answer_nameless(&self, ino: u64, question: Question) {
         match (question, self.handles.of_inode(ino).as_deref()) {
             (Question::Getattr { reply, .. }, Some(Handle::Original { file, .. })) => match rustix::fs::fstat(file) {
-                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.identity)),
+                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity)),
                 Err(e) => reply.error(errno(e)),
             },
             (question, _) => question.refuse(Errno::ESTALE),
@@ -90,7 +90,7 @@ impl View {
 
     /// What is known about `path`, or the question is parked. Parked with the catalog locked: what is applied afterwards wakes it.
     fn facts(&self, path: &[u8], question: Question, until: Instant) -> Option<(Facts, Question)> {
-        let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
+        let catalog = self.catalog();
         let code = || is_code(file_name(path));
         let content_wanted = match catalog.lookup(path) {
             Known::Dir { attr, listing } => return Some((Facts::Dir(*attr, listing.clone()), question)),
@@ -108,12 +108,24 @@ impl View {
             Known::Listed(kind::REG | kind::UNKNOWN) | Known::Unknown => code() && self.parked().ask_content(path),
             Known::Listed(_) => false,
         };
-        let first = self.parked().park(Key::Path(path.into()), Waiting { question, until });
+        let first = self.park(Key::Path(path.into()), question, until)?;
         drop(catalog);
         if first || content_wanted {
-            self.upcall.want(path, if content_wanted { Need::Content } else { Need::Attributes });
+            self.setup.upcall.want(path, if content_wanted { Need::Content } else { Need::Attributes });
         }
         None
+    }
+
+    /// `None`: the job is ending, and the question was refused. Otherwise whether nobody else waits for `key`.
+    fn park(&self, key: Key, question: Question, until: Instant) -> Option<bool> {
+        let mut parked = self.parked();
+        // With the lock, so that `Skeleton::close` finds it parked or is found here.
+        if self.closed.load(Ordering::SeqCst) {
+            drop(parked);
+            question.refuse(Errno::EIO);
+            return None;
+        }
+        Some(parked.park(key, Waiting { question, until }))
     }
 
     fn answer_about(&self, path: &[u8], question: Question, until: Instant) {
@@ -121,7 +133,7 @@ impl View {
         match (question, facts) {
             (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 let id = self.inodes().look_up(path, attr.ino, attr.mode, true);
-                let attr = attributes::of_record(&attr, id, &self.identity);
+                let attr = attributes::of_record(&attr, id, &self.setup.identity);
                 reply.entry(&STABLE, &attr, Generation(0));
             }
             (Question::Lookup { reply, .. }, Facts::Absent(Errno::ENOENT)) => {
@@ -134,10 +146,10 @@ impl View {
                 Err(e) => reply.error(errno(e)),
             },
             (Question::Getattr { ino, reply }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
-                reply.attr(&STABLE, &attributes::of_record(&attr, ino, &self.identity));
+                reply.attr(&STABLE, &attributes::of_record(&attr, ino, &self.setup.identity));
             }
             (Question::Getattr { ino, reply }, Facts::Volatile) => match original::stat(path) {
-                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.identity)),
+                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity)),
                 Err(e) => reply.error(errno(e)),
             },
             (Question::Readlink { reply, .. }, Facts::Link(_, target)) => reply.data(&target),
@@ -175,6 +187,7 @@ impl View {
         match original::open(path, flags.0) {
             Ok(file) => {
                 let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
+                let how = if writes { how } else { how | FopenFlags::FOPEN_NOFLUSH };
                 if writes {
                     self.note(path, Change::Written(kind::REG));
                 }
@@ -186,7 +199,7 @@ impl View {
 
     fn open_staged(&self, ino: u64, path: &[u8], id: FileId, flags: OpenFlags, reply: ReplyOpen) {
         let open = || {
-            let file = self.store.open(id)?;
+            let file = self.setup.store.open(id)?;
             let size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
             Ok::<_, rustix::io::Errno>((file, size))
         };
@@ -194,7 +207,7 @@ impl View {
             Ok((file, size)) => {
                 let (complete, fallback) = (AtomicBool::new(false), OnceLock::new());
                 let fh = self.handles.add(Handle::Staged { id, file, size, complete, path: path.into(), fallback });
-                reply.opened(FileHandle(fh), FopenFlags::FOPEN_KEEP_CACHE);
+                reply.opened(FileHandle(fh), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
             }
             Err(e) => {
                 log::warn!("staged file {id} cannot be opened: {e}; its original is read");
@@ -212,13 +225,13 @@ impl View {
                     file
                 } else {
                     let to = offset.saturating_add(size.into()).min(*end);
-                    let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
+                    let catalog = self.catalog();
                     complete.store(catalog.is_complete(*id), Ordering::Release);
                     match catalog.has_content(*id, offset, to) {
                         Some(true) => file,
                         Some(false) => {
                             let question = Question::Read { fh, offset, size, reply };
-                            self.parked().park(Key::Content(*id), Waiting { question, until });
+                            self.park(Key::Content(*id), question, until);
                             return;
                         }
                         None => {

@@ -13,4 +13,4 @@ mod server;
 pub mod skeleton;
 
 pub use attributes::Identity;
-pub use skeleton::{Need, Serving, Skeleton, Upcall};
+pub use skeleton::{DEADLINE, Need, Serving, Setup, Skeleton, Upcall};

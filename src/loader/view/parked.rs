@@ -86,6 +86,10 @@ impl Parked {
         self.waiting.remove(key).unwrap_or_default()
     }
 
+    pub(super) fn take_all(&mut self) -> Vec<Waiting> {
+        self.waiting.drain().flat_map(|(_, queue)| queue).collect()
+    }
+
     /// Those whose time is over.
     pub(super) fn expired(&mut self, now: Instant) -> Vec<(Key, Waiting)> {
         let mut over = Vec::new();

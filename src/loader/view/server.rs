@@ -329,7 +329,7 @@ impl Filesystem for Server {
             }
         };
         match set() {
-            Ok(stat) => reply.attr(&Duration::ZERO, &attributes::of_stat(&stat, ino.0, &self.0.identity)),
+            Ok(stat) => reply.attr(&Duration::ZERO, &attributes::of_stat(&stat, ino.0, &self.0.setup.identity)),
             Err(e) => reply.error(errno(e)),
         }
     }

@@ -11,11 +11,13 @@
 //! Not implemented: POSIX and BSD locks are the kernel's, so they bind the processes of one node only. Extended attributes are not shown.
 //! Times of last access are those of last modification.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,7 +32,7 @@ use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
 
-/// A question waits for the log at most this long; then the program gets `EIO`.
+/// How long a question should wait for the log, in general; see [`Setup::deadline`].
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a node wants to know about a path.
@@ -50,33 +52,54 @@ pub trait Upcall: Send + Sync {
     fn changed(&self, path: &[u8], exists: Option<u8>);
 }
 
+/// What a view is made of; shared by the views of all jobs of a session on a node.
+#[derive(Clone)]
+pub struct Setup {
+    pub catalog: Arc<RwLock<Catalog>>,
+    pub store: Arc<Store>,
+    pub upcall: Arc<dyn Upcall>,
+    pub identity: Identity,
+    /// A question waits for the log at most this long (and a second more); then the program gets `EIO`.
+    pub deadline: Duration,
+}
+
+impl std::fmt::Debug for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setup")
+            .field("identity", &self.identity)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Names of inodes that are to be forgotten by the kernel.
+type Stale = Vec<Box<[u8]>>;
+
 /// A job's view on one node.
 #[derive(Debug)]
 pub struct Skeleton {
     view: Arc<View>,
     woken: Sender<Vec<Key>>,
-    /// Taken by [`Skeleton::serve`], with the receivers of its threads.
-    idle: Mutex<Option<(Receiver<Vec<Key>>, Receiver<Vec<Box<[u8]>>>)>>,
+    /// The receivers of the threads that [`Skeleton::serve`] starts.
+    idle: Mutex<Option<(Receiver<Vec<Key>>, Receiver<Stale>)>>,
 }
 
-/// What the threads share. Locks are taken in the order of the fields.
+/// What the threads share. The catalog is locked before any other, and no two of the others at once.
+#[derive(Debug)]
 pub(super) struct View {
-    pub(super) catalog: Arc<RwLock<Catalog>>,
-    pub(super) parked: Mutex<Parked>,
-    pub(super) inodes: Mutex<Inodes>,
-    pub(super) handles: Handles,
-    pub(super) store: Arc<Store>,
-    pub(super) upcall: Arc<dyn Upcall>,
-    pub(super) identity: Identity,
+    pub(super) setup: Setup,
     pub(super) roots: Vec<Box<[u8]>>,
-    stale: Mutex<Sender<Vec<Box<[u8]>>>>,
+    parked: Mutex<Parked>,
+    inodes: Mutex<Inodes>,
+    pub(super) handles: Handles,
+    stale: Mutex<Sender<Stale>>,
+    /// Files that jobs on this node wrote: what the root read of them may be older.
+    written: Mutex<HashSet<Box<[u8]>>>,
+    pub(super) closed: AtomicBool,
 }
 
-impl std::fmt::Debug for View {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("View").field("roots", &self.roots.len()).finish_non_exhaustive()
-    }
-}
+/// Of [`View::written`], at most. Beyond it is emptied: the files written last are written again soon, and noted again.
+const WRITTEN_MAX: usize = 4096;
 
 /// A view in service. It ends when its mount does (with the last process of its mount namespace).
 #[derive(Debug)]
@@ -93,38 +116,43 @@ impl Serving {
 
 impl Skeleton {
     /// `roots`: absolute canonical directories, none inside another, all covered by the catalog.
-    pub fn new(
-        catalog: Arc<RwLock<Catalog>>,
-        store: Arc<Store>,
-        upcall: Arc<dyn Upcall>,
-        identity: Identity,
-        roots: impl IntoIterator<Item = Vec<u8>>,
-    ) -> Self {
+    pub fn new(setup: Setup, roots: impl IntoIterator<Item = Vec<u8>>) -> Self {
         let (woken, to_answer) = channel();
         let (stale, to_invalidate) = channel();
         let view = View {
-            catalog,
+            setup,
+            roots: roots.into_iter().map(Vec::into_boxed_slice).collect(),
             parked: Mutex::default(),
             inodes: Mutex::default(),
             handles: Handles::default(),
-            store,
-            upcall,
-            identity,
-            roots: roots.into_iter().map(Vec::into_boxed_slice).collect(),
             stale: Mutex::new(stale),
+            written: Mutex::default(),
+            closed: AtomicBool::new(false),
         };
         Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some((to_answer, to_invalidate))) }
     }
 
     /// To be called after each [`Catalog::apply`], with the catalog unlocked. Does not wait.
     pub fn applied(&self, effects: &Effects) {
-        let keys = self.view.parked().settled(effects);
+        let mut keys = self.view.parked().settled(effects);
+        let written = lock(&self.view.written);
+        if !written.is_empty() {
+            keys.extend(effects.settled.iter().filter(|p| written.contains(*p)).map(|p| Key::Path(p.clone())));
+        }
+        drop(written);
         if !keys.is_empty() {
             let _ = self.woken.send(keys);
         }
         if !effects.stale.is_empty() {
             self.view.invalidate(effects.stale.clone());
         }
+    }
+
+    /// The job is being killed: whatever waits for the log fails now, and so does what would. (A process cannot even be killed while the
+    /// kernel waits for the answer to its question.)
+    pub fn close(&self) {
+        self.view.closed.store(true, Ordering::SeqCst);
+        self.view.refuse_all();
     }
 
     /// Serves the file system mounted with `fuse`, an opened `/dev/fuse`, by `threads` threads. Returns when the mount can be used.
@@ -196,6 +224,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl View {
+    pub(super) fn catalog(&self) -> RwLockReadGuard<'_, Catalog> {
+        self.setup.catalog.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn parked(&self) -> MutexGuard<'_, Parked> {
         lock(&self.parked)
     }
@@ -212,19 +244,51 @@ impl View {
     pub(super) fn note(&self, path: &[u8], change: Change) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = (now.as_secs().cast_signed(), now.subsec_nanos());
-        let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
+        if let Change::Written(kind::REG) = change {
+            let mut written = lock(&self.written);
+            if written.len() >= WRITTEN_MAX {
+                written.clear();
+            }
+            written.insert(path.into());
+        }
+        let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
         let tell = catalog.changed_here(path, change, now);
         drop(catalog);
         if tell {
             match change {
-                Change::Named(exists) => self.upcall.changed(path, exists),
-                Change::Written(kind) => self.upcall.changed(path, Some(kind)),
+                Change::Named(exists) => self.setup.upcall.changed(path, exists),
+                Change::Written(kind) => self.setup.upcall.changed(path, Some(kind)),
             }
+        }
+    }
+
+    /// The root may have read `path` before, and its record have come after a job here wrote it.
+    fn compare_written(&self, path: &[u8]) {
+        let attr = match self.catalog().lookup(path) {
+            Known::File { attr, .. } if lock(&self.written).contains(path) => *attr,
+            _ => return,
+        };
+        let same = original::stat(path).is_ok_and(|s| {
+            let mtime = (s.st_mtime, u32::try_from(s.st_mtime_nsec).unwrap_or(0));
+            (u64::try_from(s.st_size).unwrap_or(0), mtime) == (attr.size, attr.mtime)
+        });
+        if !same {
+            self.note(path, Change::Written(kind::REG));
+        }
+    }
+
+    fn refuse_all(&self) {
+        let all = self.parked().take_all();
+        for waiting in all {
+            waiting.question.refuse(Errno::EIO);
         }
     }
 
     fn answer_settled(&self, keys: &[Key]) {
         for key in keys {
+            if let Key::Path(path) = key {
+                self.compare_written(path);
+            }
             let waiting = self.parked().take(key);
             for waiting in waiting {
                 self.answer(waiting.question, waiting.until);
@@ -241,7 +305,7 @@ impl View {
     }
 
     fn forget_in_kernel(&self, notifier: &Notifier, path: &[u8]) {
-        let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
+        let catalog = self.catalog();
         let is_dir = matches!(catalog.lookup(path), Known::Dir { .. } | Known::Listed(kind::DIR));
         drop(catalog);
         let mut inodes = self.inodes();
@@ -275,7 +339,7 @@ impl View {
     pub(super) fn look_up_original(&self, path: &[u8]) -> rustix::io::Result<fuser::FileAttr> {
         let stat = original::stat(path)?;
         let id = self.inodes().look_up(path, stat.st_ino, stat.st_mode, false);
-        Ok(attributes::of_stat(&stat, id, &self.identity))
+        Ok(attributes::of_stat(&stat, id, &self.setup.identity))
     }
 }
 
