@@ -1,0 +1,190 @@
+//! The staged files of a node: one file per [`FileId`], named by its decimal number, in a directory that is known by a descriptor only
+//! (it may lie in a mount namespace that this process is not in).
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use crate::error::{Context, Error, Result};
+use crate::net::wire::record::FileId;
+
+/// The store. All methods may be called from any thread; who writes a chunk must not write it twice at once.
+#[derive(Debug)]
+pub struct Store {
+    directory: OwnedFd,
+    unfinished: Mutex<HashMap<FileId, Unfinished>>,
+}
+
+/// What `finish` will set; kept out of the inode because writing changes both.
+#[derive(Debug)]
+struct Unfinished {
+    mode: u32,
+    mtime: (i64, u32),
+    size: u64,
+}
+
+impl Store {
+    pub fn new(directory: OwnedFd) -> Self {
+        Store { directory, unfinished: Mutex::default() }
+    }
+
+    /// The descriptor given to [`Store::new`].
+    pub fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Fails now rather than in the middle when `bytes` more do not fit.
+    pub fn reserve(&self, bytes: u64) -> Result<()> {
+        let stat = rustix::fs::fstatvfs(&self.directory).op("measure the node's store")?;
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        if bytes > free {
+            let cause = format!("{} MiB are needed and {} MiB are free", bytes.div_ceil(1 << 20), free >> 20);
+            return Err(Error::new("stage the program's files in the node's store", cause)
+                .remedy("choose a larger place with --store DIR, or capture less with --exclude"));
+        }
+        Ok(())
+    }
+
+    /// Begins file `id` of `size` bytes; `mode` and `mtime` (seconds, nanoseconds) of the original are given to it by [`Store::finish`].
+    pub fn create(&self, id: FileId, size: u64, mode: u32, mtime: (i64, u32)) -> Result<()> {
+        let make = || {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&self.directory, name(id), flags, Mode::RUSR | Mode::WUSR)?;
+            rustix::fs::ftruncate(file, size)
+        };
+        make().op_on("create in the store", name(id))?;
+        self.lock().insert(id, Unfinished { mode, mtime, size });
+        Ok(())
+    }
+
+    /// Puts raw bytes at `offset` of an unfinished file. Bytes beyond its size are refused.
+    pub fn write_chunk(&self, id: FileId, offset: u64, bytes: &[u8]) -> Result<()> {
+        let size = self.lock().get(&id).map(|u| u.size);
+        let end = offset.checked_add(bytes.len() as u64);
+        if !matches!((size, end), (Some(size), Some(end)) if end <= size) {
+            return Err(Error::new("write into the store", "a chunk outside its file").on(name(id)));
+        }
+        let file = self.open_with(id, OFlags::WRONLY).op_on("write into the store", name(id))?;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match rustix::io::pwrite(&file, rest, offset + (bytes.len() - rest.len()) as u64) {
+                Ok(0) => return Err(Error::new("write into the store", "no progress").on(name(id))),
+                Ok(n) => rest = &rest[n..],
+                Err(Errno::INTR) => {}
+                Err(e) => {
+                    return Err(Error::new("write into the store", e)
+                        .on(name(id))
+                        .remedy("choose a larger place with --store DIR, or capture less with --exclude"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends file `id`: the original's mode (readable for its owner, writable for nobody) and modification time.
+    pub fn finish(&self, id: FileId) -> Result<()> {
+        let Some(Unfinished { mode, mtime, .. }) = self.lock().remove(&id) else {
+            return Err(Error::new("finish in the store", "it was not begun").on(name(id)));
+        };
+        let time = Timespec { tv_sec: mtime.0, tv_nsec: i64::from(mtime.1) };
+        let set = || {
+            let file = self.open_with(id, OFlags::RDONLY)?;
+            rustix::fs::futimens(&file, &Timestamps { last_access: time, last_modification: time })?;
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o555 | 0o400))
+        };
+        set().op_on("finish in the store", name(id))
+    }
+
+    /// Reads at `offset` into `buffer` until it is full or the file ends; returns the count.
+    pub fn read_at(&self, id: FileId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let mut read = || read_at(self.open(id)?, offset, buffer);
+        read().op_on("read from the store", name(id))
+    }
+
+    /// Opens for reading.
+    pub fn open(&self, id: FileId) -> rustix::io::Result<OwnedFd> {
+        self.open_with(id, OFlags::RDONLY)
+    }
+
+    /// Removes a file, begun or finished. Who has it open keeps it.
+    pub fn remove(&self, id: FileId) -> Result<()> {
+        self.lock().remove(&id);
+        rustix::fs::unlinkat(&self.directory, name(id), AtFlags::empty()).op_on("remove from the store", name(id))
+    }
+
+    fn open_with(&self, id: FileId, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        rustix::fs::openat(&self.directory, name(id), flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<FileId, Unfinished>> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name of a file in the store's directory.
+pub fn name(id: FileId) -> String {
+    id.to_string()
+}
+
+/// Reads at `offset` until `buffer` is full or the file ends; returns the count.
+pub fn read_at(file: impl AsFd, offset: u64, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match rustix::io::pread(&file, &mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let directory = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(directory.path(), OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
+        (directory, Store::new(fd))
+    }
+
+    #[test]
+    fn chunks_in_any_order_make_the_original() {
+        let (directory, store) = store();
+        store.create(3, 6, 0o100_755, (1_000, 5)).unwrap();
+        store.write_chunk(3, 3, b"def").unwrap();
+        store.write_chunk(3, 0, b"abc").unwrap();
+        assert!(store.write_chunk(3, 4, b"xyz").is_err());
+        assert!(store.write_chunk(3, u64::MAX, b"xyz").is_err());
+        store.finish(3).unwrap();
+        let stat = rustix::fs::stat(directory.path().join("3")).unwrap();
+        assert_eq!((stat.st_mode & 0o7777, stat.st_mtime, stat.st_mtime_nsec), (0o555, 1_000, 5));
+        let mut buffer = [0; 9];
+        assert_eq!(store.read_at(3, 1, &mut buffer).unwrap(), 5);
+        assert_eq!(&buffer[..5], b"bcdef");
+        assert!(store.write_chunk(3, 0, b"a").is_err(), "a finished file does not change");
+        store.remove(3).unwrap();
+        assert_eq!(store.open(3).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn its_owner_can_read_whatever_the_mode() {
+        let (directory, store) = store();
+        store.create(0, 0, 0o100_070, (0, 0)).unwrap();
+        store.finish(0).unwrap();
+        assert_eq!(rustix::fs::stat(directory.path().join("0")).unwrap().st_mode & 0o7777, 0o450);
+        assert!(store.finish(0).is_err());
+    }
+
+    #[test]
+    fn lack_of_space_is_told_before_with_a_remedy() {
+        let (_directory, store) = store();
+        store.reserve(1).unwrap();
+        assert!(store.reserve(1 << 60).unwrap_err().to_string().contains("--store"));
+    }
+}

@@ -1,0 +1,284 @@
+//! Answering the kernel's questions from the catalog, the store or the original.
+
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use fuser::{
+    Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyData, ReplyOpen,
+};
+
+use super::handles::Handle;
+use super::inodes::TOP;
+use super::parked::{Key, Question, Waiting};
+use super::skeleton::{Need, View};
+use super::{attributes, original};
+use crate::loader::catalog::{Change, Known, Listing, file_name, is_code, join, kind};
+use crate::loader::store;
+use crate::net::wire::record::{Attr, FileId};
+
+/// No limit: the log says when it is over.
+const STABLE: Duration = Duration::from_secs(365 * 24 * 3600);
+const VOLATILE: Duration = Duration::ZERO;
+/// `d_ino` of a name of which only the listing is known (as libfuse does it).
+const UNKNOWN_INO: INodeNo = INodeNo(0xffff_ffff);
+
+/// A copy of what the catalog knows, taken so that nothing is locked during I/O.
+enum Facts {
+    Dir(Attr, Arc<Listing>),
+    Link(Attr, Box<[u8]>),
+    File(Attr, Option<FileId>),
+    Absent(Errno),
+    Volatile,
+}
+
+pub(super) fn errno(e: rustix::io::Errno) -> Errno {
+    Errno::from_i32(e.raw_os_error())
+}
+
+impl View {
+    /// Answers now, or when the log has said more, or refuses at `until`.
+    pub(super) fn answer(&self, question: Question, until: Instant) {
+        match question {
+            Question::Lookup { parent: TOP, ref name, .. } => {
+                let index = name.to_str().and_then(|n| n.parse::<usize>().ok());
+                match index.and_then(|i| self.roots.get(i)) {
+                    Some(root) => self.answer_about(root, question, until),
+                    None => question.refuse(Errno::ENOENT),
+                }
+            }
+            Question::Lookup { parent, ref name, .. } => match self.path(parent) {
+                Some(directory) => self.answer_about(&join(&directory, name.as_bytes()), question, until),
+                None => question.refuse(Errno::ESTALE),
+            },
+            Question::Getattr { ino: TOP, reply } => reply.attr(&STABLE, &attributes::top()),
+            Question::Getattr { ino, .. } | Question::Readlink { ino, .. } | Question::Opendir { ino, .. } => {
+                match self.path(ino) {
+                    Some(path) => self.answer_about(&path, question, until),
+                    None => self.answer_nameless(ino, question),
+                }
+            }
+            Question::Open { ino, flags, reply } => match self.path(ino) {
+                Some(path) if flags.acc_mode() != OpenAccMode::O_RDONLY => {
+                    self.open_original(ino, &path, flags, FopenFlags::empty(), reply);
+                }
+                Some(path) => self.answer_about(&path, Question::Open { ino, flags, reply }, until),
+                None => reply.error(Errno::ESTALE),
+            },
+            Question::Read { fh, offset, size, reply } => self.read(fh, offset, size, reply, until),
+        }
+    }
+
+    pub(super) fn ask(&self, question: Question) {
+        self.answer(question, Instant::now() + self.setup.deadline);
+    }
+
+    pub(super) fn path(&self, ino: u64) -> Option<Arc<[u8]>> {
+        self.inodes().get(ino)?.path.clone()
+    }
+
+    fn answer_nameless(&self, ino: u64, question: Question) {
+        match (question, self.handles.of_inode(ino).as_deref()) {
+            (Question::Getattr { reply, .. }, Some(Handle::Original { file, .. })) => match rustix::fs::fstat(file) {
+                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity)),
+                Err(e) => reply.error(errno(e)),
+            },
+            (question, _) => question.refuse(Errno::ESTALE),
+        }
+    }
+
+    /// What is known about `path`, or the question is parked. Parked with the catalog locked: what is applied afterwards wakes it.
+    fn facts(&self, path: &[u8], question: Question, until: Instant) -> Option<(Facts, Question)> {
+        let catalog = self.catalog();
+        let code = || is_code(file_name(path));
+        let content_wanted = match catalog.lookup(path) {
+            Known::Dir { attr, listing } => return Some((Facts::Dir(*attr, listing.clone()), question)),
+            Known::Link { attr, target } => return Some((Facts::Link(*attr, target.into()), question)),
+            Known::File { attr, content: None }
+                if matches!(question, Question::Open { .. })
+                    && attr.mode & 0o111 != 0
+                    && self.parked().ask_content(path) =>
+            {
+                true
+            }
+            Known::File { attr, content } => return Some((Facts::File(*attr, content), question)),
+            Known::Absent(e) => return Some((Facts::Absent(errno(e)), question)),
+            Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),
+            Known::Listed(kind::REG | kind::UNKNOWN) | Known::Unknown => code() && self.parked().ask_content(path),
+            Known::Listed(_) => false,
+        };
+        let first = self.park(Key::Path(path.into()), question, until)?;
+        drop(catalog);
+        if first || content_wanted {
+            self.setup.upcall.want(path, if content_wanted { Need::Content } else { Need::Attributes });
+        }
+        None
+    }
+
+    /// `None`: the job is ending, and the question was refused. Otherwise whether nobody else waits for `key`.
+    fn park(&self, key: Key, question: Question, until: Instant) -> Option<bool> {
+        let mut parked = self.parked();
+        // With the lock, so that `Skeleton::close` finds it parked or is found here.
+        if self.closed.load(Ordering::SeqCst) {
+            drop(parked);
+            question.refuse(Errno::EIO);
+            return None;
+        }
+        Some(parked.park(key, Waiting { question, until }))
+    }
+
+    fn answer_about(&self, path: &[u8], question: Question, until: Instant) {
+        let Some((facts, question)) = self.facts(path, question, until) else { return };
+        match (question, facts) {
+            (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
+                let id = self.inodes().look_up(path, attr.ino, attr.mode, true);
+                let attr = attributes::of_record(&attr, id, &self.setup.identity);
+                reply.entry(&STABLE, &attr, Generation(0));
+            }
+            (Question::Lookup { reply, .. }, Facts::Absent(Errno::ENOENT)) => {
+                // Node 0: the kernel remembers that there is none.
+                let none = FileAttr { ino: INodeNo(0), ..attributes::top() };
+                reply.entry(&STABLE, &none, Generation(0));
+            }
+            (Question::Lookup { reply, .. }, Facts::Volatile) => match self.look_up_original(path) {
+                Ok(attr) => reply.entry(&VOLATILE, &attr, Generation(0)),
+                Err(e) => reply.error(errno(e)),
+            },
+            (Question::Getattr { ino, reply }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
+                reply.attr(&STABLE, &attributes::of_record(&attr, ino, &self.setup.identity));
+            }
+            (Question::Getattr { ino, reply }, Facts::Volatile) => match original::stat(path) {
+                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity)),
+                Err(e) => reply.error(errno(e)),
+            },
+            (Question::Readlink { reply, .. }, Facts::Link(_, target)) => reply.data(&target),
+            (Question::Readlink { reply, .. }, Facts::Volatile) => match rustix::fs::readlink(path, Vec::new()) {
+                Ok(target) => reply.data(target.as_bytes()),
+                Err(e) => reply.error(errno(e)),
+            },
+            (Question::Opendir { reply, .. }, Facts::Dir(_, listing)) => {
+                let fh = self.handles.add(Handle::Directory(listing));
+                reply.opened(FileHandle(fh), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
+            }
+            (Question::Opendir { reply, .. }, Facts::Volatile) => match original::list(path) {
+                Ok(names) => {
+                    let fh = self.handles.add(Handle::Directory(Arc::new(names)));
+                    reply.opened(FileHandle(fh), FopenFlags::empty());
+                }
+                Err(e) => reply.error(errno(e)),
+            },
+            (Question::Open { ino, flags, reply }, Facts::File(_, Some(id))) => {
+                self.open_staged(ino, path, id, flags, reply);
+            }
+            (Question::Open { ino, flags, reply }, Facts::File(_, None)) => {
+                self.open_original(ino, path, flags, FopenFlags::FOPEN_KEEP_CACHE, reply);
+            }
+            (Question::Open { ino, flags, reply }, Facts::Volatile) => {
+                self.open_original(ino, path, flags, FopenFlags::empty(), reply);
+            }
+            (question, Facts::Absent(e)) => question.refuse(e),
+            // The name means something else than when the kernel looked it up.
+            (question, _) => question.refuse(Errno::ESTALE),
+        }
+    }
+
+    fn open_original(&self, ino: u64, path: &[u8], flags: OpenFlags, how: FopenFlags, reply: ReplyOpen) {
+        match original::open(path, flags.0) {
+            Ok(file) => {
+                let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
+                let how = if writes { how } else { how | FopenFlags::FOPEN_NOFLUSH };
+                if writes {
+                    self.note(path, Change::Written(kind::REG));
+                }
+                reply.opened(FileHandle(self.handles.add(Handle::Original { ino, file, writes })), how);
+            }
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn open_staged(&self, ino: u64, path: &[u8], id: FileId, flags: OpenFlags, reply: ReplyOpen) {
+        let open = || {
+            let file = self.setup.store.open(id)?;
+            let size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+            Ok::<_, rustix::io::Errno>((file, size))
+        };
+        match open() {
+            Ok((file, size)) => {
+                let (complete, fallback) = (AtomicBool::new(false), OnceLock::new());
+                let fh = self.handles.add(Handle::Staged { id, file, size, complete, path: path.into(), fallback });
+                reply.opened(FileHandle(fh), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
+            }
+            Err(e) => {
+                log::warn!("staged file {id} cannot be opened: {e}; its original is read");
+                self.open_original(ino, path, flags, FopenFlags::empty(), reply);
+            }
+        }
+    }
+
+    fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData, until: Instant) {
+        let handle = self.handles.get(fh);
+        let file = match handle.as_deref() {
+            Some(Handle::Original { file, .. }) => file,
+            Some(Handle::Staged { id, file, size: end, complete, path, fallback }) => {
+                if complete.load(Ordering::Acquire) {
+                    file
+                } else {
+                    let to = offset.saturating_add(size.into()).min(*end);
+                    let catalog = self.catalog();
+                    complete.store(catalog.is_complete(*id), Ordering::Release);
+                    match catalog.has_content(*id, offset, to) {
+                        Some(true) => file,
+                        Some(false) => {
+                            let question = Question::Read { fh, offset, size, reply };
+                            self.park(Key::Content(*id), question, until);
+                            return;
+                        }
+                        None => {
+                            drop(catalog);
+                            match (fallback.get(), original::open(path, 0)) {
+                                (Some(file), _) => file,
+                                (None, Ok(file)) => fallback.get_or_init(|| file),
+                                (None, Err(e)) => return reply.error(errno(e)),
+                            }
+                        }
+                    }
+                }
+            }
+            _ => return reply.error(Errno::EBADF),
+        };
+        let mut buffer = vec![0; size as usize];
+        match store::read_at(file, offset, &mut buffer) {
+            Ok(n) => reply.data(&buffer[..n]),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    /// Entries of an opened directory from `offset` on: `.`, `..`, then its names.
+    pub(super) fn read_dir(&self, fh: u64, ino: u64, offset: u64, mut reply: fuser::ReplyDirectory) {
+        let handle = self.handles.get(fh);
+        let Some(Handle::Directory(listing)) = handle.as_deref() else { return reply.error(Errno::EBADF) };
+        let directory = self.path(ino);
+        let inodes = self.inodes();
+        for position in offset.. {
+            let next = position + 1;
+            let full = match position {
+                0 => reply.add(INodeNo(ino), next, fuser::FileType::Directory, "."),
+                1 => reply.add(UNKNOWN_INO, next, fuser::FileType::Directory, ".."),
+                _ => {
+                    let Some((name, kind)) = usize::try_from(position - 2).ok().and_then(|i| listing.get(i)) else {
+                        break;
+                    };
+                    let known = directory.as_ref().and_then(|d| inodes.of(&join(d, name)));
+                    let id = known.map_or(UNKNOWN_INO, |(id, _)| INodeNo(id));
+                    reply.add(id, next, attributes::dirent_type(*kind), std::ffi::OsStr::from_bytes(name))
+                }
+            };
+            if full {
+                break;
+            }
+        }
+        drop(inodes);
+        reply.ok();
+    }
+}

@@ -1,0 +1,16 @@
+//! How a job sees the captured directories: under their original paths, out of the catalog and the store.
+//!
+//! The keeper makes the namespaces and mounts ([`namespace`]); the agent serves the FUSE file system mounted there ([`skeleton`]).
+
+mod answers;
+mod attributes;
+mod handles;
+mod inodes;
+pub mod namespace;
+mod original;
+mod parked;
+mod server;
+pub mod skeleton;
+
+pub use attributes::Identity;
+pub use skeleton::{DEADLINE, Need, Serving, Setup, Skeleton, Upcall};

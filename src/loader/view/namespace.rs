@@ -1,0 +1,269 @@
+//! The keeper's side: namespaces and mounts. For a fresh, single-threaded process (the kernel lets no other join a user namespace).
+//!
+//! A session has one *base* per node: a user namespace (for ordinary users; one for all ranks, so that they can read each other's memory) and
+//! a mount namespace that holds the store. Each job copies the mount namespace and mounts its view into the copy.
+//! Only the descriptors of the base and the processes inside keep it alive, so nothing can be left behind.
+//!
+//! Only mounts attached in one's own mount namespace can be bound from (a detached one only since Linux 6.15), and every existing
+//! directory shows something. So a helper mount is stacked on a directory and covered again by what that directory showed;
+//! below the cover it stays attached and is reached through a descriptor. The store is covered on `/dev` (mount points of its own, so that
+//! no rename there crosses the cover), the top of a view by its own first root. A copied namespace has copied mounts, which no
+//! descriptor of the old one leads to: only the working directory moves along, so the store is carried over as that.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags};
+
+use crate::error::{Context, Error};
+use crate::loader::catalog::is_below;
+use crate::loader::store;
+use crate::net::wire::record::FileId;
+
+/// Where helper mounts are covered.
+const COVERED: &str = "/dev";
+/// Hidden for the moment that this takes.
+const ASIDE: &str = "/proc";
+
+/// What a node does not allow; decides the fallback.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lacks {
+    /// No own namespaces, hence no view by mounts at all.
+    Namespaces,
+    /// Namespaces, but no FUSE in them: files can still be bound directly onto the originals ([`Job::without_fuse`]).
+    Fuse,
+}
+
+/// Why a step failed, and whether the node lacks something that a fallback does without.
+#[derive(Debug)]
+pub struct Failure {
+    pub lacks: Option<Lacks>,
+    pub error: Error,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure { lacks: None, error }
+    }
+}
+
+type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// Where the staged files lie.
+#[derive(Debug, Clone, Copy)]
+pub enum Place<'a> {
+    /// A RAM disk of at most this many bytes, which only this session's processes can see.
+    Memory(u64),
+    /// An existing directory.
+    Directory(&'a Path),
+}
+
+/// What all jobs of a session on a node share. The agent holds the descriptors and gives copies to later keepers.
+#[derive(Debug)]
+pub struct Base {
+    /// `None` when made by root.
+    pub user: Option<OwnedFd>,
+    pub mount: OwnedFd,
+    /// The store's directory, for [`store::Store`]; usable in any mount namespace.
+    pub store: OwnedFd,
+    /// The same, read-only, as a mount of the base's namespace: what files are bound from.
+    pub sealed: OwnedFd,
+}
+
+impl Base {
+    /// Makes the namespaces and the store; the process is inside afterwards, with `/` as its working directory.
+    pub fn create(place: Place<'_>) -> Result<Base> {
+        let root = rustix::process::geteuid().is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok();
+        if !root {
+            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+                .map_err(|e| forbidden("make a user namespace", e))?;
+            // Without this order and this word the kernel refuses a group map to ordinary users.
+            let maps = [
+                ("setgroups", "deny".into()),
+                ("uid_map", format!("{uid} {uid} 1")),
+                ("gid_map", format!("{gid} {gid} 1")),
+            ];
+            for (file, line) in maps {
+                std::fs::write(format!("/proc/self/{file}"), line)
+                    .map_err(|e| forbidden("map the user into his namespace", e))?;
+            }
+        }
+        // Slave, not private: what the host's automounter mounts later has to appear here.
+        rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
+            .map_err(|e| forbidden("change mounts", e))?;
+        let (store, sealed) = mount_store(place)?;
+        let namespace = |name: &str| {
+            let path = format!("/proc/self/ns/{name}");
+            rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).op_on("open", path)
+        };
+        let user = if root { None } else { Some(namespace("user")?) };
+        let mount = namespace("mnt")?;
+        rustix::process::chdir("/").op_on("enter", "/")?;
+        Ok(Base { user, mount, store, sealed })
+    }
+
+    /// Enters a base that an earlier keeper made; the working directory becomes `/`.
+    pub fn join(&self) -> Result<()> {
+        if let Some(user) = &self.user {
+            setns(user, CloneFlags::CLONE_NEWUSER).op("join the session's user namespace")?;
+        }
+        Ok(setns(&self.mount, CloneFlags::CLONE_NEWNS).op("join the session's mount namespace")?)
+    }
+}
+
+fn forbidden(operation: &'static str, cause: impl std::fmt::Display) -> Failure {
+    let error = Error::new(operation, cause)
+        .remedy("use --view audit, or let the administrator allow unprivileged user namespaces");
+    Failure { lacks: Some(Lacks::Namespaces), error }
+}
+
+/// The store's directory, writable and (as a path descriptor) read-only.
+fn mount_store(place: Place<'_>) -> Result<(OwnedFd, OwnedFd)> {
+    // Before the stacking: a recursive bind would copy what is stacked, too. It waits on any other directory until it is moved on top.
+    rustix::mount::mount_bind_recursive(COVERED, ASIDE).map_err(|e| forbidden("bind a directory", e))?;
+    let store = match place {
+        Place::Memory(bytes) => {
+            let options = CString::new(format!("size={bytes},mode=0700")).expect("no NUL in a number");
+            // Not noexec: programs and libraries are what it is for.
+            rustix::mount::mount("hpcrt-store", COVERED, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options)
+                .map_err(|e| forbidden("mount the store's RAM disk", e))?;
+            open_directory(COVERED, OFlags::RDONLY)?
+        }
+        Place::Directory(path) => {
+            let store = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .op_on("open the store", path)?;
+            rustix::mount::mount_bind(path, COVERED).op_on("bind the store", path)?;
+            store
+        }
+    };
+    if matches!(place, Place::Memory(_)) {
+        rustix::mount::mount_bind(COVERED, COVERED).op("bind the store")?;
+    }
+    // Flags that the mount inherited may be locked: a remount must repeat them.
+    let flags = rustix::fs::statvfs(COVERED).op("inspect the store")?.f_flag;
+    let mut keep = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    if flags.contains(StatVfsMountFlags::NOEXEC) {
+        keep |= MountFlags::NOEXEC;
+    }
+    for (bit, flag) in
+        [(1 << 10, MountFlags::NOATIME), (1 << 11, MountFlags::NODIRATIME), (1 << 12, MountFlags::RELATIME)]
+    {
+        if flags.bits() & bit != 0 {
+            keep |= flag;
+        }
+    }
+    rustix::mount::mount_remount(COVERED, keep, "").op("make the store read-only for programs")?;
+    let sealed = open_directory(COVERED, OFlags::PATH)?;
+    rustix::mount::mount_move(ASIDE, COVERED).op_on("cover the store with", COVERED)?;
+    Ok((store, sealed))
+}
+
+fn open_directory(path: impl AsRef<Path>, how: OFlags) -> Result<OwnedFd, Error> {
+    let flags = how | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path.as_ref(), flags, Mode::empty()).op_on("open", path)
+}
+
+/// A path to `name` in a directory known by descriptor.
+fn of(directory: &impl AsFd, name: &str) -> String {
+    format!("/proc/self/fd/{}/{name}", directory.as_fd().as_raw_fd())
+}
+
+/// A job's own mount namespace.
+#[derive(Debug)]
+pub struct Job {
+    sealed: OwnedFd,
+    roots: Vec<Vec<u8>>,
+    top: Option<OwnedFd>,
+}
+
+impl Job {
+    /// Copies the base's mount namespace, in which the process is, and mounts the view's file system in the copy. The descriptor is for
+    /// [`super::Skeleton::serve`] in another process; until that returns nothing below the first root can be reached.
+    /// `sealed`: [`Base::sealed`]. `roots`: the same, in the same order, as the skeleton's. Working directory: `/` afterwards.
+    pub fn with_fuse(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<(Job, OwnedFd)> {
+        if let Some(inner) = roots.iter().find(|r| roots.iter().any(|outer| is_below(r, outer))) {
+            return Err(Error::new("show", "it lies inside another root of the view").on(text(inner)).into());
+        }
+        let first =
+            roots.first().ok_or_else(|| Error::new("show the program's directories", "there are none"))?.clone();
+        // Opened after the user namespace was made: the device belongs to the namespace it was opened in, and the mount has to agree.
+        let fuse = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(no_fuse)?;
+        let mut job = Job::without_fuse(sealed, roots)?;
+        let options = CString::new(mount_options(fuse.as_fd())).expect("no NUL in numbers");
+        rustix::mount::mount("hpcrt", &*first, "fuse.hpcrt", MountFlags::NOSUID | MountFlags::NODEV, &*options)
+            .map_err(|e| {
+                if matches!(e, Errno::PERM | Errno::NODEV | Errno::ACCESS) {
+                    no_fuse(e)
+                } else {
+                    not_mounted(&first, e)
+                }
+            })?;
+        job.top = Some(open_directory(text(&first), OFlags::PATH)?);
+        Ok((job, fuse))
+    }
+
+    /// Copies the base's mount namespace and shows the originals in it.
+    pub fn without_fuse(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<Job> {
+        rustix::process::fchdir(sealed).op("enter the store")?;
+        unshare(CloneFlags::CLONE_NEWNS).map_err(|e| forbidden("make the job's mount namespace", e))?;
+        let sealed = open_directory(".", OFlags::PATH)?;
+        rustix::process::chdir("/").op_on("enter", "/")?;
+        Ok(Job { sealed, roots, top: None })
+    }
+
+    /// Puts the view over the original directories. To be called once the view is served.
+    pub fn bind_roots(&self) -> Result<()> {
+        let Some(top) = &self.top else { return Ok(()) };
+        for (index, root) in self.roots.iter().enumerate() {
+            rustix::mount::mount_bind(of(top, &index.to_string()), &**root).map_err(|e| not_mounted(root, e))?;
+        }
+        Ok(())
+    }
+
+    /// Binds staged files onto their original paths, read-only, so that their pages come straight from the store. They must be complete.
+    /// Returns how many were bound: what cannot be (the kernel's `fs.mount-max`, a name gone meanwhile) is read through the view.
+    pub fn bind_files<'a>(&self, files: impl IntoIterator<Item = (&'a [u8], FileId)>) -> usize {
+        let mut bound = 0;
+        for (path, id) in files {
+            match rustix::mount::mount_bind(of(&self.sealed, &store::name(id)), path) {
+                Ok(()) => bound += 1,
+                Err(Errno::NOSPC) => {
+                    log::warn!(
+                        "this kernel allows no more mounts (fs.mount-max): further files are read through the view"
+                    );
+                    break;
+                }
+                Err(e) => log::warn!("staged file {id} is not bound to {:?}: {e}", text(path)),
+            }
+        }
+        bound
+    }
+}
+
+/// `user_id` and `group_id` must be mapped in the mounting user namespace. `allow_other`: within that namespace, ranks need not have
+/// the mounter's exact credentials. `default_permissions`: the kernel checks modes, so that cached names need no request.
+fn mount_options(fuse: BorrowedFd<'_>) -> String {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    format!("fd={},rootmode=40755,user_id={uid},group_id={gid},default_permissions,allow_other", fuse.as_raw_fd())
+}
+
+fn no_fuse(cause: Errno) -> Failure {
+    let error = Error::new("use FUSE on this node", cause)
+        .on("/dev/fuse")
+        .remedy("let the administrator load fuse and make /dev/fuse accessible");
+    Failure { lacks: Some(Lacks::Fuse), error }
+}
+
+fn not_mounted(path: &[u8], cause: Errno) -> Failure {
+    Error::new("mount the view over", cause).on(text(path)).into()
+}
+
+fn text(path: &[u8]) -> &Path {
+    use std::os::unix::ffi::OsStrExt;
+    Path::new(std::ffi::OsStr::from_bytes(path))
+}

@@ -1,0 +1,128 @@
+//! The original files, by path, with the agent's own rights. The agent is outside of the job's mount namespace, so paths lead to them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fuser::TimeOrNow;
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::io::{Errno, Result};
+
+use super::handles::Handle;
+use crate::loader::catalog::Listing;
+
+/// `lstat(2)`.
+pub(super) fn stat(path: &[u8]) -> Result<Stat> {
+    rustix::fs::lstat(path)
+}
+
+/// Opens what exists with the program's flags, without those that concern only its own descriptor or would create or follow anything.
+pub(super) fn open(path: &[u8], flags: i32) -> Result<OwnedFd> {
+    let drop = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::NOCTTY | OFlags::DIRECT;
+    rustix::fs::open(path, (of_bits(flags) - drop) | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Makes (or, without `O_EXCL`, perhaps only opens) a regular file.
+pub(super) fn create(path: &[u8], flags: i32, mode: u32) -> Result<OwnedFd> {
+    let flags = (of_bits(flags) - OFlags::DIRECT) | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::from_raw_mode(mode & 0o7777))
+}
+
+fn of_bits(flags: i32) -> OFlags {
+    OFlags::from_bits_retain(flags.cast_unsigned())
+}
+
+/// All names but `.` and `..`.
+pub(super) fn list(path: &[u8]) -> Result<Listing> {
+    let directory = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut names = Listing::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push((name.into(), super::attributes::dirent_kind(entry.file_type().as_raw_mode())));
+        }
+    }
+    Ok(names)
+}
+
+/// Writes all of `bytes` at `offset`; on an `O_APPEND` descriptor the kernel appends whatever the offset.
+pub(super) fn write_at(file: impl AsFd, offset: u64, bytes: &[u8]) -> Result<usize> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(&file, &bytes[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// What `setattr` asks for; `None` fields stay.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) mode: Option<u32>,
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+    pub(super) size: Option<u64>,
+    pub(super) atime: Option<TimeOrNow>,
+    pub(super) mtime: Option<TimeOrNow>,
+}
+
+/// Applies a wish to the file at `path`, or to an open one where it has lost its name or the program came through a descriptor.
+pub(super) fn set(path: Option<&[u8]>, handle: Option<&Handle>, wish: Wish) -> Result<()> {
+    let file = match handle {
+        Some(Handle::Original { file, .. }) => Some(file),
+        _ => None,
+    };
+    let path = || path.ok_or(Errno::STALE);
+    if let Some(size) = wish.size {
+        match file {
+            Some(file) => rustix::fs::ftruncate(file, size)?,
+            None => rustix::fs::ftruncate(open(path()?, OFlags::WRONLY.bits().cast_signed())?, size)?,
+        }
+    }
+    if let Some(mode) = wish.mode.map(|m| Mode::from_raw_mode(m & 0o7777)) {
+        match file {
+            Some(file) => rustix::fs::fchmod(file, mode)?,
+            None => rustix::fs::chmodat(CWD, path()?, mode, AtFlags::empty())?,
+        }
+    }
+    if wish.uid.is_some() || wish.gid.is_some() {
+        let (uid, gid) = (wish.uid.map(rustix::fs::Uid::from_raw), wish.gid.map(rustix::fs::Gid::from_raw));
+        match file {
+            Some(file) => rustix::fs::fchown(file, uid, gid)?,
+            None => rustix::fs::chownat(CWD, path()?, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?,
+        }
+    }
+    if wish.atime.is_some() || wish.mtime.is_some() {
+        let times = Timestamps { last_access: timespec(wish.atime), last_modification: timespec(wish.mtime) };
+        match file {
+            Some(file) => rustix::fs::futimens(file, &times)?,
+            None => rustix::fs::utimensat(CWD, path()?, &times, AtFlags::SYMLINK_NOFOLLOW)?,
+        }
+    }
+    Ok(())
+}
+
+fn timespec(time: Option<TimeOrNow>) -> Timespec {
+    match time {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(TimeOrNow::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(TimeOrNow::SpecificTime(time)) => since_epoch(time),
+    }
+}
+
+fn since_epoch(time: SystemTime) -> Timespec {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => Timespec { tv_sec: after.as_secs().cast_signed(), tv_nsec: after.subsec_nanos().into() },
+        Err(e) => {
+            let before = e.duration();
+            let borrow = i64::from(before.subsec_nanos() > 0);
+            let nanoseconds = (1_000_000_000 - i64::from(before.subsec_nanos())) % 1_000_000_000;
+            Timespec { tv_sec: -before.as_secs().cast_signed() - borrow, tv_nsec: nanoseconds }
+        }
+    }
+}

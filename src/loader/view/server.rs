@@ -1,0 +1,417 @@
+//! The FUSE operations. Questions go to [`super::answers`]; changes are made to the original, then noted.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use rustix::fs::{AtFlags, CWD, FileType, Mode};
+
+use super::answers::errno;
+use super::handles::Handle;
+use super::original::{self, Wish};
+use super::parked::Question;
+use super::skeleton::View;
+use super::{attributes, inodes};
+use crate::loader::catalog::{Change, join, kind};
+
+/// Bytes of one write request, at most.
+const WRITE_MAX: u32 = 1 << 20;
+
+pub(super) struct Server(pub(super) Arc<View>);
+
+impl Server {
+    fn child(&self, parent: INodeNo, name: &OsStr) -> rustix::io::Result<Vec<u8>> {
+        if parent.0 == inodes::TOP {
+            return Err(rustix::io::Errno::PERM);
+        }
+        let directory = self.0.path(parent.0).ok_or(rustix::io::Errno::STALE)?;
+        Ok(join(&directory, name.as_bytes()))
+    }
+
+    /// Makes `name` by `make`, and tells the kernel and the tree of it.
+    fn make(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        make: impl FnOnce(&[u8]) -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<FileAttr> {
+        let path = self.child(parent, name)?;
+        make(&path)?;
+        self.made(&path)
+    }
+
+    fn made(&self, path: &[u8]) -> rustix::io::Result<FileAttr> {
+        // The node before the note: what the log says about our own change must find it, and find it volatile.
+        let attr = self.0.look_up_original(path);
+        let kind = attr.as_ref().map_or(kind::UNKNOWN, |a| attributes::dirent_kind_of(a.kind));
+        self.0.note(path, Change::Named(Some(kind)));
+        attr
+    }
+
+    fn remove(&self, parent: INodeNo, name: &OsStr, flags: AtFlags, reply: ReplyEmpty) {
+        let remove = || {
+            let path = self.child(parent, name)?;
+            rustix::fs::unlinkat(CWD, &path, flags)?;
+            self.0.inodes().detach(&path);
+            self.0.note(&path, Change::Named(None));
+            Ok(())
+        };
+        finish(remove(), reply);
+    }
+}
+
+fn finish(result: rustix::io::Result<()>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(errno(e)),
+    }
+}
+
+fn entry(result: rustix::io::Result<FileAttr>, reply: ReplyEntry) {
+    match result {
+        Ok(attr) => reply.entry(&Duration::ZERO, &attr, Generation(0)),
+        Err(e) => reply.error(errno(e)),
+    }
+}
+
+impl Filesystem for Server {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Lookups in one directory must not wait for each other: one of them may wait for the log.
+        for wish in [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_CACHE_SYMLINKS, InitFlags::FUSE_AUTO_INVAL_DATA] {
+            if config.add_capabilities(wish).is_err() {
+                log::debug!("this kernel's FUSE lacks {wish:?}");
+            }
+        }
+        let _ = config.set_max_write(WRITE_MAX);
+        let _ = config.set_max_background(64);
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.0.ask(Question::Lookup { parent: parent.0, name: name.to_owned(), reply });
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
+        self.0.inodes().forget(ino.0, nlookup);
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.0.ask(Question::Getattr { ino: ino.0, reply });
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        self.0.ask(Question::Readlink { ino: ino.0, reply });
+    }
+
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.0.ask(Question::Opendir { ino: ino.0, reply });
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        self.0.read_dir(fh.0, ino.0, offset, reply);
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.0.handles.remove(fh.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let sync = || {
+            let path = self.0.path(ino.0).ok_or(rustix::io::Errno::STALE)?;
+            rustix::fs::fsync(original::open(&path, 0)?)
+        };
+        finish(sync(), reply);
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.0.ask(Question::Open { ino: ino.0, flags, reply });
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.0.ask(Question::Read { fh: fh.0, offset, size, reply });
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let handle = self.0.handles.get(fh.0);
+        let Some(Handle::Original { file, .. }) = handle.as_deref() else { return reply.error(Errno::EBADF) };
+        match original::write_at(file, offset, data) {
+            Ok(n) => reply.written(u32::try_from(n).expect("no more than was asked for")),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let handle = self.0.handles.get(fh.0);
+        let Some(Handle::Original { file, writes: true, .. }) = handle.as_deref() else { return reply.ok() };
+        // A network file system reports at close what it could not write; closing a duplicate makes it say so now.
+        match nix::unistd::dup(file).and_then(nix::unistd::close) {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(Errno::from_i32(e as i32)),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        if let Some(Handle::Original { writes: true, .. }) = self.0.handles.remove(fh.0).as_deref()
+            && let Some(path) = self.0.path(ino.0)
+        {
+            // It may have been captured again while it was being written.
+            self.0.note(&path, Change::Written(kind::REG));
+        }
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        match self.0.handles.get(fh.0).as_deref() {
+            Some(Handle::Original { file, .. }) => {
+                let sync = if datasync { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) };
+                finish(sync, reply);
+            }
+            _ => reply.ok(),
+        }
+    }
+
+    fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
+        let create = || {
+            let path = self.child(parent, name)?;
+            let file = original::create(&path, flags, mode)?;
+            let attr = self.made(&path)?;
+            let fh = self.0.handles.add(Handle::Original { ino: attr.ino.0, file, writes: true });
+            Ok((attr, fh))
+        };
+        match create() {
+            Ok((attr, fh)) => reply.created(&Duration::ZERO, &attr, Generation(0), FileHandle(fh), FopenFlags::empty()),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn mknod(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+        let make = |path: &[u8]| {
+            rustix::fs::mknodat(
+                CWD,
+                path,
+                FileType::from_raw_mode(mode),
+                Mode::from_raw_mode(mode & 0o7777),
+                rdev.into(),
+            )
+        };
+        entry(self.make(parent, name, make), reply);
+    }
+
+    fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        let make = |path: &[u8]| rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(mode & 0o7777));
+        entry(self.make(parent, name, make), reply);
+    }
+
+    fn symlink(&self, _: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        entry(self.make(parent, name, |path| rustix::fs::symlinkat(target, CWD, path)), reply);
+    }
+
+    fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let make = |path: &[u8]| {
+            let old = self.0.path(ino.0).ok_or(rustix::io::Errno::STALE)?;
+            rustix::fs::linkat(CWD, &*old, CWD, path, AtFlags::empty())?;
+            self.0.note(&old, Change::Written(kind::REG));
+            Ok(())
+        };
+        entry(self.make(parent, name, make), reply);
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.remove(parent, name, AtFlags::empty(), reply);
+    }
+
+    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.remove(parent, name, AtFlags::REMOVEDIR, reply);
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        if flags.contains(RenameFlags::RENAME_EXCHANGE) {
+            return reply.error(Errno::EINVAL);
+        }
+        let rename = || {
+            let (old, new) = (self.child(parent, name)?, self.child(newparent, newname)?);
+            let kind = attributes::dirent_kind(original::stat(&old)?.st_mode);
+            let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+            match flags.is_empty() {
+                true => rustix::fs::renameat(CWD, &old, CWD, &new)?,
+                false => rustix::fs::renameat_with(CWD, &old, CWD, &new, flags)?,
+            }
+            let below = self.0.inodes().rename(&old, &new);
+            self.0.note(&old, Change::Named(None));
+            self.0.note(&new, Change::Named(Some(kind)));
+            self.0.invalidate(below);
+            Ok(())
+        };
+        finish(rename(), reply);
+    }
+
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let wish = Wish { mode, uid, gid, size, atime, mtime };
+        let set = || {
+            let path = self.0.path(ino.0);
+            let handle = fh.and_then(|fh| self.0.handles.get(fh.0)).or_else(|| match path {
+                Some(_) => None,
+                None => self.0.handles.of_inode(ino.0),
+            });
+            original::set(path.as_deref(), handle.as_deref(), wish)?;
+            match (path, handle.as_deref()) {
+                (Some(path), _) => {
+                    let stat = original::stat(&path)?;
+                    self.0.note(&path, Change::Written(attributes::dirent_kind(stat.st_mode)));
+                    Ok(stat)
+                }
+                (None, Some(Handle::Original { file, .. })) => rustix::fs::fstat(file),
+                _ => Err(rustix::io::Errno::STALE),
+            }
+        };
+        match set() {
+            Ok(stat) => reply.attr(&Duration::ZERO, &attributes::of_stat(&stat, ino.0, &self.0.setup.identity)),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let path = self.0.path(ino.0).or_else(|| self.0.roots.first().map(|r| r.clone().into()));
+        match rustix::fs::statvfs(path.as_deref().unwrap_or(b"/")) {
+            Ok(s) => {
+                let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+                let (bsize, frsize, name_max) = (small(s.f_bsize), small(s.f_frsize), small(s.f_namemax));
+                reply.statfs(s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, bsize, name_max, frsize);
+            }
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    // Answered ENOSYS once, the kernel does not ask again.
+
+    fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn listxattr(&self, _: &Request, _: INodeNo, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn setxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn removexattr(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: fuser::ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: fuser::IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: fuser::ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let handle = self.0.handles.get(fh.0);
+        let Some(Handle::Original { file, .. }) = handle.as_deref() else { return reply.error(Errno::EBADF) };
+        let flags = rustix::fs::FallocateFlags::from_bits_retain(mode.cast_unsigned());
+        finish(rustix::fs::fallocate(file, flags, offset, length), reply);
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: u64,
+        _: fuser::CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        // The kernel copies through the page cache instead.
+        reply.error(Errno::ENOSYS);
+    }
+}

@@ -1,0 +1,350 @@
+//! The FUSE file system of a job on a node: one superblock, whose top directory has the view's roots as children `0`, `1`, ...
+//! The keeper binds each over its original directory.
+//!
+//! What is stable in the catalog is given to the kernel without time limit, so a program's second look costs no request; what is
+//! volatile with a limit of zero; what is unknown makes the question wait, never the thread, until the log answers.
+//!
+//! Three threads stand beside FUSE's own, because they may wait for each other: invalidating a name waits for the kernel's lock on its
+//! directory, which a waiting question may hold; so questions are answered by another thread, and only the log feeds both.
+//! A change made on this node is not invalidated on this node by its own handler: the kernel holds the directory and already knows.
+//!
+//! Not implemented: POSIX and BSD locks are the kernel's, so they bind the processes of one node only. Extended attributes are not shown.
+//! Times of last access are those of last modification.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
+
+use super::handles::Handles;
+use super::inodes::Inodes;
+use super::parked::{Key, Parked};
+use super::server::Server;
+use super::{Identity, attributes, original};
+use crate::error::{Context, Result};
+use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
+use crate::loader::store::Store;
+
+/// How long a question should wait for the log, in general; see [`Setup::deadline`].
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a node wants to know about a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// Its attributes; of a directory its listing, of a link its target.
+    Attributes,
+    /// Its content too, if it is a file that may be captured.
+    Content,
+}
+
+/// The way up to the root. Both are called from FUSE threads and must not wait.
+pub trait Upcall: Send + Sync {
+    /// The log is to say something about `path`.
+    fn want(&self, path: &[u8], need: Need);
+    /// A job on this node changed `path`; now it is a `d_type`, or gone. The log is to say `Changed` to all, this node included.
+    fn changed(&self, path: &[u8], exists: Option<u8>);
+}
+
+/// What a view is made of; shared by the views of all jobs of a session on a node.
+#[derive(Clone)]
+pub struct Setup {
+    pub catalog: Arc<RwLock<Catalog>>,
+    pub store: Arc<Store>,
+    pub upcall: Arc<dyn Upcall>,
+    pub identity: Identity,
+    /// A question waits for the log at most this long (and a second more); then the program gets `EIO`.
+    pub deadline: Duration,
+}
+
+impl std::fmt::Debug for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setup")
+            .field("identity", &self.identity)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Names of inodes that are to be forgotten by the kernel.
+type Stale = Vec<Box<[u8]>>;
+
+/// A job's view on one node.
+#[derive(Debug)]
+pub struct Skeleton {
+    view: Arc<View>,
+    woken: Sender<Vec<Key>>,
+    /// The receivers of the threads that [`Skeleton::serve`] starts.
+    idle: Mutex<Option<(Receiver<Vec<Key>>, Receiver<Stale>)>>,
+}
+
+/// What the threads share. The catalog is locked before any other, and no two of the others at once.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) setup: Setup,
+    pub(super) roots: Vec<Box<[u8]>>,
+    parked: Mutex<Parked>,
+    inodes: Mutex<Inodes>,
+    pub(super) handles: Handles,
+    stale: Mutex<Sender<Stale>>,
+    /// Files that jobs on this node wrote: what the root read of them may be older.
+    written: Mutex<HashSet<Box<[u8]>>>,
+    pub(super) closed: AtomicBool,
+}
+
+/// Of [`View::written`], at most. Beyond it is emptied: the files written last are written again soon, and noted again.
+const WRITTEN_MAX: usize = 4096;
+
+/// A view in service. It ends when its mount does (with the last process of its mount namespace).
+#[derive(Debug)]
+pub struct Serving {
+    ended: Receiver<std::io::Result<()>>,
+}
+
+impl Serving {
+    /// Waits until the mount is gone; `false` when it is still there after `limit`.
+    pub fn wait_end(&self, limit: Duration) -> bool {
+        !matches!(self.ended.recv_timeout(limit), Err(RecvTimeoutError::Timeout))
+    }
+}
+
+impl Skeleton {
+    /// `roots`: absolute canonical directories, none inside another, all covered by the catalog.
+    pub fn new(setup: Setup, roots: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        let (woken, to_answer) = channel();
+        let (stale, to_invalidate) = channel();
+        let view = View {
+            setup,
+            roots: roots.into_iter().map(Vec::into_boxed_slice).collect(),
+            parked: Mutex::default(),
+            inodes: Mutex::default(),
+            handles: Handles::default(),
+            stale: Mutex::new(stale),
+            written: Mutex::default(),
+            closed: AtomicBool::new(false),
+        };
+        Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some((to_answer, to_invalidate))) }
+    }
+
+    /// To be called after each [`Catalog::apply`], with the catalog unlocked. Does not wait.
+    pub fn applied(&self, effects: &Effects) {
+        let mut keys = self.view.parked().settled(effects);
+        let written = lock(&self.view.written);
+        if !written.is_empty() {
+            keys.extend(effects.settled.iter().filter(|p| written.contains(*p)).map(|p| Key::Path(p.clone())));
+        }
+        drop(written);
+        if !keys.is_empty() {
+            let _ = self.woken.send(keys);
+        }
+        if !effects.stale.is_empty() {
+            self.view.invalidate(effects.stale.clone());
+        }
+    }
+
+    /// The job is being killed: whatever waits for the log fails now, and so does what would. (A process cannot even be killed while the
+    /// kernel waits for the answer to its question.)
+    pub fn close(&self) {
+        self.view.closed.store(true, Ordering::SeqCst);
+        self.view.refuse_all();
+    }
+
+    /// Serves the file system mounted with `fuse`, an opened `/dev/fuse`, by `threads` threads. Returns when the mount can be used.
+    pub fn serve(&self, fuse: OwnedFd, threads: usize) -> Result<Serving> {
+        let (to_answer, to_invalidate) = lock(&self.idle).take().expect("a skeleton is served once");
+        let mut config = Config::default();
+        config.acl = SessionACL::All;
+        config.n_threads = Some(threads.max(1));
+        let server = Server(self.view.clone());
+        let session = Session::from_fd(server, fuse, SessionACL::All, config).op("serve the view")?;
+        let notifier = session.notifier();
+        let (end, ended) = channel();
+        let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name.into()).spawn(f).op("start a thread of the view")
+        };
+        let view = self.view.clone();
+        spawn(
+            "view-serve",
+            Box::new(move || {
+                // The kernel has applied the program's umask already; ours must not be applied too, and is nobody else's business.
+                if nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).is_ok() {
+                    rustix::process::umask(rustix::fs::Mode::empty());
+                }
+                let result = session.run();
+                if let Err(e) = &result {
+                    log::warn!("the view ended: {e}");
+                }
+                for (_, waiting) in view.parked().expired(Instant::now() + DEADLINE * 2) {
+                    waiting.question.refuse(Errno::EIO);
+                }
+                // Ends the threads below: their channels close.
+                *lock(&view.stale) = channel().0;
+                let _ = end.send(result);
+            }),
+        )?;
+        let view = self.view.clone();
+        spawn(
+            "view-invalidate",
+            Box::new(move || {
+                for paths in to_invalidate {
+                    for path in paths {
+                        view.forget_in_kernel(&notifier, &path);
+                    }
+                }
+            }),
+        )?;
+        let view = Arc::downgrade(&self.view);
+        spawn(
+            "view-answer",
+            Box::new(move || {
+                loop {
+                    let keys = match to_answer.recv_timeout(Duration::from_secs(1)) {
+                        Ok(keys) => keys,
+                        Err(RecvTimeoutError::Timeout) => Vec::new(),
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    };
+                    let Some(view) = view.upgrade() else { return };
+                    view.answer_settled(&keys);
+                }
+            }),
+        )?;
+        Ok(Serving { ended })
+    }
+}
+
+/// A poisoned lock means that a thread panicked between two consistent states of a table of independent entries.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl View {
+    pub(super) fn catalog(&self) -> RwLockReadGuard<'_, Catalog> {
+        self.setup.catalog.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn parked(&self) -> MutexGuard<'_, Parked> {
+        lock(&self.parked)
+    }
+
+    pub(super) fn inodes(&self) -> MutexGuard<'_, Inodes> {
+        lock(&self.inodes)
+    }
+
+    pub(super) fn invalidate(&self, paths: Vec<Box<[u8]>>) {
+        let _ = lock(&self.stale).send(paths);
+    }
+
+    /// A job on this node changed `path`, and the original has it already.
+    pub(super) fn note(&self, path: &[u8], change: Change) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
+        if let Change::Written(kind::REG) = change {
+            let mut written = lock(&self.written);
+            if written.len() >= WRITTEN_MAX {
+                written.clear();
+            }
+            written.insert(path.into());
+        }
+        let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
+        let tell = catalog.changed_here(path, change, now);
+        drop(catalog);
+        if tell {
+            match change {
+                Change::Named(exists) => self.setup.upcall.changed(path, exists),
+                Change::Written(kind) => self.setup.upcall.changed(path, Some(kind)),
+            }
+        }
+    }
+
+    /// The root may have read `path` before, and its record have come after a job here wrote it.
+    fn compare_written(&self, path: &[u8]) {
+        let attr = match self.catalog().lookup(path) {
+            Known::File { attr, .. } if lock(&self.written).contains(path) => *attr,
+            _ => return,
+        };
+        let same = original::stat(path).is_ok_and(|s| {
+            let mtime = (s.st_mtime, u32::try_from(s.st_mtime_nsec).unwrap_or(0));
+            (u64::try_from(s.st_size).unwrap_or(0), mtime) == (attr.size, attr.mtime)
+        });
+        if !same {
+            self.note(path, Change::Written(kind::REG));
+        }
+    }
+
+    fn refuse_all(&self) {
+        let all = self.parked().take_all();
+        for waiting in all {
+            waiting.question.refuse(Errno::EIO);
+        }
+    }
+
+    fn answer_settled(&self, keys: &[Key]) {
+        for key in keys {
+            if let Key::Path(path) = key {
+                self.compare_written(path);
+            }
+            let waiting = self.parked().take(key);
+            for waiting in waiting {
+                self.answer(waiting.question, waiting.until);
+            }
+        }
+        let expired = self.parked().expired(Instant::now());
+        for (key, waiting) in expired {
+            match &key {
+                Key::Path(path) => log::warn!("no answer about {:?} within its deadline", OsStr::from_bytes(path)),
+                Key::Content(id) => log::warn!("staged file {id} did not arrive within its deadline"),
+            }
+            waiting.question.refuse(Errno::EIO);
+        }
+    }
+
+    fn forget_in_kernel(&self, notifier: &Notifier, path: &[u8]) {
+        let catalog = self.catalog();
+        let is_dir = matches!(catalog.lookup(path), Known::Dir { .. } | Known::Listed(kind::DIR));
+        drop(catalog);
+        let mut inodes = self.inodes();
+        let directory = parent(path).and_then(|d| inodes.of(d)).map(|(id, _)| id);
+        let node = match inodes.of_mut(path) {
+            // Everything about it was given with a time limit of zero.
+            Some((_, node)) if !node.stable => return,
+            Some((id, node)) => {
+                // A directory that stays one keeps its name: dropping it would take the working directory from under programs.
+                let keeps_name = is_dir && node.is_dir();
+                node.stable = keeps_name;
+                Some((id, keeps_name))
+            }
+            None => None,
+        };
+        // The kernel may wait for a request that needs this lock.
+        drop(inodes);
+        if let Some((id, _)) = node {
+            report(notifier.inval_inode(INodeNo(id), 0, 0), path);
+        }
+        let is_root = self.roots.iter().any(|r| **r == *path);
+        if let Some(directory) = directory
+            && !is_root
+            && !matches!(node, Some((_, true)))
+        {
+            report(notifier.inval_entry(INodeNo(directory), OsStr::from_bytes(file_name(path))), path);
+        }
+    }
+
+    /// Attributes of the original, and the number of its node.
+    pub(super) fn look_up_original(&self, path: &[u8]) -> rustix::io::Result<fuser::FileAttr> {
+        let stat = original::stat(path)?;
+        let id = self.inodes().look_up(path, stat.st_ino, stat.st_mode, false);
+        Ok(attributes::of_stat(&stat, id, &self.setup.identity))
+    }
+}
+
+fn report(result: std::io::Result<()>, path: &[u8]) {
+    if let Err(e) = result {
+        log::debug!("the kernel did not forget {:?}: {e}", OsStr::from_bytes(path));
+    }
+}
