@@ -1,6 +1,8 @@
 //! The command line: the only place that knows flags.
 
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -214,8 +216,8 @@ pub fn run(argv: Vec<OsString>) -> ExitCode {
 
 fn dispatch(words: &[OsString]) -> Result<ExitCode> {
     let first = words.first().and_then(|w| w.to_str());
-    // Started by `up` and by the library, not by users.
-    if let (Some(internal @ ("hold" | "serve" | "up-from")), true) = (first, Uid::effective().is_root()) {
+    // Started by `up` and by the library; the real user id counts, as everybody may run the set-uid copy.
+    if let (Some(internal @ ("hold" | "serve" | "up-from")), true) = (first, Uid::current().is_root()) {
         let Some(words) = words[1..].iter().map(|w| w.to_str()).collect::<Option<Vec<&str>>>() else {
             bail!("{internal}: not UTF-8");
         };
@@ -232,7 +234,7 @@ fn dispatch(words: &[OsString]) -> Result<ExitCode> {
         Ok(arguments) => arguments.command,
         Err(exit) => {
             if exit.status.is_ok() {
-                println!("{}", exit.output);
+                say(exit.output);
                 return Ok(ExitCode::SUCCESS);
             }
             eprintln!("{}", exit.output);
@@ -260,13 +262,13 @@ fn dispatch(words: &[OsString]) -> Result<ExitCode> {
         Subcommand::Exec(Exec { name, user, host }) => enter::exec(&State::load(&name)?, &host, user, command)?,
         Subcommand::Status(Status { name, json: false }) => print_status(&State::load(&name)?),
         Subcommand::Status(Status { name, json: true }) => {
-            println!("{}", serde_json::to_string_pretty(&State::load(&name)?)?);
+            say(serde_json::to_string_pretty(&State::load(&name)?)?);
         }
         Subcommand::Ops(arguments) => ops(&arguments)?,
         Subcommand::Leftovers(LeftoversOf { name }) => {
             let found = leftovers(&State::load(&name)?)?;
             for leftover in &found {
-                println!("{leftover}");
+                say(leftover);
             }
             return Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
@@ -276,7 +278,7 @@ fn dispatch(words: &[OsString]) -> Result<ExitCode> {
             if state.spec.sshd == 0 {
                 bail!("cluster {name:?} was made with --sshd 0");
             }
-            println!("{}", state.file(ssh::CONFIG).display());
+            say(state.file(ssh::CONFIG).display());
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -293,7 +295,7 @@ fn gen500(arguments: &Gen500) -> Result<bool> {
 }
 
 fn generated(dir: &Path, made: Result<bool>) -> Result<ExitCode> {
-    println!("{} {}", if made? { "made" } else { "up to date:" }, dir.display());
+    say(format_args!("{} {}", if made? { "made" } else { "up to date:" }, dir.display()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -339,32 +341,36 @@ fn spec(up: Up) -> Spec {
     }
 }
 
+/// Prints; a reader that has gone is no failure.
+fn say(text: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 fn print_status(state: &State) {
     let spec = &state.spec;
-    println!("cluster  {} up in {} ms", spec.name, state.up_ms);
-    for host in &state.hosts {
-        println!("host     {} {} holder {}", host.name, host.address, host.pid);
-    }
-    match &state.links {
-        Links::Limited { qdisc, rate } => println!("links    {rate} each way by {qdisc}"),
-        Links::Unlimited => println!("links    unlimited"),
+    let mut lines = vec![format!("cluster  {} up in {} ms", spec.name, state.up_ms)];
+    lines.extend(state.hosts.iter().map(|h| format!("host     {} {} holder {}", h.name, h.address, h.pid)));
+    lines.push(match &state.links {
+        Links::Limited { qdisc, rate } => format!("links    {rate} each way by {qdisc}"),
+        Links::Unlimited => "links    unlimited".into(),
         Links::Refused { rate, cause } => {
-            println!("links    UNLIMITED: --rate {rate} was asked for");
             eprintln!(
                 "cluster: WARNING: the links are not limited to {rate}, this kernel has no usable qdisc: {cause}"
             );
+            format!("links    UNLIMITED: --rate {rate} was asked for")
         }
-    }
+    });
     let service = spec.service;
-    println!(
-        "shared   {} = {}, {:?} + {} ns/byte per operation, latency {:?}",
+    lines.push(format!(
+        "shared   {} = {}, {} us + {} ns/byte per operation, latency {} us",
         spec.shared.display(),
         state.backing.display(),
-        service.per_op,
+        service.per_op.as_micros(),
         service.ns_per_byte,
-        service.latency
-    );
-    println!("agent    {} exec --name {} {{host}} --", state.file("cluster").display(), spec.name);
+        service.latency.as_micros()
+    ));
+    lines.push(format!("agent    {} exec --name {} {{host}} --", state.file("cluster").display(), spec.name));
+    say(lines.join("\n"));
 }
 
 fn ops(arguments: &OpsOf) -> Result<()> {
@@ -376,11 +382,11 @@ fn ops(arguments: &OpsOf) -> Result<()> {
         ask::<()>(&own, "reset")?;
     }
     if arguments.json {
-        println!("{}", serde_json::json!({ "hosts": hosts, "paths": paths }));
+        say(serde_json::json!({ "hosts": hosts, "paths": paths }));
     } else {
-        println!("{}", table(&hosts));
+        say(table(&hosts));
         for (path, count) in paths {
-            println!("{count:>8} {path}");
+            say(format_args!("{count:>8} {path}"));
         }
     }
     Ok(())

@@ -76,8 +76,13 @@ fn the_agent_command_works_for_everybody_everywhere() {
         let output = c.exec("hpc1", uid, &words).expect("exec");
         assert_eq!(text(&output), format!("hpc2\n{uid}\nt-agent"));
     }
-    let refused = c.exec("hpc1", USER, &[words[0], "exec", "--name", "t-agent", "hpc2", "--user", "0", "--", "id"]);
-    assert!(!refused.expect("exec").status.success(), "a user must not become root");
+    for more in
+        ["exec --name t-agent hpc2 --user 0 -- id", "up", "down --name t-agent", "up-from /tmp/x", "hold t-agent"]
+    {
+        let refused: Vec<&str> = std::iter::once(words[0]).chain(more.split(' ')).collect();
+        let output = c.exec("hpc1", USER, &refused).expect("exec");
+        assert!(!output.status.success(), "the set-uid copy must not do this for a user: {more}");
+    }
 }
 
 #[test]
