@@ -1,6 +1,8 @@
 //! The overlay: bytes, peers and routes, without meaning. `wire` holds the types of every conversation.
 
+pub mod reduce;
 pub mod relay;
 pub mod sim;
+pub mod single_flight;
 pub mod topology;
 pub mod wire;
