@@ -186,7 +186,7 @@ fn environment(set: &[String], here: bool) -> Result<Vec<Vec<u8>>> {
 fn tree(hosts: &[Host], fan_out: u32) -> String {
     let count = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
     let mut children = std::collections::BTreeMap::<u32, Vec<u32>>::new();
-    for (node, parent) in (1..).zip(crate::launch::start_tree::parents(count, fan_out)) {
+    for (node, parent) in (1..).zip(crate::launch::root::parents(count, fan_out)) {
         children.entry(parent).or_default().push(node);
     }
     let name = |node: u32| hosts[node as usize - 1].name.as_str();

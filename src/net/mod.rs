@@ -3,7 +3,9 @@
 pub mod auth;
 pub mod link;
 pub mod listen;
+pub mod reduce;
 pub mod relay;
 pub mod sim;
+pub mod single_flight;
 pub mod topology;
 pub mod wire;
