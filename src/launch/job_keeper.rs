@@ -9,9 +9,11 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
 
-use super::keeper::{KILLED, ended, signal_children, wait, watch_children};
+use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
 use super::plan::KEEPER_AT;
-use super::plan::block::{Failure, STAGE_HOME};
+use super::plan::block::{Failure as Excuse, STAGE_HOME};
+use crate::Error;
+use crate::loader::view::namespace::{Base, Failure, Job as View, Lacks};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::sys::process;
 use crate::sys::seqpacket::Seqpacket;
@@ -19,6 +21,9 @@ use crate::sys::seqpacket::Seqpacket;
 /// See the module.
 pub(super) struct JobKeeper {
     agent: Seqpacket,
+    /// The session's namespaces; `None` when the session has no views.
+    base: Option<Base>,
+    view: Option<View>,
     plan: OwnedFd,
     boot: OwnedFd,
     children_died: SignalFd,
@@ -40,7 +45,7 @@ struct Ending {
 }
 
 impl JobKeeper {
-    pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd) -> io::Result<JobKeeper> {
+    pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
         process::become_subreaper();
         process::default_sigpipe();
         let plan = process::above_standard(plan)?;
@@ -50,6 +55,8 @@ impl JobKeeper {
         let (failures, failures_in) = rustix::pipe::pipe_with(flags)?;
         Ok(JobKeeper {
             agent,
+            base,
+            view: None,
             plan,
             boot,
             children_died: watch_children()?,
@@ -98,6 +105,17 @@ impl JobKeeper {
     fn handle(&mut self, ask: Ask, fds: Vec<OwnedFd>) -> io::Result<()> {
         match ask {
             Ask::Spawn { first, count } => self.spawn(first, count, fds),
+            Ask::View { roots } => self.mount_view(roots),
+            Ask::Show => match self.view.as_ref().map(View::bind_roots) {
+                Some(Err(failure)) => self.agent.send(&failed(&failure.error), &[]),
+                _ => self.agent.send(&Tell::Shown { fuse: true }, &[]),
+            },
+            Ask::Bind { files } => {
+                if let Some(view) = &self.view {
+                    view.bind_files(files.iter().map(|(path, id)| (&path[..], *id)));
+                }
+                Ok(())
+            }
             Ask::Go => {
                 self.complete = true;
                 Ok(())
@@ -120,7 +138,28 @@ impl JobKeeper {
                 self.complete = true;
                 Ok(())
             }
-            _ => self.failed("serve the agent", format!("{ask:?} is not for a job's keeper")),
+            Ask::Store { .. } | Ask::Job { .. } => self.failed("serve the agent", format!("{ask:?} is not for a job's keeper")),
+        }
+    }
+
+    /// Where FUSE is missing, staged files are still bound onto the originals: contents come from the store, names do not.
+    fn mount_view(&mut self, roots: Vec<Vec<u8>>) -> io::Result<()> {
+        let Some(base) = &self.base else {
+            return self.failed("show the program's files", "the session has no store".to_owned());
+        };
+        match View::with_fuse(base.sealed.as_fd(), roots.clone()) {
+            Ok((view, fuse)) => {
+                self.view = Some(view);
+                self.agent.send(&Tell::Fuse, &[fuse.as_fd()])
+            }
+            Err(Failure { lacks: Some(Lacks::Fuse), .. }) => match View::without_fuse(base.sealed.as_fd(), roots) {
+                Ok(view) => {
+                    self.view = Some(view);
+                    self.agent.send(&Tell::Shown { fuse: false }, &[])
+                }
+                Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+            },
+            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
         }
     }
 
@@ -157,7 +196,7 @@ impl JobKeeper {
 
     fn read_failures(&mut self) -> io::Result<()> {
         const WORD: usize = size_of::<u32>();
-        let mut bytes = [0; size_of::<Failure>()];
+        let mut bytes = [0; size_of::<Excuse>()];
         // Writes below PIPE_BUF are atomic: a record is there whole or not at all.
         while let Ok(got) = self.failures.read(&mut bytes) {
             if got != bytes.len() {
@@ -175,8 +214,8 @@ impl JobKeeper {
         Ok(())
     }
 
-    fn failed(&self, operation: &str, error: String) -> io::Result<()> {
-        self.agent.send(&Tell::Failed { operation: operation.to_owned(), subject: Vec::new(), error }, &[])
+    fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {
+        self.agent.send(&failed(&Error::new(operation, error)), &[])
     }
 
     /// Removes what ranks left running.

@@ -8,9 +8,12 @@
 //! Hazard: this code runs in forks of the agent. It must never touch the agent's standard input and output (its link to the parent)
 //! and leaves through `_exit` only.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,6 +23,7 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
 use super::job_keeper;
+use crate::loader::view::namespace::{Base, Place};
 use crate::net::wire::control::JobId;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::sys::process;
@@ -49,6 +53,8 @@ struct Keeper {
     agent: Seqpacket,
     children_died: SignalFd,
     boot: io::Result<OwnedFd>,
+    /// The session's namespaces, in which this process is since they were made.
+    base: Option<Base>,
     jobs: Vec<Pid>,
 }
 
@@ -59,7 +65,7 @@ impl Keeper {
         rustix::stdio::dup2_stdout(&null)?;
         rustix::thread::set_name(c"hpcrt-keeper")?;
         process::become_subreaper();
-        Ok(Keeper { agent, children_died: watch_children()?, boot: process::boot_image(), jobs: Vec::new() })
+        Ok(Keeper { agent, children_died: watch_children()?, boot: process::boot_image(), base: None, jobs: Vec::new() })
     }
 
     fn serve(mut self) -> io::Result<()> {
@@ -72,6 +78,7 @@ impl Keeper {
             if asked {
                 match self.agent.receive::<Ask>()? {
                     Some((Ask::Job { job }, fds)) => self.fork_job(job, fds)?,
+                    Some((Ask::Store { directory, bytes }, _)) => self.make_store(directory, bytes)?,
                     Some(_) => {}
                     None => break,
                 }
@@ -104,6 +111,19 @@ impl Keeper {
         }
     }
 
+    fn make_store(&mut self, directory: Option<Vec<u8>>, bytes: u64) -> io::Result<()> {
+        let directory = directory.map(|d| PathBuf::from(OsString::from_vec(d)));
+        let place = directory.as_deref().map_or(Place::Memory(bytes), Place::Directory);
+        match Base::create(place) {
+            Ok(base) => {
+                let told = self.agent.send(&Tell::Store, &[base.store.as_fd()]);
+                self.base = Some(base);
+                told
+            }
+            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+        }
+    }
+
     fn fork_job(&mut self, job: JobId, fds: Vec<OwnedFd>) -> io::Result<()> {
         let Ok([socket, plan]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err(io::Error::other("a job comes with two descriptors"));
@@ -116,8 +136,7 @@ impl Keeper {
         let boot = match boot {
             Ok(boot) => boot,
             Err(error) => {
-                let operation = "make the bootstrapper executable".to_owned();
-                return socket.send(&Tell::Failed { operation, subject: Vec::new(), error: error.to_string() }, &[]);
+                return socket.send(&failed(&crate::Error::new("make the bootstrapper executable", error)), &[]);
             }
         };
         let parent = getpid();
@@ -129,9 +148,14 @@ impl Keeper {
             process::leave(1);
         }
         log::debug!("keeper of job {job} is process {}", getpid());
-        let kept = job_keeper::JobKeeper::new(socket, plan, boot).and_then(job_keeper::JobKeeper::serve);
+        let kept = job_keeper::JobKeeper::new(socket, plan, boot, self.base.take()).and_then(job_keeper::JobKeeper::serve);
         process::leave(i32::from(kept.is_err()))
     }
+}
+
+/// An error as the agent is told.
+pub(super) fn failed(error: &crate::Error) -> Tell {
+    Tell::Failed { error: error.to_string() }
 }
 
 /// Blocks SIGCHLD and makes it readable.

@@ -12,10 +12,13 @@ use smol::future::FutureExt;
 use smol::{LocalExecutor, Task, Timer};
 
 use crate::net::link::{LinkError, Packet, Reader, SILENCE, Writer};
+use crate::net::wire::frame::Kind;
 use crate::net::wire::control::{Down, NodeId, Order, Report, Target};
 
 /// Packets that wait for a link, at most.
-const OUTBOX: usize = 64;
+const OUTBOX: usize = 16;
+/// The same for a link that carries the log: the next chunk is ready while one is being sent.
+pub const LOG_OUTBOX: usize = 1;
 
 /// Tasks of one thread.
 pub type Spawner = Rc<LocalExecutor<'static>>;
@@ -25,14 +28,21 @@ pub type Spawner = Rc<LocalExecutor<'static>>;
 pub enum Event {
     /// A report; `packet` is its frame, ready to be passed on.
     Report { child: NodeId, report: Report, packet: Packet },
+    /// A child that reaches none of its feeders asks for the log over its control link.
+    Log { child: NodeId, packet: Packet },
     /// The link to a child ended.
     Broken { child: NodeId, error: LinkError },
 }
 
 /// Starts the task that empties an outbox into a link, with a ping when there is nothing to say. Closing the outbox ends it after
 /// everything was sent.
-pub fn pump(tasks: &Spawner, mut writer: Writer, ping: Packet) -> (Sender<Packet>, Task<()>) {
-    let (outbox, waiting) = bounded::<Packet>(OUTBOX);
+pub fn pump(tasks: &Spawner, writer: Writer, ping: Packet) -> (Sender<Packet>, Task<()>) {
+    pump_with(tasks, writer, ping, OUTBOX)
+}
+
+/// [`pump`] with an outbox of that many packets.
+pub fn pump_with(tasks: &Spawner, mut writer: Writer, ping: Packet, room: usize) -> (Sender<Packet>, Task<()>) {
+    let (outbox, waiting) = bounded::<Packet>(room);
     let task = tasks.spawn(async move {
         loop {
             let quiet = async {
@@ -90,6 +100,10 @@ impl Children {
                     Ok(packet) => packet,
                     Err(error) => break error,
                 };
+                if packet.kind == Kind::Log {
+                    let _ = this.events.send(Event::Log { child, packet }).await;
+                    continue;
+                }
                 match packet.message::<Report>() {
                     Ok(Report::Ping) => {}
                     Ok(report) => {
@@ -118,6 +132,11 @@ impl Children {
         for outbox in outboxes {
             let _ = outbox.send(packet.clone()).await;
         }
+    }
+
+    /// The way to a child.
+    pub fn outbox(&self, child: NodeId) -> Option<Sender<Packet>> {
+        self.links.borrow().get(&child).map(|link| link.0.clone())
     }
 
     /// Makes and sends an order.

@@ -6,7 +6,7 @@ use std::process::Child;
 use std::rc::Rc;
 use std::time::Duration;
 
-use async_channel::{Sender, bounded};
+use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -21,13 +21,20 @@ use crate::{Error, Result};
 /// A fresh agent joins within this time after it spoke: it tries its parent's addresses first.
 const JOIN: Duration = Duration::from_secs(15);
 
-type Arrival = (Reader, Writer);
+/// Both halves of a link.
+pub type Arrival = (Reader, Writer);
 
 /// Connections of nodes that were expected: each is handed to whoever waits for it, once.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Arrivals {
     control: Rc<RefCell<HashMap<NodeId, Sender<Arrival>>>>,
-    log: Rc<RefCell<Option<Sender<(NodeId, Arrival)>>>>,
+    log: (Sender<(NodeId, Arrival)>, Receiver<(NodeId, Arrival)>),
+}
+
+impl Default for Arrivals {
+    fn default() -> Self {
+        Arrivals { control: Rc::default(), log: unbounded() }
+    }
 }
 
 impl Arrivals {
@@ -39,17 +46,13 @@ impl Arrivals {
                     let _ = waiting.try_send((reader, writer));
                 }
             }
-            Purpose::Log => {
-                if let Some(fed) = &*self.log.borrow() {
-                    let _ = fed.try_send((node, (reader, writer)));
-                }
-            }
+            Purpose::Log => drop(self.log.0.try_send((node, (reader, writer)))),
         }
     }
 
-    /// From now on, nodes that want the log are handed to `fed`.
-    pub fn feed(&self, fed: Sender<(NodeId, Arrival)>) {
-        *self.log.borrow_mut() = Some(fed);
+    /// The next node that connects for the log.
+    pub async fn next_fed(&self) -> Option<(NodeId, Arrival)> {
+        self.log.1.recv().await.ok()
     }
 }
 

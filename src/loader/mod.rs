@@ -1,6 +1,7 @@
 //! What programs load: the closure, and the way of its files from the shared file system to the view.
 
 pub mod arch;
+pub mod capture;
 pub mod catalog;
 pub mod closure;
 pub mod elf;
@@ -11,5 +12,6 @@ pub mod probe;
 pub mod resolver;
 pub mod script;
 pub mod search;
+pub mod source;
 pub mod store;
 pub mod view;

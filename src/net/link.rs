@@ -265,7 +265,11 @@ async fn hello(reader: &mut Reader) -> Result<Hello, LinkError> {
     Ok(reader.receive_capped((HELLO_MAX, 0)).await?.message()?)
 }
 
-async fn late<T>(after: Duration, error: LinkError) -> Result<T, LinkError> {
+/// The error, after that time; for racing with what should come first.
+///
+/// # Errors
+/// Always.
+pub async fn late<T>(after: Duration, error: LinkError) -> Result<T, LinkError> {
     Timer::after(after).await;
     Err(error)
 }

@@ -141,9 +141,20 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// Adds the next entry at the root and returns its sequence number.
     pub fn append(&mut self, entry: Entry<H, B>) -> u64 {
-        let seq = self.stripes.iter().map(|stripe| stripe.log.len() as u64).sum();
+        let seq = self.next_seq();
         self.insert(seq, entry);
         seq
+    }
+
+    /// The sequence number that the next [`append`](Self::append) will get.
+    pub fn next_seq(&self) -> u64 {
+        self.stripes.iter().map(|stripe| stripe.log.len() as u64).sum()
+    }
+
+    /// The header of an entry that is here.
+    pub fn header(&self, seq: u64) -> Option<&H> {
+        let (stripe, index) = self.place(seq);
+        self.stripes[stripe].log.get(index).map(|slot| &slot.header)
     }
 
     /// An entry from the upstream peer of `stripe`, verified by the caller. What is already known is ignored.

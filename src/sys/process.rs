@@ -110,6 +110,26 @@ pub fn default_sigpipe() {
     let _ = unsafe { sigaction(Signal::SIGPIPE, &action) };
 }
 
+/// Bytes that files in memory may take here: half of what the machine has, or of what the cgroup leaves.
+pub fn memory_for_files() -> u64 {
+    let number = |text: String| text.trim().parse::<u64>().ok();
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo.lines().find_map(|l| number(l.strip_prefix("MemTotal:")?.strip_suffix("kB")?.to_owned()));
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = groups.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let file = match controllers {
+            "" => format!("/sys/fs/cgroup{path}/memory.max"),
+            c if c.split(',').any(|c| c == "memory") => format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"),
+            _ => return None,
+        };
+        number(fs::read_to_string(file).ok()?)
+    });
+    let total = total.map_or(1 << 30, |kib| kib << 10);
+    limits.fold(total, u64::min) / 2
+}
+
 static NOFILE: OnceLock<(u64, u64)> = OnceLock::new();
 
 /// Soft and hard RLIMIT_NOFILE as this process found them: what its programs get.

@@ -32,6 +32,14 @@ impl Seqpacket {
         Ok((Seqpacket(a), Seqpacket(b)))
     }
 
+    /// The same end under another descriptor.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn try_clone(&self) -> io::Result<Seqpacket> {
+        self.0.try_clone().map(Seqpacket)
+    }
+
     /// Takes over a descriptor that is such an end.
     pub fn from_fd(fd: OwnedFd) -> Self {
         Seqpacket(fd)

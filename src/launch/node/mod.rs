@@ -1,6 +1,7 @@
 //! A node: what the agent process runs. Relays orders down and reports up, starts its own children, and runs its part of each job.
 
 mod job;
+mod replica;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,21 +10,26 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender};
+use async_channel::{Receiver, Sender, bounded, unbounded};
 use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
 use self::job::Job;
-use super::overlay::{Children, Event, Spawner, ping_up, pump};
+use self::replica::{Replica, Uplink, feeders};
+use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::{agent, keeper};
 use crate::error::Context;
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
-use crate::net::wire::control::{AgentKind, Down, Enroll, JobId, NodeId, Order, Report, Target};
+use crate::net::replicate::{FeedsLog, Rebuild};
+use crate::net::wire::control::{AgentKind, Down, Enroll, Feeder, JobId, NodeId, Order, Report, Target};
+use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
+use crate::net::wire::keeper::{Ask, Tell};
+use crate::net::wire::log::LogFrame;
 use crate::sys::process;
 use crate::sys::seqpacket::Seqpacket;
 use crate::{Error, Result};
@@ -80,6 +86,15 @@ pub(super) struct Node {
     children: Rc<Children>,
     subtree: Subtree,
     keeper: Seqpacket,
+    key: SessionKey,
+    arrivals: Arrivals,
+    /// The store, until the log needs it.
+    store: RefCell<Option<OwnedFd>>,
+    replica: RefCell<Option<Rc<Replica>>>,
+    /// Frames of the log that came down the control link, by stripe.
+    fed: [(Sender<Packet>, Receiver<Packet>); 2],
+    /// Children that are fed over their control link.
+    feeding: RefCell<HashMap<NodeId, Sender<Packet>>>,
     jobs: RefCell<HashMap<JobId, Rc<Job>>>,
 }
 
@@ -107,11 +122,12 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
             (reader, writer)
         }
     };
+    let (store, viewless) = if enroll.view { make_store(&keeper, &enroll).await } else { (None, None) };
     let (parent, pumping) = pump(&tasks, writer, ping_up());
     let (children, events) = Children::new(Rc::clone(&tasks));
     let arrivals = Arrivals::default();
     tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
-    let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals, &enroll, addresses.clone());
+    let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
     let node = Rc::new(Node {
         tasks: Rc::clone(&tasks),
         id: enroll.node,
@@ -121,9 +137,15 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
         children,
         subtree,
         keeper,
+        key,
+        arrivals,
+        store: RefCell::new(store),
+        replica: RefCell::default(),
+        fed: [bounded(1), bounded(1)],
+        feeding: RefCell::default(),
         jobs: RefCell::default(),
     });
-    node.report(&Report::Joined { node: node.id, addresses }).await;
+    node.report(&Report::Joined { node: node.id, addresses, viewless }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
     node.leave().await;
@@ -137,6 +159,21 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
     ended
 }
 
+/// Has the keeper make the session's namespaces and store; without them the node's ranks run plainly, and the reason is told.
+async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> (Option<OwnedFd>, Option<String>) {
+    let ask = Ask::Store { directory: enroll.store.clone(), bytes: process::memory_for_files() };
+    let keeper = match keeper.try_clone() {
+        Ok(keeper) => keeper,
+        Err(error) => return (None, Some(error.to_string())),
+    };
+    let answer = smol::unblock(move || keeper.send(&ask, &[]).and_then(|()| keeper.receive::<Tell>())).await;
+    match answer {
+        Ok(Some((Tell::Store, mut fds))) if fds.len() == 1 => (fds.pop(), None),
+        Ok(Some((Tell::Failed { error }, _))) => (None, Some(error)),
+        _ => (None, Some("the keeper was killed".to_owned())),
+    }
+}
+
 async fn enrolment(reader: &mut Reader) -> Result<Enroll> {
     let late = async {
         Timer::after(ENROLMENT).await;
@@ -147,6 +184,28 @@ async fn enrolment(reader: &mut Reader) -> Result<Enroll> {
     match down.order {
         Order::Enroll(enroll) => Ok(enroll),
         _ => Err(Error::new("join the session", "the parent's first word is not an enrolment")),
+    }
+}
+
+/// Feeds whoever connects for the log.
+pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawner, arrivals: Arrivals, feeder: Rc<R>) {
+    while let Some((node, (mut reader, writer))) = arrivals.next_fed().await {
+        let feeder = Rc::clone(&feeder);
+        let (outbox, pumping) = pump_with(&tasks, writer, Packet::new(&LogFrame::Ping, Vec::new()), LOG_OUTBOX);
+        let (asked, attachments) = bounded(2);
+        let listen = async move {
+            while let Ok(packet) = reader.receive().await {
+                if asked.send(packet).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let work = async move {
+            log::debug!("feeding node {node}");
+            feeder.log().feed(attachments, outbox, &*feeder).or(listen).await;
+            drop(pumping);
+        };
+        tasks.spawn(work).detach();
     }
 }
 
@@ -190,7 +249,10 @@ impl Node {
     async fn relay_up(self: Rc<Self>, events: Receiver<Event>) {
         while let Ok(event) = events.recv().await {
             match event {
+                Event::Report { report: Report::Want { path, .. }, .. }
+                    if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path)) => {}
                 Event::Report { packet, .. } => self.send_up(packet).await,
+                Event::Log { child, packet } => self.feed_child(child, packet).await,
                 Event::Broken { .. } if self.children.leaving() => {}
                 Event::Broken { child, error } => {
                     for node in self.children.below(child) {
@@ -207,6 +269,10 @@ impl Node {
     async fn follow(self: Rc<Self>, reader: &mut Reader) -> Result<()> {
         loop {
             let packet = reader.receive_within().await.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
+            if packet.kind == Kind::Log {
+                self.fed_by_parent(packet).await;
+                continue;
+            }
             let down: Down = packet.message().op("understand the parent").map_err(|e| e.at(self.host.clone()))?;
             let mine = match down.to {
                 Target::All => true,
@@ -250,9 +316,52 @@ impl Node {
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
-            Order::Feed { .. } | Order::Enroll(_) | Order::Ping => {}
+            Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes),
+            Order::Enroll(_) | Order::Ping => {}
         }
         false
+    }
+
+    /// Takes its place in the topology of the log, if it can show files.
+    fn join_log(self: &Rc<Self>, two_trees: bool, nodes: &[Feeder]) {
+        let Some(store) = self.store.borrow_mut().take() else { return };
+        let mapped = !rustix::process::geteuid().is_root();
+        let (replica, questions) = Replica::new(self.id, store, two_trees, mapped);
+        self.tasks.spawn(Rc::clone(self).ask(Rc::clone(&replica), questions)).detach();
+        self.tasks.spawn(Rc::clone(&replica).apply(Rc::clone(self))).detach();
+        let log: Vec<_> = self.fed.iter().map(|(_, receiver)| receiver.clone()).collect();
+        for (stripe, feeders) in (0..).zip(feeders(self.id, two_trees, nodes)) {
+            let uplink = Uplink { outbox: self.parent.clone(), log: log.clone() };
+            self.tasks.spawn(Rc::clone(&replica).follow(stripe, feeders, self.key.clone(), uplink)).detach();
+        }
+        let (tasks, arrivals, feeder) = (Rc::clone(&self.tasks), self.arrivals.clone(), Rc::clone(&replica));
+        self.tasks.spawn(async move { feed_arrivals(tasks, arrivals, feeder).await }).detach();
+        *self.replica.borrow_mut() = Some(replica);
+    }
+
+    /// The log comes down the control link: this node reaches none of its feeders.
+    async fn fed_by_parent(&self, packet: Packet) {
+        // The stripe is told by the sequence number; with one stripe all belong to it.
+        let Ok(LogFrame::Entry { seq, .. }) = packet.message() else { return };
+        let stripe = self.replica.borrow().as_ref().map_or(0, |r| r.log().stripe_of(seq));
+        let _ = self.fed[stripe].0.send(packet).await;
+    }
+
+    /// A child asks for the log over its control link.
+    async fn feed_child(self: &Rc<Self>, child: NodeId, packet: Packet) {
+        let known = self.feeding.borrow().get(&child).cloned();
+        let asked = match known {
+            Some(asked) => asked,
+            None => {
+                let (Some(replica), Some(outbox)) = (self.replica.borrow().clone(), self.children.outbox(child)) else { return };
+                let (asked, attachments) = unbounded();
+                self.feeding.borrow_mut().insert(child, asked.clone());
+                let work = async move { replica.log().feed(attachments, outbox, &*replica).await };
+                self.tasks.spawn(work).detach();
+                asked
+            }
+        };
+        let _ = asked.send(packet).await;
     }
 
     fn job(&self, job: JobId, act: impl FnOnce(&Rc<Job>)) {
@@ -283,7 +392,7 @@ impl Node {
     }
 
     /// Hands a job to the keeper, which forks one for it.
-    fn keep(&self, ask: &crate::net::wire::keeper::Ask, socket: &Seqpacket, plan: &OwnedFd) -> std::io::Result<()> {
+    fn keep(&self, ask: &Ask, socket: &Seqpacket, plan: &OwnedFd) -> std::io::Result<()> {
         self.keeper.send(ask, &[socket.as_fd(), plan.as_fd()])
     }
 }

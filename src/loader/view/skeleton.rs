@@ -31,18 +31,10 @@ use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
+pub use crate::net::wire::control::Need;
 
 /// How long a question should wait for the log, in general; see [`Setup::deadline`].
 pub const DEADLINE: Duration = Duration::from_secs(60);
-
-/// What a node wants to know about a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Need {
-    /// Its attributes; of a directory its listing, of a link its target.
-    Attributes,
-    /// Its content too, if it is a file that may be captured.
-    Content,
-}
 
 /// The way up to the root. Both are called from FUSE threads and must not wait.
 pub trait Upcall: Send + Sync {

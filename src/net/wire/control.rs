@@ -30,8 +30,8 @@ pub enum Order {
     Enroll(Enroll),
     /// Start these nodes: those whose `parent` is the receiver itself, and hand the others on.
     Start { nodes: Vec<NodeSpec> },
-    /// The bulk topology: every node in its order, so that all compute the same feeders.
-    Feed { nodes: Vec<Feeder> },
+    /// The topology of the log: every node that takes part in its order (the root first), so that all compute the same feeders.
+    Feed { two_trees: bool, nodes: Vec<Feeder> },
     /// Start a job's ranks, when the log says that it is loaded.
     Launch(Box<Launch>),
     /// Deliver a signal to every rank of the job on the node.
@@ -59,6 +59,8 @@ pub struct Enroll {
     pub parent: Vec<String>,
     /// How this node starts its own children.
     pub agent: AgentKind,
+    /// Make the session's namespaces and store at once: jobs with captured files will come.
+    pub view: bool,
     /// Directory for the store; `None`: a private RAM disk.
     pub store: Option<Vec<u8>>,
     pub log_level: u8,
@@ -106,6 +108,8 @@ pub struct Launch {
     pub places: Vec<Place>,
     /// Directory trees shown through the view; none: the program runs plainly.
     pub roots: Vec<Vec<u8>>,
+    /// Bytes of content known to be needed.
+    pub bytes: u64,
     pub stdin: StdinTo,
 }
 
@@ -137,8 +141,8 @@ pub enum StdinTo {
 /// A frame from a child to its parent; passed on to the root, with what concerns the sub-tree noted on the way.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub enum Report {
-    /// This node is up.
-    Joined { node: NodeId, addresses: Vec<String> },
+    /// This node is up. `viewless`: why it cannot show captured files, if it was asked to.
+    Joined { node: NodeId, addresses: Vec<String>, viewless: Option<String> },
     /// This node's child could not be started, nor what should have been below it.
     NotStarted { node: NodeId, error: String },
     /// The link to this node broke.

@@ -12,10 +12,12 @@ pub enum Ask {
     Store { directory: Option<Vec<u8>>, bytes: u64 },
     /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan.
     Job { job: JobId },
-    /// To a job's keeper: mount the view of these directory trees; answered by [`Tell::Fuse`].
+    /// To a job's keeper: mount the view of these directory trees; answered by [`Tell::Fuse`], or by [`Tell::Shown`] where there is no FUSE.
     View { roots: Vec<Vec<u8>> },
-    /// To a job's keeper: bind these staged files (path, number in the log); answered by [`Tell::Bound`].
-    Bind { files: Vec<(Vec<u8>, u32)>, last: bool },
+    /// To a job's keeper: the view is served, put it over the originals; answered by [`Tell::Shown`].
+    Show,
+    /// To a job's keeper: bind these staged files (path, number in the log) onto their originals.
+    Bind { files: Vec<(Vec<u8>, u32)> },
     /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr of each.
     Spawn { first: u32, count: u32 },
     /// To a job's keeper: every rank was asked for.
@@ -33,7 +35,8 @@ pub enum Tell {
     Store,
     /// The mounted skeleton's /dev/fuse (descriptor): serve it now.
     Fuse,
-    Bound,
+    /// Ranks started from now on see the view. `fuse`: whether names are served, or only staged files bound.
+    Shown { fuse: bool },
     /// A rank ended (index on this node).
     Exited {
         index: u32,

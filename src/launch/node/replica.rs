@@ -1,0 +1,395 @@
+//! A node's copy of the log: follows its upstream peers, writes contents to the store, tells the catalog and the views, and feeds others.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use async_channel::{Receiver, Sender, unbounded};
+use smol::Timer;
+use smol::future::FutureExt;
+
+use super::Node;
+use crate::loader::catalog::{Catalog, is_below};
+use crate::loader::store::Store;
+use crate::loader::view::{DEADLINE, Identity, Setup, Skeleton, Upcall};
+use crate::net::auth::SessionKey;
+use crate::net::link::{self, LinkError, Packet};
+use crate::net::listen;
+use crate::net::replicate::{FeedsLog, Log, LogEntry, Rebuild};
+use crate::net::single_flight::{Asked, SingleFlight};
+use crate::net::topology::{Shape, Topology};
+use crate::net::wire::control::{Feeder, JobId, Need, NodeId, Report};
+use crate::net::wire::hello::Purpose;
+use crate::net::wire::record::{Codec, FileId, Record};
+use crate::{Error, Result};
+
+/// A question that nobody answered is asked again after this long; the first may have been lost with a node.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// Pause between two rounds of attempts to find somebody who feeds us.
+const RETRY: Duration = Duration::from_millis(200);
+/// Without anybody who feeds us for this long, the node's jobs fail.
+const UNFED: Duration = Duration::from_secs(30);
+/// First bytes of an ELF file.
+const ELF: &[u8; 4] = b"\x7fELF";
+
+/// See the module.
+pub(super) struct Replica {
+    node: NodeId,
+    log: Rc<Log>,
+    catalog: Arc<RwLock<Catalog>>,
+    store: Arc<Store>,
+    identity: Identity,
+    upcall: Arc<Questions>,
+    views: RefCell<Vec<std::rc::Weak<Skeleton>>>,
+    /// Files whose content is coming, by number.
+    coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
+    /// Files that were begun in the store.
+    announced: RefCell<HashSet<FileId>>,
+    /// Complete ELF files: they are bound, not read through the view.
+    images: RefCell<Vec<(Vec<u8>, FileId)>>,
+    /// Bodies that came before the record that announces their file.
+    early: RefCell<Vec<(u64, LogEntry)>>,
+    open_questions: RefCell<SingleFlight<Vec<u8>, ()>>,
+    preloaded: RefCell<HashSet<JobId>>,
+    /// Why no content can be stored any more.
+    broken: RefCell<Option<String>>,
+    progress: (Sender<()>, Receiver<()>),
+    bytes: Cell<u64>,
+}
+
+/// The way from the view's threads to the node's task.
+struct Questions(Sender<Question>);
+
+/// What a view's thread says.
+pub(super) enum Question {
+    Want(Vec<u8>, Need),
+    Changed(Vec<u8>, Option<u8>),
+}
+
+impl Upcall for Questions {
+    fn want(&self, path: &[u8], need: Need) {
+        let _ = self.0.try_send(Question::Want(path.to_vec(), need));
+    }
+
+    fn changed(&self, path: &[u8], exists: Option<u8>) {
+        let _ = self.0.try_send(Question::Changed(path.to_vec(), exists));
+    }
+}
+
+impl Replica {
+    /// A replica with an empty log and this directory as its store.
+    pub(super) fn new(node: NodeId, store: OwnedFd, two_trees: bool, mapped: bool) -> (Rc<Replica>, Receiver<Question>) {
+        let (ask, questions) = unbounded();
+        let replica = Replica {
+            node,
+            log: Log::new(false, if two_trees { 2 } else { 1 }),
+            catalog: Arc::default(),
+            store: Arc::new(Store::new(store)),
+            identity: Identity::current(mapped),
+            upcall: Arc::new(Questions(ask)),
+            views: RefCell::default(),
+            coming: RefCell::default(),
+            announced: RefCell::default(),
+            images: RefCell::default(),
+            early: RefCell::default(),
+            open_questions: RefCell::new(SingleFlight::new(ASK_AGAIN)),
+            preloaded: RefCell::default(),
+            broken: RefCell::default(),
+            progress: unbounded(),
+            bytes: Cell::new(0),
+        };
+        (Rc::new(replica), questions)
+    }
+
+    /// Bytes of content in the store.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    /// Fails now rather than in the middle when `bytes` more do not fit into the store.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
+        self.store.reserve(bytes.saturating_sub(self.bytes.get()))
+    }
+
+    /// A view of these directory trees, fed by this replica.
+    pub(super) fn view(&self, roots: &[Vec<u8>]) -> Rc<Skeleton> {
+        self.catalog.write().unwrap_or_else(PoisonError::into_inner).add_roots(roots.to_vec());
+        let setup = Setup {
+            catalog: Arc::clone(&self.catalog),
+            store: Arc::clone(&self.store),
+            upcall: Arc::clone(&self.upcall) as Arc<dyn Upcall>,
+            identity: self.identity.clone(),
+            deadline: DEADLINE,
+        };
+        let view = Rc::new(Skeleton::new(setup, roots.to_vec()));
+        self.views.borrow_mut().push(Rc::downgrade(&view));
+        view
+    }
+
+    /// Waits until the log says that a job is loaded.
+    ///
+    /// # Errors
+    /// The store is full or broken.
+    pub(super) async fn loaded(&self, job: JobId) -> Result<()> {
+        loop {
+            if let Some(error) = &*self.broken.borrow() {
+                return Err(Error::new("stage the program's files", error.clone()));
+            }
+            if self.preloaded.borrow().contains(&job) {
+                return Ok(());
+            }
+            let _ = self.progress.1.recv().await;
+        }
+    }
+
+    /// The staged programs and libraries below these roots.
+    pub(super) fn images(&self, roots: &[Vec<u8>]) -> Vec<(Vec<u8>, FileId)> {
+        let below = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
+        self.images.borrow().iter().filter(|(path, _)| below(path)).cloned().collect()
+    }
+
+    /// Whether a question has to go up, or is on its way.
+    pub(super) fn asks(&self, path: &[u8]) -> bool {
+        let mut open = self.open_questions.borrow_mut();
+        let now = Instant::now();
+        while open.poll_expired(now).is_some() {}
+        open.ask(path.to_vec(), (), now) == Asked::Forward
+    }
+
+    /// Follows the log in one stripe: from the nearest of our feeders that can be reached, at last over the control link.
+    pub(super) async fn follow(self: Rc<Self>, stripe: u8, feeders: Vec<Feeder>, key: SessionKey, parent: Uplink) {
+        let mut fed = Instant::now();
+        loop {
+            for feeder in &feeders {
+                let before = self.log.attachment(stripe).header;
+                let ended = self.fed_by(stripe, feeder, &key).await;
+                if self.log.attachment(stripe).header != before {
+                    fed = Instant::now();
+                }
+                log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
+            }
+            let before = self.log.attachment(stripe).header;
+            let ended = self.fed_by_parent(stripe, &parent).await;
+            if self.log.attachment(stripe).header != before {
+                fed = Instant::now();
+            }
+            log::debug!("node {}: not fed by its parent any more: {ended}", self.node);
+            if fed.elapsed() > UNFED {
+                return self.fail(&Error::new("receive the program's files", "no node that has them can be reached"));
+            }
+            Timer::after(RETRY).await;
+        }
+    }
+
+    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey) -> LinkError {
+        let (mut reader, mut writer) = match listen::reach(&feeder.addresses, key, self.node, Purpose::Log).await {
+            Ok(link) => link,
+            Err(error) => return error,
+        };
+        if let Err(error) = writer.send(&self.log.attachment(stripe)).await {
+            return error;
+        }
+        loop {
+            match self.receive(stripe, reader.receive_within()).await {
+                Ok(()) => {}
+                Err(error) => return error,
+            }
+        }
+    }
+
+    async fn fed_by_parent(&self, stripe: u8, parent: &Uplink) -> LinkError {
+        if parent.outbox.send(self.log.attachment(stripe)).await.is_err() {
+            return LinkError::Closed;
+        }
+        loop {
+            let packet = async { parent.log[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
+            match self.receive(stripe, packet.or(link::late(link::SILENCE, LinkError::Silent))).await {
+                Ok(()) => {}
+                Err(error) => return error,
+            }
+        }
+    }
+
+    async fn receive(&self, stripe: u8, next: impl Future<Output = Result<Packet, LinkError>>) -> Result<(), LinkError> {
+        let (waiter, woken) = self.log.listener();
+        while !self.log.wants_more() {
+            let _ = woken.recv().await;
+        }
+        self.log.unlisten(waiter);
+        let packet = next.await?;
+        if let Some(logged) = self.log.receive(stripe, packet)?
+            && let Err(error) = self.announce(&logged.record)
+        {
+            self.fail(&error);
+        }
+        Ok(())
+    }
+
+    /// Makes the file for content that is coming, before its turn in the log: chunks are written as they arrive.
+    fn announce(&self, record: &Record) -> Result<()> {
+        let Record::File { path, attr, content: Some(id) } = record else { return Ok(()) };
+        if self.announced.borrow_mut().insert(*id) {
+            self.store.create(*id, attr.size, attr.mode, attr.mtime)?;
+            self.coming.borrow_mut().insert(*id, (path.clone(), attr.size));
+            for (seq, entry) in std::mem::take(&mut *self.early.borrow_mut()) {
+                self.log.postpone(seq, entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves what arrives into the store, the catalog and the views.
+    pub(super) async fn apply(self: Rc<Self>, node: Rc<Node>) {
+        let (_, woken) = self.log.listener();
+        loop {
+            while let Some((seq, entry)) = self.log.poll_arrived() {
+                self.store_chunk(seq, entry, &node);
+            }
+            while let Some(logged) = self.log.poll_deliver() {
+                if let Err(error) = self.deliver(&logged.record) {
+                    self.fail(&error);
+                }
+            }
+            if woken.recv().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn store_chunk(self: &Rc<Self>, seq: u64, entry: LogEntry, node: &Rc<Node>) {
+        let Record::Chunk { file, .. } = entry.header.record else {
+            return self.log.stored(seq);
+        };
+        if !self.coming.borrow().contains_key(&file) {
+            return self.early.borrow_mut().push((seq, entry));
+        }
+        let (this, store) = (Rc::clone(self), Arc::clone(&self.store));
+        let work = async move {
+            let size = entry.body.as_ref().map_or(0, |b| b.0.len() as u64);
+            let written = smol::unblock(move || write_chunk(&store, &entry)).await;
+            if let Err(error) = written {
+                this.fail(&error);
+            }
+            this.bytes.set(this.bytes.get() + size);
+            this.log.stored(seq);
+        };
+        node.tasks.spawn(work).detach();
+    }
+
+    /// Takes in a record whose predecessors are all here.
+    fn deliver(self: &Rc<Self>, record: &Record) -> Result<()> {
+        match record {
+            Record::Complete { file } => {
+                self.store.finish(*file)?;
+                if let Some((path, size)) = self.coming.borrow_mut().remove(file) {
+                    let mut head = [0; 4];
+                    if size >= 4 && self.store.read_at(*file, 0, &mut head)? == 4 && head == *ELF {
+                        let mut images = self.images.borrow_mut();
+                        images.retain(|(known, _)| *known != path);
+                        images.push((path, *file));
+                    }
+                }
+            }
+            Record::Void { file, .. } => {
+                self.coming.borrow_mut().remove(file);
+                self.store.remove(*file)?;
+            }
+            Record::Changed { path, .. } => {
+                self.images.borrow_mut().retain(|(known, _)| known != path && !is_below(known, path));
+            }
+            Record::Preloaded { job } => {
+                self.preloaded.borrow_mut().insert(*job);
+                let _ = self.progress.0.try_send(());
+            }
+            _ => {}
+        }
+        if let Record::Dir { path, .. } | Record::Link { path, .. } | Record::File { path, .. } | Record::Absent { path, .. } = record {
+            self.open_questions.borrow_mut().answer(path);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
+        let effects = self.catalog.write().unwrap_or_else(PoisonError::into_inner).apply(record, now);
+        self.views.borrow_mut().retain(|view| view.strong_count() > 0);
+        for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
+            view.applied(&effects);
+        }
+        Ok(())
+    }
+
+    /// From now on every job that waits for files fails, with this reason.
+    fn fail(&self, error: &Error) {
+        self.broken.borrow_mut().get_or_insert_with(|| error.to_string());
+        let _ = self.progress.0.try_send(());
+    }
+}
+
+/// The control link to the parent as a way for the log.
+pub(super) struct Uplink {
+    pub(super) outbox: Sender<Packet>,
+    /// What came down it, by stripe.
+    pub(super) log: Vec<Receiver<Packet>>,
+}
+
+/// Who may feed a node, nearest first, for each stripe of the topology.
+pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Vec<Feeder>> {
+    let shape = if two_trees { Shape::TwoTrees } else { Shape::Chain };
+    let topology = Topology::new(shape, u32::try_from(nodes.len()).unwrap_or(u32::MAX));
+    let Some(me) = nodes.iter().position(|f| f.node == node) else { return Vec::new() };
+    let me = u32::try_from(me).unwrap_or(u32::MAX);
+    let at = |position: u32| nodes[position as usize].clone();
+    (0..topology.stripes()).map(|stripe| topology.ancestors(stripe, me).map(at).collect()).collect()
+}
+
+fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
+    let Record::Chunk { file, offset, len, codec } = entry.header.record else { return Ok(()) };
+    // A chunk without its body: nobody could rebuild it; the file is voided further on.
+    let Some(body) = &entry.body else { return Ok(()) };
+    match codec {
+        Codec::Raw => store.write_chunk(file, offset, &body.0),
+        Codec::Zstd => {
+            let raw = zstd::bulk::decompress(&body.0, len as usize).map_err(|e| Error::new("decompress a chunk", e))?;
+            store.write_chunk(file, offset, &raw)
+        }
+    }
+}
+
+impl FeedsLog for Replica {
+    fn log(&self) -> &Rc<Log> {
+        &self.log
+    }
+}
+
+impl Rebuild for Replica {
+    async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
+        let Record::Chunk { file, offset, len, .. } = *record else { return None };
+        let store = Arc::clone(&self.store);
+        let read = move || {
+            let mut body = vec![0; len as usize];
+            (store.read_at(file, offset, &mut body).ok()? == body.len()).then_some(body)
+        };
+        let body = smol::unblock(read).await?;
+        Some((Record::Chunk { file, offset, len, codec: Codec::Raw }, body))
+    }
+}
+
+impl std::fmt::Debug for Replica {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replica").field("node", &self.node).field("log", &self.log).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Passes on what the views ask, once for each question.
+    pub(super) async fn ask(self: Rc<Self>, replica: Rc<Replica>, questions: Receiver<Question>) {
+        while let Ok(question) = questions.recv().await {
+            match question {
+                Question::Want(path, need) if replica.asks(&path) => self.report(&Report::Want { path, need }).await,
+                Question::Want(..) => {}
+                Question::Changed(path, exists) => self.report(&Report::Changed { path, exists }).await,
+            }
+        }
+    }
+}

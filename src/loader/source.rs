@@ -1,0 +1,460 @@
+//! The root's reader: the only one in the job that touches the shared file system. Turns what it finds into records of the log.
+//!
+//! Questions and files wait in one queue that a few threads serve, so that the file system's latency overlaps; what they find goes into
+//! a bounded channel that the log empties at the pace of the fastest child. Every path is described once and every file version read
+//! once, however many ask.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread;
+
+use async_channel::{Receiver, Sender, bounded, unbounded};
+use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
+use rustix::io::Errno;
+
+use super::capture::{self, Capture};
+use super::catalog::{is_below, parent};
+use super::probe::{FileSystem, Listing, Names, Probe};
+use crate::error::Context;
+use crate::net::wire::control::JobId;
+use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, Name, Record};
+use crate::Result;
+
+/// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
+const READERS: usize = 8;
+/// Findings that wait for the log, at most; each may hold a chunk.
+const FINDINGS: usize = 16;
+/// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
+const LEVEL: i32 = 1;
+/// A file that changes while it is read is read again this often.
+const TRIES: u32 = 3;
+
+/// A record for the log, with its body (empty: none) and the body's BLAKE3.
+#[derive(Debug)]
+pub struct Finding {
+    pub record: Record,
+    pub body: Vec<u8>,
+    pub hash: [u8; 32],
+}
+
+/// What the reader did so far; see docs/STATS.md.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub files: AtomicU64,
+    pub bytes: AtomicU64,
+    /// Operations at the shared file system.
+    pub operations: AtomicU64,
+    /// Files that were asked for again and were in the log already.
+    pub hits: AtomicU64,
+}
+
+/// A version of a file: these together do not stay the same when it changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    dev: u64,
+    ino: u64,
+    size: u64,
+    mtime: (i64, u32),
+    ctime: (i64, u32),
+}
+
+#[derive(Debug)]
+enum Work {
+    Changed { path: Vec<u8>, exists: Option<u8> },
+    Describe { path: Vec<u8>, job: Option<Arc<Load>> },
+    Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
+}
+
+/// What must be in the log before a job can start; complete when the last part of it is dropped.
+#[derive(Debug)]
+struct Load {
+    job: JobId,
+    open: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: FileId,
+    /// Paths that the log describes, with the version of files whose content it has or will have.
+    described: HashMap<Vec<u8>, Option<(Version, FileId)>>,
+    asked: HashSet<Vec<u8>>,
+    warnings: Vec<String>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Source {
+    findings: Sender<Finding>,
+    queue: Sender<Work>,
+    state: Mutex<State>,
+    capture: RwLock<Capture>,
+    compress: bool,
+    pub counters: Counters,
+}
+
+impl Source {
+    /// Starts the readers; what they find comes out of the receiver.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(compress: bool) -> Result<(Arc<Source>, Receiver<Finding>)> {
+        let (findings, found) = bounded(FINDINGS);
+        let (queue, work) = unbounded();
+        let (state, capture, counters) = Default::default();
+        let this = Arc::new(Source { findings, queue, state, capture, compress, counters });
+        for _ in 0..READERS {
+            let (this, work) = (Arc::downgrade(&this), work.clone());
+            let serve = move || {
+                let mut buffer = Vec::new();
+                while let Ok(work) = work.recv_blocking()
+                    && let Some(this) = this.upgrade()
+                {
+                    this.serve(work, &mut buffer);
+                }
+            };
+            thread::Builder::new().name("reader".into()).spawn(serve).op("start a reader")?;
+        }
+        Ok((this, found))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the user should know; each is said once.
+    pub fn warnings(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().warnings)
+    }
+
+    /// Adds to what is captured.
+    pub fn capture(&self, more: Capture) {
+        let mut rule = self.capture.write().unwrap_or_else(PoisonError::into_inner);
+        rule.trees.extend(more.trees);
+        rule.shared.extend(more.shared);
+    }
+
+    /// Whether a path lies on a file system that the hosts share.
+    pub fn shares(&self, path: &Path) -> bool {
+        let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
+        let path_bytes = path.as_os_str().as_bytes();
+        rule.shared.iter().any(|s| is_below(path_bytes, s) || **s == *path_bytes) || capture::is_shared(path)
+    }
+
+    /// A question from a node. What is captured is decided by the rule alone: whoever asks for the attributes of code will load it.
+    pub fn want(&self, path: Vec<u8>) {
+        self.ask(path, None);
+    }
+
+    fn ask(&self, path: Vec<u8>, job: Option<Arc<Load>>) {
+        let known = {
+            let mut state = self.state();
+            state.described.contains_key(&path) || !state.asked.insert(path.clone())
+        };
+        if !known {
+            self.enqueue(Work::Describe { path, job });
+        }
+    }
+
+    fn enqueue(&self, work: Work) {
+        if let Work::Describe { job: Some(job), .. } | Work::Read { job: Some(job), .. } = &work {
+            job.open.fetch_add(1, Ordering::SeqCst);
+        }
+        self.queue.try_send(work).expect("the queue is unbounded and its readers live as long as this");
+    }
+
+    /// A node says that a job changed `path`.
+    pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
+        {
+            let mut state = self.state();
+            state.described.retain(|known, _| *known != path && !is_below(known, &path));
+            state.asked.retain(|known| *known != path && !is_below(known, &path));
+        }
+        self.enqueue(Work::Changed { path, exists });
+    }
+
+    /// Begins what a job needs before it can start; see [`Preload`].
+    pub fn preload(self: &Arc<Self>, job: JobId) -> Preload {
+        Preload { source: Arc::clone(self), load: Arc::new(Load { job, open: AtomicUsize::new(1) }) }
+    }
+
+    fn done(&self, job: Option<&Arc<Load>>) {
+        if let Some(load) = job
+            && load.open.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            self.find(Record::Preloaded { job: load.job }, Vec::new());
+        }
+    }
+
+    /// Gives a record to the log. When the log is gone, so is the session.
+    fn find(&self, record: Record, body: Vec<u8>) {
+        let hash = if body.is_empty() { [0; 32] } else { *blake3::hash(&body).as_bytes() };
+        let _ = self.findings.send_blocking(Finding { record, body, hash });
+    }
+
+    fn operation(&self) {
+        self.counters.operations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn serve(&self, work: Work, buffer: &mut Vec<u8>) {
+        match work {
+            Work::Changed { path, exists } => self.find(Record::Changed { path, exists }, Vec::new()),
+            Work::Describe { path, job } => {
+                self.describe(&path, job.as_ref());
+                self.done(job.as_ref());
+            }
+            Work::Read { id, path, file, version, tries, job } => {
+                let outcome = self.read(id, &file, version, buffer);
+                if let Err(errno) = outcome {
+                    self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
+                    self.unsteady(&path, errno, tries, job.as_ref());
+                }
+                self.done(job.as_ref());
+            }
+        }
+    }
+
+    /// A file changed under our eyes, or cannot be read.
+    fn unsteady(&self, path: &[u8], errno: Errno, tries: u32, job: Option<&Arc<Load>>) {
+        let name = String::from_utf8_lossy(path).into_owned();
+        let mut state = self.state();
+        state.described.remove(path);
+        if errno != Errno::STALE {
+            state.warnings.push(format!("{name} cannot be read ({errno}); ranks read the original"));
+        } else if tries >= TRIES {
+            state.warnings.push(format!("{name} keeps changing while it is read; ranks read the original"));
+        } else {
+            state.warnings.push(format!("{name} changed while it was read; it was read again"));
+            drop(state);
+            match FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(path))) {
+                Ok(opened) => self.publish(path, &opened.stat, opened.file, tries + 1, job),
+                Err(error) => self.absent(path, &error),
+            }
+        }
+    }
+
+    fn absent(&self, path: &[u8], error: &io::Error) {
+        self.state().described.insert(path.to_vec(), None);
+        let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+        self.find(Record::Absent { path: path.to_vec(), errno }, Vec::new());
+    }
+
+    /// Says what a path is.
+    fn describe(&self, path: &[u8], job: Option<&Arc<Load>>) {
+        let name = Path::new(std::ffi::OsStr::from_bytes(path));
+        self.operation();
+        let stat = match rustix::fs::lstat(name) {
+            Ok(stat) => stat,
+            Err(error) => return self.absent(path, &error.into()),
+        };
+        match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+            rustix::fs::FileType::Directory => self.describe_directory(path, name),
+            rustix::fs::FileType::Symlink => {
+                self.operation();
+                match rustix::fs::readlink(name, Vec::new()) {
+                    Ok(target) => {
+                        self.state().described.insert(path.to_vec(), None);
+                        self.find(Record::Link { path: path.to_vec(), attr: attr(&stat), target: target.into_bytes() }, Vec::new());
+                    }
+                    Err(error) => self.absent(path, &error.into()),
+                }
+            }
+            rustix::fs::FileType::RegularFile => {
+                let takes = {
+                    let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
+                    rule.takes(path, stat.st_mode, u64::try_from(stat.st_size).unwrap_or(0))
+                };
+                if !takes {
+                    return self.pass_through(path, &stat);
+                }
+                self.operation();
+                match FileSystem.open(name) {
+                    Ok(opened) => self.publish(path, &opened.stat, opened.file, 1, job),
+                    // Not readable by us: whoever may, reads it himself.
+                    Err(_) => self.pass_through(path, &stat),
+                }
+            }
+            // It is there, but the log has no words for it.
+            _ => {
+                self.state().described.insert(path.to_vec(), None);
+                self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
+            }
+        }
+    }
+
+    fn pass_through(&self, path: &[u8], stat: &Stat) {
+        self.state().described.insert(path.to_vec(), None);
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: None }, Vec::new());
+    }
+
+    fn describe_directory(&self, path: &[u8], name: &Path) {
+        self.operation();
+        let listed = FileSystem.open_dir(name).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
+        match listed {
+            Ok((names, stat)) => self.list(path, &stat, &names),
+            Err(error) => self.absent(path, &error),
+        }
+    }
+
+    fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
+        self.state().described.insert(path.to_vec(), None);
+        let names = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
+        self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names }, Vec::new());
+    }
+
+    /// Puts a captured file into the log, unless this version of it is there.
+    fn publish(&self, path: &[u8], stat: &Stat, file: File, tries: u32, job: Option<&Arc<Load>>) {
+        let version = version(stat);
+        let id = {
+            let mut state = self.state();
+            if let Some(Some((known, _))) = state.described.get(path)
+                && *known == version
+            {
+                self.counters.hits.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            let id = state.next;
+            state.next += 1;
+            state.described.insert(path.to_vec(), Some((version, id)));
+            id
+        };
+        self.counters.files.fetch_add(1, Ordering::Relaxed);
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Some(id) }, Vec::new());
+        self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, job: job.cloned() });
+    }
+
+    /// Reads a file once, from its beginning to its end.
+    fn read(&self, id: FileId, file: &File, version: Version, buffer: &mut Vec<u8>) -> Result<(), Errno> {
+        let mut offset = 0;
+        while offset < version.size {
+            let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
+            buffer.resize(want, 0);
+            let got = super::store::read_at(file, offset, buffer)?;
+            self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
+            if got < want {
+                return Err(Errno::STALE);
+            }
+            self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
+            let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
+            let (codec, body) = self.encode(buffer);
+            self.find(Record::Chunk { file: id, offset, len, codec }, body);
+            offset += got as u64;
+        }
+        if current(file)? != version {
+            return Err(Errno::STALE);
+        }
+        self.find(Record::Complete { file: id }, Vec::new());
+        Ok(())
+    }
+
+    fn encode(&self, raw: &[u8]) -> (Codec, Vec<u8>) {
+        // What does not shrink by an eighth is not worth every node's time.
+        if self.compress
+            && let Ok(small) = zstd::bulk::compress(raw, LEVEL)
+            && small.len() < raw.len() - raw.len() / 8
+        {
+            return (Codec::Zstd, small);
+        }
+        (Codec::Raw, raw.to_vec())
+    }
+
+    /// Reads a chunk again for a node that fell behind; `None` when the file is no longer what it was.
+    pub fn read_again(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
+        let Record::Chunk { file: id, offset, len, .. } = *record else { return None };
+        let (path, version) = {
+            let state = self.state();
+            let found = state.described.iter().find_map(|(path, content)| match content {
+                Some((version, known)) if *known == id => Some((path.clone(), *version)),
+                _ => None,
+            });
+            found?
+        };
+        self.operation();
+        let opened = FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(&path))).ok()?;
+        if self::version(&opened.stat) != version {
+            return None;
+        }
+        let mut body = vec![0; len as usize];
+        let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
+        self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
+        let record = Record::Chunk { file: id, offset, len, codec: Codec::Raw };
+        (got == body.len()).then_some((record, body))
+    }
+}
+
+/// What a job needs before its ranks can start: [`Record::Preloaded`] follows when this is dropped and everything it asked for was sent.
+#[derive(Debug)]
+pub struct Preload {
+    source: Arc<Source>,
+    load: Arc<Load>,
+}
+
+impl Preload {
+    /// A file of the closure, already open.
+    pub fn file(&self, canonical: &Path, file: File) -> Result<()> {
+        // It was found by opening it, so the attributes are at hand.
+        self.source.operation();
+        let stat = rustix::fs::fstat(&file).op_on("read the attributes of", canonical)?;
+        self.source.publish(canonical.as_os_str().as_bytes(), &stat, file, 1, Some(&self.load));
+        Ok(())
+    }
+
+    /// A directory that was listed on the way.
+    pub fn directory(&self, listing: &Listing) {
+        let path = listing.canonical.as_os_str().as_bytes();
+        self.source.operation();
+        if !self.source.state().described.contains_key(path) {
+            self.source.list(path, &listing.stat, &listing.names);
+        }
+    }
+
+    /// Anything else that will be asked for.
+    pub fn path(&self, path: &Path) {
+        self.source.ask(path.as_os_str().as_bytes().to_vec(), Some(Arc::clone(&self.load)));
+    }
+}
+
+impl Drop for Preload {
+    fn drop(&mut self) {
+        self.source.done(Some(&self.load));
+    }
+}
+
+/// The directory of a captured path.
+pub fn directory_of(path: &Path) -> Vec<u8> {
+    parent(path.as_os_str().as_bytes()).unwrap_or(b"/").to_vec()
+}
+
+fn attr(stat: &Stat) -> Attr {
+    let nanoseconds = |n| u32::try_from(n).unwrap_or(0);
+    Attr {
+        mode: stat.st_mode,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        ino: stat.st_ino,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
+        ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
+    }
+}
+
+fn version(stat: &Stat) -> Version {
+    let Attr { ino, size, mtime, ctime, .. } = attr(stat);
+    Version { dev: stat.st_dev, ino, size, mtime, ctime }
+}
+
+/// The version of an open file as it is now, without asking for times of access: reading changed those, and the answer would cost a
+/// request. Network file systems learn the rest with every read.
+fn current(file: impl AsFd) -> Result<Version, Errno> {
+    let mask = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
+    let now = statx(file, c"", AtFlags::EMPTY_PATH, mask)?;
+    let time = |t: rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
+    let dev = rustix::fs::makedev(now.stx_dev_major, now.stx_dev_minor);
+    Ok(Version { dev, ino: now.stx_ino, size: now.stx_size, mtime: time(now.stx_mtime), ctime: time(now.stx_ctime) })
+}

@@ -1,0 +1,247 @@
+//! The socket shell around [`Relay`]: feeds children over their links, follows upstream peers, and tells the owner what arrived.
+//!
+//! Entries travel as they came: the encoded header is kept with the record, so that nothing is serialised twice, and the body is
+//! shared. A body is verified once, against the hash in its header, before anything else sees it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use async_channel::{Receiver, Sender, bounded};
+use rkyv::util::AlignedVec;
+
+use super::link::{LinkError, Packet};
+use super::relay::{self, Child, Entry, Relay, Transmit, WINDOW, Weight};
+use super::wire::frame::{FrameError, Kind, Message};
+use super::wire::log::LogFrame;
+use super::wire::record::Record;
+
+/// A record with the header it travels under.
+#[derive(Debug)]
+pub struct Logged {
+    pub record: Record,
+    header: Arc<AlignedVec>,
+}
+
+/// The bytes beside a record; shared.
+#[derive(Debug, Clone)]
+pub struct Bytes(pub Arc<Vec<u8>>);
+
+impl Weight for Bytes {
+    fn weight(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// An entry as the relay holds it.
+pub type LogEntry = Entry<Arc<Logged>, Bytes>;
+
+/// A node's log with its sockets' state.
+pub struct Log {
+    relay: RefCell<Relay<Arc<Logged>, Bytes>>,
+    /// Woken when the relay has something new: feeders, and whoever waits in [`Log::changed`].
+    wake: RefCell<HashMap<Child, Sender<()>>>,
+    postponed: RefCell<Vec<(u64, LogEntry)>>,
+    next_child: Cell<Child>,
+    stripes: u64,
+    /// Bytes sent to children, bodies only.
+    sent: Cell<u64>,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("sent", &self.sent.get()).finish_non_exhaustive()
+    }
+}
+
+/// Rebuilds a body that left the window: raw bytes of a chunk, from the store or the original; `None` when they can no longer be had.
+pub trait Rebuild {
+    /// `record` is a [`Record::Chunk`].
+    fn rebuild(&self, record: &Record) -> impl Future<Output = Option<(Record, Vec<u8>)>>;
+}
+
+/// Whoever has a log to feed others from.
+pub trait FeedsLog {
+    fn log(&self) -> &Rc<Log>;
+}
+
+impl Log {
+    /// The root's log, or a node's.
+    pub fn new(root: bool, stripes: u8) -> Rc<Log> {
+        let relay = if root { Relay::root(stripes, WINDOW) } else { Relay::replica(stripes, WINDOW) };
+        let (wake, postponed, next_child) = (RefCell::default(), RefCell::default(), Cell::new(1));
+        Rc::new(Log { relay: RefCell::new(relay), wake, postponed, next_child, stripes: stripes.into(), sent: Cell::new(0) })
+    }
+
+    /// The stripe in which an entry travels.
+    pub fn stripe_of(&self, seq: u64) -> usize {
+        usize::try_from(seq % self.stripes).unwrap_or(0)
+    }
+
+    /// Bytes of bodies sent to children so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.get()
+    }
+
+    /// At the root: adds a record. Bodies are hashed by the caller, on a thread of its own.
+    pub fn append(&self, record: Record, body: Vec<u8>, hash: [u8; 32]) {
+        let has_body = !body.is_empty();
+        let entry = |seq| {
+            let frame = LogFrame::Entry { seq, record, hash };
+            let header = Arc::new(frame.encode());
+            let LogFrame::Entry { record, .. } = frame else { unreachable!("made above") };
+            Entry { header: Arc::new(Logged { record, header }), body: has_body.then(|| Bytes(Arc::new(body))) }
+        };
+        let mut relay = self.relay.borrow_mut();
+        let seq = relay.next_seq();
+        relay.append(entry(seq));
+        // The root needs no store: what leaves the window is read again from the original.
+        relay.handle_stored(seq);
+        drop(relay);
+        self.notify();
+    }
+
+    /// Whether more may be put in, see [`Relay::wants_more`].
+    pub fn wants_more(&self) -> bool {
+        self.relay.borrow().wants_more()
+    }
+
+    /// The next body to be written to the store.
+    pub fn poll_arrived(&self) -> Option<(u64, LogEntry)> {
+        self.postponed.borrow_mut().pop().or_else(|| self.relay.borrow_mut().poll_arrived())
+    }
+
+    /// A body that could not be written yet: it comes out of [`Log::poll_arrived`] again.
+    pub fn postpone(&self, seq: u64, entry: LogEntry) {
+        self.postponed.borrow_mut().push((seq, entry));
+        self.notify();
+    }
+
+    /// A body is in the store (at the root: it can be read again).
+    pub fn stored(&self, seq: u64) {
+        self.relay.borrow_mut().handle_stored(seq);
+        self.notify();
+    }
+
+    /// The next record in the order of the log.
+    pub fn poll_deliver(&self) -> Option<Arc<Logged>> {
+        self.relay.borrow_mut().poll_deliver().map(|(_, logged)| Arc::clone(logged))
+    }
+
+    /// Waits for something to have changed since the last call with the same `listener`.
+    pub fn listener(&self) -> (Child, Receiver<()>) {
+        let child = self.next_child.replace(self.next_child.get() + 1);
+        let (sender, receiver) = bounded(1);
+        self.wake.borrow_mut().insert(child, sender);
+        (child, receiver)
+    }
+
+    /// Forgets a [`Log::listener`].
+    pub fn unlisten(&self, listener: Child) {
+        self.wake.borrow_mut().remove(&listener);
+    }
+
+    fn notify(&self) {
+        for wake in self.wake.borrow().values() {
+            let _ = wake.try_send(());
+        }
+    }
+
+    /// Feeds one child until its link ends: `asked` brings its [`LogFrame::Attach`]es, `outbox` leads to it.
+    pub async fn feed(&self, asked: Receiver<Packet>, outbox: Sender<Packet>, rebuild: &impl Rebuild) {
+        let (child, woken) = self.listener();
+        let _ = self.feed_child(child, &woken, &asked, &outbox, rebuild).await;
+        self.wake.borrow_mut().remove(&child);
+        self.relay.borrow_mut().detach(child);
+        self.notify();
+    }
+
+    async fn feed_child(
+        &self,
+        child: Child,
+        woken: &Receiver<()>,
+        asked: &Receiver<Packet>,
+        outbox: &Sender<Packet>,
+        rebuild: &impl Rebuild,
+    ) -> Result<(), LinkError> {
+        loop {
+            while let Ok(packet) = asked.try_recv() {
+                self.attach(child, &packet)?;
+            }
+            let next = self.relay.borrow_mut().poll_transmit(child);
+            match next {
+                Transmit::Entry { entry, .. } => {
+                    let body = entry.body.map_or_else(Arc::default, |b| b.0);
+                    self.sent.set(self.sent.get() + body.len() as u64);
+                    let packet = Packet { kind: Kind::Log, header: Arc::clone(&entry.header.header), body };
+                    outbox.send(packet).await.map_err(|_| LinkError::Closed)?;
+                    // At the root, room in the window lets the readers go on.
+                    self.notify();
+                }
+                Transmit::Refetch { seq } => {
+                    let Some(record) = self.relay.borrow().header(seq).map(|l| l.record.clone()) else { continue };
+                    let (record, body) = match rebuild.rebuild(&record).await {
+                        Some((record, body)) => (record, Some(body)),
+                        None => (record, None),
+                    };
+                    let hash = body.as_ref().map_or([0; 32], |b| *blake3::hash(b).as_bytes());
+                    let header = Arc::new(LogFrame::Entry { seq, record: record.clone(), hash }.encode());
+                    let body = body.map(|b| Bytes(Arc::new(b)));
+                    let entry = Entry { header: Arc::new(Logged { record, header }), body };
+                    self.relay.borrow_mut().handle_refetched(child, seq, entry);
+                }
+                Transmit::Idle => {
+                    let more = async {
+                        let packet = asked.recv().await.map_err(|_| LinkError::Closed)?;
+                        self.attach(child, &packet)
+                    };
+                    let wake = async {
+                        let _ = woken.recv().await;
+                        Ok(())
+                    };
+                    smol::future::or(more, wake).await?;
+                }
+            }
+        }
+    }
+
+    fn attach(&self, child: Child, packet: &Packet) -> Result<(), LinkError> {
+        match packet.message::<LogFrame>()? {
+            LogFrame::Attach { stripe, from } => {
+                let stripe = u8::try_from(stripe).map_err(|_| FrameError::Header)?;
+                self.relay.borrow_mut().attach(child, stripe, from).map_err(|_| FrameError::Header)?;
+                Ok(())
+            }
+            LogFrame::Ping => Ok(()),
+            LogFrame::Entry { .. } => Err(FrameError::Header.into()),
+        }
+    }
+
+    /// What to ask an upstream peer for.
+    pub fn attachment(&self, stripe: u8) -> Packet {
+        let from = self.relay.borrow().resume_from(stripe);
+        Packet::new(&LogFrame::Attach { stripe: stripe.into(), from }, Vec::new())
+    }
+
+    /// Takes in a frame from the upstream peer of `stripe`; the record, if it was one, is for preparations only: it may not be its turn.
+    ///
+    /// # Errors
+    /// The peer does not follow the protocol, or the body is not what its header says: drop the link and resume elsewhere.
+    pub fn receive(&self, stripe: u8, packet: Packet) -> Result<Option<Arc<Logged>>, LinkError> {
+        let LogFrame::Entry { seq, record, hash } = packet.message::<LogFrame>()? else { return Ok(None) };
+        let body = (!packet.body.is_empty()).then(|| Bytes(Arc::clone(&packet.body)));
+        if body.as_ref().is_some_and(|b| *blake3::hash(&b.0).as_bytes() != hash) {
+            return Err(FrameError::Tag.into());
+        }
+        let logged = Arc::new(Logged { record, header: packet.header });
+        let entry = Entry { header: Arc::clone(&logged), body };
+        let taken = self.relay.borrow_mut().handle_entry(stripe, seq, entry);
+        taken.map_err(|error: relay::ProtocolError| {
+            log::warn!("the log came out of order: {error}");
+            LinkError::from(FrameError::Header)
+        })?;
+        self.notify();
+        Ok(Some(logged))
+    }
+}
