@@ -258,7 +258,8 @@ impl Catalog {
     pub fn changed_here(&mut self, path: &[u8], change: Change, now: (i64, u32)) -> bool {
         let tell = match self.lookup(path) {
             Known::Outside => return false,
-            Known::Volatile if matches!(change, Change::Written(_)) => return false,
+            // Written through a descriptor, perhaps while the name was being removed: that makes no name.
+            Known::Volatile | Known::Absent(_) if matches!(change, Change::Written(_)) => return false,
             Known::Volatile => !matches!(parent(path).map(|d| self.lookup(d)), Some(Known::Volatile)),
             _ => true,
         };
@@ -523,6 +524,8 @@ mod tests {
         assert!(c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
         assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
         assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW));
+        assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
+        assert_eq!(c.lookup(b"/r/a.so"), Known::Absent(Errno::NOENT));
         assert!(!c.changed_here(b"/elsewhere", Change::Named(None), NOW));
     }
 
