@@ -196,7 +196,8 @@ impl Job {
     }
 
     /// Mounts the view's file system. The descriptor is for [`super::Skeleton::serve`] in another process; until that returns nothing
-    /// below the first root can be reached. When it fails, [`Job::bind_files`] still works, directly onto the originals.
+    /// below the first root can be reached. To be closed here once passed on: as long as anybody has it open, requests wait for an
+    /// agent, even a dead one. When this fails, [`Job::bind_files`] still works, directly onto the originals.
     pub fn mount_fuse(&mut self) -> Result<OwnedFd> {
         let first = self.roots.first().ok_or_else(|| Error::new("show the program's directories", "there are none"))?;
         // The device belongs to the user namespace it was opened in, and the mount has to agree: only a keeper can open it.
