@@ -103,6 +103,8 @@ pub struct Catalog {
     roots: Vec<Box<[u8]>>,
     entries: HashMap<Box<[u8]>, Entry>,
     contents: HashMap<FileId, Content>,
+    /// How many changes of a path by this node have not come back in the log yet.
+    told: HashMap<Box<[u8]>, u32>,
 }
 
 /// The directory of an absolute path; `None` for `/`.
@@ -236,6 +238,13 @@ impl Catalog {
             }
             Record::Changed { path, exists } => {
                 // Code that a job made is captured like any other; the rest each node reads for itself.
+                if !self.is_last_of_own(path) {
+                    // Older than what was changed here since; and should it be another node's, the original knows.
+                    effects.stale.push(path.clone().into_boxed_slice());
+                    effects.settled.push(path.clone().into_boxed_slice());
+                    self.entries.insert(path.clone().into_boxed_slice(), Entry::Volatile);
+                    return effects;
+                }
                 let ask = matches!(exists, Some(kind::REG | kind::UNKNOWN)) && is_code(file_name(path));
                 self.amend(path, *exists, ask, now, &mut effects);
             }
@@ -249,7 +258,8 @@ impl Catalog {
     pub fn changed_here(&mut self, path: &[u8], change: Change, now: (i64, u32)) -> bool {
         let tell = match self.lookup(path) {
             Known::Outside => return false,
-            Known::Volatile if matches!(change, Change::Written(_)) => return false,
+            // Written through a descriptor, perhaps while the name was being removed: that makes no name.
+            Known::Volatile | Known::Absent(_) if matches!(change, Change::Written(_)) => return false,
             Known::Volatile => !matches!(parent(path).map(|d| self.lookup(d)), Some(Known::Volatile)),
             _ => true,
         };
@@ -258,6 +268,9 @@ impl Catalog {
             Change::Named(exists) => exists,
         };
         self.amend(path, exists, false, now, &mut Effects::default());
+        if tell {
+            *self.told.entry(path.into()).or_default() += 1;
+        }
         tell
     }
 
@@ -283,6 +296,18 @@ impl Catalog {
 
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Counts down what comes back. Without it, "removed" would come back after the file was made again, and hide it.
+    fn is_last_of_own(&mut self, path: &[u8]) -> bool {
+        match self.told.get_mut(path) {
+            Some(left) if *left > 1 => {
+                *left -= 1;
+                false
+            }
+            Some(_) => self.told.remove(path).is_some(),
+            None => true,
+        }
     }
 
     fn put(&mut self, path: &[u8], entry: Entry, effects: &mut Effects) {
@@ -499,7 +524,28 @@ mod tests {
         assert!(c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
         assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
         assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW));
+        assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
+        assert_eq!(c.lookup(b"/r/a.so"), Known::Absent(Errno::NOENT));
         assert!(!c.changed_here(b"/elsewhere", Change::Named(None), NOW));
+    }
+
+    #[test]
+    fn what_comes_back_late_hides_nothing() {
+        let mut c = catalog();
+        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW));
+        assert!(c.changed_here(b"/r/a.so", Change::Named(Some(kind::REG)), NOW));
+        assert!(c.changed_here(b"/r/t", Change::Named(Some(kind::REG)), NOW));
+        assert!(c.changed_here(b"/r/t", Change::Named(None), NOW));
+        let _ = c.apply(&changed("/r/a.so", None), NOW);
+        assert_eq!(c.lookup(b"/r/a.so"), Known::Volatile);
+        let _ = c.apply(&changed("/r/a.so", Some(kind::REG)), NOW);
+        assert_eq!(c.lookup(b"/r/a.so"), Known::Listed(kind::REG));
+        let _ = c.apply(&changed("/r/t", Some(kind::REG)), NOW);
+        assert!(matches!(c.lookup(b"/r"), Known::Dir { listing, .. } if find(listing, b"t").is_err()));
+        let _ = c.apply(&changed("/r/t", None), NOW);
+        assert_eq!(c.lookup(b"/r/t"), Known::Absent(Errno::NOENT));
+        let _ = c.apply(&changed("/r/t", Some(kind::REG)), NOW);
+        assert_eq!(c.lookup(b"/r/t"), Known::Volatile, "another node's");
     }
 
     #[test]

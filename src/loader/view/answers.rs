@@ -146,6 +146,7 @@ impl View {
                 Err(e) => reply.error(errno(e)),
             },
             (Question::Getattr { ino, reply }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
+                self.inodes().mark_stable(ino);
                 reply.attr(&STABLE, &attributes::of_record(&attr, ino, &self.setup.identity));
             }
             (Question::Getattr { ino, reply }, Facts::Volatile) => match original::stat(path) {

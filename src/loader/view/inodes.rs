@@ -68,6 +68,13 @@ impl Inodes {
         self.nodes.get(&id)
     }
 
+    /// The kernel is given this inode's attributes without limit.
+    pub(super) fn mark_stable(&mut self, id: u64) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.stable = true;
+        }
+    }
+
     pub(super) fn of(&self, path: &[u8]) -> Option<(u64, &Node)> {
         let id = *self.by_path.get(path)?;
         Some((id, self.nodes.get(&id)?))

@@ -34,7 +34,7 @@ const ASIDE: &str = "/proc";
 pub enum Lacks {
     /// No own namespaces, hence no view by mounts at all.
     Namespaces,
-    /// Namespaces, but no FUSE in them: files can still be bound directly onto the originals ([`Job::without_fuse`]).
+    /// Namespaces, but no FUSE in them: files can still be bound directly onto the originals.
     Fuse,
 }
 
@@ -182,33 +182,12 @@ pub struct Job {
 }
 
 impl Job {
-    /// Copies the base's mount namespace, in which the process is, and mounts the view's file system in the copy. The descriptor is for
-    /// [`super::Skeleton::serve`] in another process; until that returns nothing below the first root can be reached.
-    /// `sealed`: [`Base::sealed`]. `roots`: the same, in the same order, as the skeleton's. Working directory: `/` afterwards.
-    pub fn with_fuse(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<(Job, OwnedFd)> {
+    /// Copies the base's mount namespace, in which the process is; everything in the copy shows the originals still. To be called once.
+    /// `sealed`: [`Base::sealed`]. `roots`: the same, in the same order, as the skeleton's. The working directory becomes `/`.
+    pub fn create(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<Job> {
         if let Some(inner) = roots.iter().find(|r| roots.iter().any(|outer| is_below(r, outer))) {
             return Err(Error::new("show", "it lies inside another root of the view").on(text(inner)).into());
         }
-        let first =
-            roots.first().ok_or_else(|| Error::new("show the program's directories", "there are none"))?.clone();
-        // Opened after the user namespace was made: the device belongs to the namespace it was opened in, and the mount has to agree.
-        let fuse = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(no_fuse)?;
-        let mut job = Job::without_fuse(sealed, roots)?;
-        let options = CString::new(mount_options(fuse.as_fd())).expect("no NUL in numbers");
-        rustix::mount::mount("hpcrt", &*first, "fuse.hpcrt", MountFlags::NOSUID | MountFlags::NODEV, &*options)
-            .map_err(|e| {
-                if matches!(e, Errno::PERM | Errno::NODEV | Errno::ACCESS) {
-                    no_fuse(e)
-                } else {
-                    not_mounted(&first, e)
-                }
-            })?;
-        job.top = Some(open_directory(text(&first), OFlags::PATH)?);
-        Ok((job, fuse))
-    }
-
-    /// Copies the base's mount namespace and shows the originals in it.
-    pub fn without_fuse(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<Job> {
         rustix::process::fchdir(sealed).op("enter the store")?;
         unshare(CloneFlags::CLONE_NEWNS).map_err(|e| forbidden("make the job's mount namespace", e))?;
         let sealed = open_directory(".", OFlags::PATH)?;
@@ -216,7 +195,24 @@ impl Job {
         Ok(Job { sealed, roots, top: None })
     }
 
-    /// Puts the view over the original directories. To be called once the view is served.
+    /// Mounts the view's file system. The descriptor is for [`super::Skeleton::serve`] in another process; until that returns nothing
+    /// below the first root can be reached. To be closed here once passed on: as long as anybody has it open, requests wait for an
+    /// agent, even a dead one. When this fails, [`Job::bind_files`] still works, directly onto the originals.
+    pub fn mount_fuse(&mut self) -> Result<OwnedFd> {
+        let first = self.roots.first().ok_or_else(|| Error::new("show the program's directories", "there are none"))?;
+        // The device belongs to the user namespace it was opened in, and the mount has to agree: only a keeper can open it.
+        let fuse = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(no_fuse)?;
+        let options = CString::new(mount_options(fuse.as_fd())).expect("no NUL in numbers");
+        rustix::mount::mount("hpcrt", &**first, "fuse.hpcrt", MountFlags::NOSUID | MountFlags::NODEV, &*options)
+            .map_err(|e| match e {
+                Errno::PERM | Errno::NODEV | Errno::ACCESS => no_fuse(e),
+                e => not_mounted(first, e),
+            })?;
+        self.top = Some(open_directory(text(first), OFlags::PATH)?);
+        Ok(fuse)
+    }
+
+    /// Puts the view over the original directories, once it is served. Without FUSE there is nothing to do.
     pub fn bind_roots(&self) -> Result<()> {
         let Some(top) = &self.top else { return Ok(()) };
         for (index, root) in self.roots.iter().enumerate() {

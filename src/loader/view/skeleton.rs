@@ -67,13 +67,19 @@ impl std::fmt::Debug for Setup {
 /// Names of inodes that are to be forgotten by the kernel.
 type Stale = Vec<Box<[u8]>>;
 
+#[derive(Debug)]
+struct Idle {
+    to_answer: Receiver<Vec<Key>>,
+    to_invalidate: Receiver<Stale>,
+}
+
 /// A job's view on one node.
 #[derive(Debug)]
 pub struct Skeleton {
     view: Arc<View>,
     woken: Sender<Vec<Key>>,
     /// The receivers of the threads that [`Skeleton::serve`] starts.
-    idle: Mutex<Option<(Receiver<Vec<Key>>, Receiver<Stale>)>>,
+    idle: Mutex<Option<Idle>>,
 }
 
 /// What the threads share. The catalog is locked before any other, and no two of the others at once.
@@ -121,7 +127,7 @@ impl Skeleton {
             written: Mutex::default(),
             closed: AtomicBool::new(false),
         };
-        Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some((to_answer, to_invalidate))) }
+        Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some(Idle { to_answer, to_invalidate })) }
     }
 
     /// To be called after each [`Catalog::apply`], with the catalog unlocked. Does not wait.
@@ -149,7 +155,7 @@ impl Skeleton {
 
     /// Serves the file system mounted with `fuse`, an opened `/dev/fuse`, by `threads` threads. Returns when the mount can be used.
     pub fn serve(&self, fuse: OwnedFd, threads: usize) -> Result<Serving> {
-        let (to_answer, to_invalidate) = lock(&self.idle).take().expect("a skeleton is served once");
+        let Idle { to_answer, to_invalidate } = lock(&self.idle).take().expect("a skeleton is served once");
         let mut config = Config::default();
         config.acl = SessionACL::All;
         config.n_threads = Some(threads.max(1));
