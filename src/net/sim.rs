@@ -124,32 +124,6 @@ struct Packet<M> {
     message: M,
 }
 
-struct Timed<M> {
-    at: Nanos,
-    order: u64,
-    event: Event<M>,
-}
-
-impl<M> PartialEq for Timed<M> {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-
-impl<M> Eq for Timed<M> {}
-
-impl<M> PartialOrd for Timed<M> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<M> Ord for Timed<M> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
 impl Link {
     /// The same link at its other end, given this end's node.
     fn seen_from(self, node: Node) -> Link {
@@ -185,8 +159,12 @@ pub struct Sim<M: Machine> {
     network: Network,
     seed: u64,
     now: Nanos,
+    /// Events so far; equal times happen in this order.
     order: u64,
-    events: BinaryHeap<Reverse<Timed<M::Message>>>,
+    /// When which of `events` happens: small, as it is sorted all the time.
+    agenda: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
+    events: Vec<Option<Event<M::Message>>>,
+    free: Vec<usize>,
     hosts: Vec<Host<M>>,
 }
 
@@ -205,7 +183,7 @@ impl<M: Machine> Sim<M> {
             ends: Vec::new(),
         };
         let hosts = machines.into_iter().map(host).collect();
-        Sim { network, seed, now: 0, order: 0, events: BinaryHeap::new(), hosts }
+        Sim { network, seed, now: 0, order: 0, agenda: BinaryHeap::new(), events: Vec::new(), free: Vec::new(), hosts }
     }
 
     /// Starts a node; what others send to it before is lost as if it had crashed.
@@ -238,12 +216,15 @@ impl<M: Machine> Sim<M> {
 
     /// Runs until nothing more would happen; false if that was not so at `deadline`.
     pub fn run(&mut self, deadline: Duration) -> bool {
-        while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
+        while let Some(Reverse((at, _, slot))) = self.agenda.pop() {
             if at > nanos(deadline) {
                 return false;
             }
             self.now = at;
-            self.step(event);
+            self.free.push(slot);
+            if let Some(event) = self.events[slot].take() {
+                self.step(event);
+            }
         }
         true
     }
@@ -432,7 +413,12 @@ impl<M: Machine> Sim<M> {
 
     fn at(&mut self, at: Nanos, event: Event<M::Message>) {
         self.order += 1;
-        self.events.push(Reverse(Timed { at, order: self.order, event }));
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[slot] = Some(event);
+        self.agenda.push(Reverse((at, self.order, slot)));
     }
 }
 
