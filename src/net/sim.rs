@@ -6,8 +6,7 @@
 
 pub mod replica;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::topology::Node;
@@ -159,12 +158,10 @@ pub struct Sim<M: Machine> {
     network: Network,
     seed: u64,
     now: Nanos,
-    /// Events so far; equal times happen in this order.
-    order: u64,
-    /// When which of `events` happens: small, as it is sorted all the time.
-    agenda: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
-    events: Vec<Option<Event<M::Message>>>,
-    free: Vec<usize>,
+    /// Events so far.
+    count: u64,
+    /// Those of one time in the order they were made; in a regular topology many share a time.
+    agenda: BTreeMap<Nanos, VecDeque<Event<M::Message>>>,
     hosts: Vec<Host<M>>,
 }
 
@@ -183,7 +180,7 @@ impl<M: Machine> Sim<M> {
             ends: Vec::new(),
         };
         let hosts = machines.into_iter().map(host).collect();
-        Sim { network, seed, now: 0, order: 0, agenda: BinaryHeap::new(), events: Vec::new(), free: Vec::new(), hosts }
+        Sim { network, seed, now: 0, count: 0, agenda: BTreeMap::new(), hosts }
     }
 
     /// Starts a node; what others send to it before is lost as if it had crashed.
@@ -216,14 +213,14 @@ impl<M: Machine> Sim<M> {
 
     /// Runs until nothing more would happen; false if that was not so at `deadline`.
     pub fn run(&mut self, deadline: Duration) -> bool {
-        while let Some(Reverse((at, _, slot))) = self.agenda.pop() {
-            if at > nanos(deadline) {
+        while let Some(mut next) = self.agenda.first_entry() {
+            if *next.key() > nanos(deadline) {
                 return false;
             }
-            self.now = at;
-            self.free.push(slot);
-            if let Some(event) = self.events[slot].take() {
-                self.step(event);
+            self.now = *next.key();
+            match next.get_mut().pop_front() {
+                Some(event) => self.step(event),
+                None => _ = next.remove(),
             }
         }
         true
@@ -235,7 +232,7 @@ impl<M: Machine> Sim<M> {
 
     /// Events so far.
     pub fn events(&self) -> u64 {
-        self.order
+        self.count
     }
 
     /// The machines of the nodes that run.
@@ -412,13 +409,8 @@ impl<M: Machine> Sim<M> {
     }
 
     fn at(&mut self, at: Nanos, event: Event<M::Message>) {
-        self.order += 1;
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.events.push(None);
-            self.events.len() - 1
-        });
-        self.events[slot] = Some(event);
-        self.agenda.push(Reverse((at, self.order, slot)));
+        self.count += 1;
+        self.agenda.entry(at).or_default().push_back(event);
     }
 }
 
