@@ -73,7 +73,6 @@ pub struct Replica {
     appended: u64,
     delivered: u64,
     finished: Option<Duration>,
-    peak: usize,
     rebuilt: u64,
     failure: Option<String>,
 }
@@ -95,7 +94,6 @@ impl Replica {
             appended: 0,
             delivered: 0,
             finished: None,
-            peak: 0,
             rebuilt: 0,
             failure: None,
         }
@@ -104,11 +102,6 @@ impl Replica {
     /// When the whole log was delivered.
     pub fn finished(&self) -> Option<Duration> {
         self.finished
-    }
-
-    /// Bytes of bodies held at once, at most.
-    pub fn peak(&self) -> usize {
-        self.peak
     }
 
     /// Bodies rebuilt from the store for children.
@@ -161,7 +154,6 @@ impl Replica {
                 self.relay.append(self.load.entry(self.appended));
                 self.appended += 1;
             }
-            self.peak = self.peak.max(self.relay.memory());
             while let Some((seq, _)) = self.relay.poll_arrived() {
                 if self.load.store.is_zero() {
                     self.relay.handle_stored(seq);
