@@ -1,8 +1,8 @@
 //! Who starts whom: LIBI's greedy rule. Whoever is free first starts the next host, so that the last host is up as early as possible.
 //!
 //! A starter is busy for the sequential time with each host that it starts; the host is up, and can start others, the remote time after its
-//! start began. Hence a fan-out of about remote / sequential. (Goehner, Arnold, Ahn, Lee, de Supinski, LeGendre, Miller, Schulz: LIBI: A
-//! framework for bootstrapping extreme scale software systems, Parallel Computing 39, 2013.)
+//! start began. Hence a fan-out of at least remote / sequential where there are many hosts. The rule is that of LIBI's reference
+//! implementation (published with MRNet, 2011), with measured times in place of its constants.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -202,15 +202,6 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         (0..self.stripes.len()).for_each(|stripe| self.release(stripe));
     }
 
-    /// Stops feeding `child` in one stripe: it found another peer there.
-    pub fn detach_stripe(&mut self, child: Child, stripe: u8) {
-        let stripe = usize::from(stripe);
-        self.feeds.retain(|feed| (feed.child, feed.stripe) != (child, stripe));
-        if stripe < self.stripes.len() {
-            self.release(stripe);
-        }
-    }
-
     /// The entry that [`Transmit::Refetch`] asked for. Its header may differ from the log's where the body does (another codec). Ignored if
     /// the child has detached or moved since.
     pub fn handle_refetched(&mut self, child: Child, seq: u64, entry: Entry<H, B>) {
@@ -499,7 +490,7 @@ mod tests {
         relay.attach(1, 0, 1).unwrap();
         relay.handle_refetched(1, 0, entry(0, 10));
         assert_eq!((relay.poll_transmit(1), relay.memory()), (Transmit::Idle, 0));
-        relay.detach_stripe(1, 0);
+        relay.detach(1);
         assert_eq!(relay.children().count(), 0);
     }
 

@@ -6,8 +6,7 @@
 
 pub mod replica;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::topology::Node;
@@ -124,32 +123,6 @@ struct Packet<M> {
     message: M,
 }
 
-struct Timed<M> {
-    at: Nanos,
-    order: u64,
-    event: Event<M>,
-}
-
-impl<M> PartialEq for Timed<M> {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-
-impl<M> Eq for Timed<M> {}
-
-impl<M> PartialOrd for Timed<M> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<M> Ord for Timed<M> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
 impl Link {
     /// The same link at its other end, given this end's node.
     fn seen_from(self, node: Node) -> Link {
@@ -185,8 +158,10 @@ pub struct Sim<M: Machine> {
     network: Network,
     seed: u64,
     now: Nanos,
-    order: u64,
-    events: BinaryHeap<Reverse<Timed<M::Message>>>,
+    /// Events so far.
+    count: u64,
+    /// Those of one time in the order they were made; in a regular topology many share a time.
+    agenda: BTreeMap<Nanos, VecDeque<Event<M::Message>>>,
     hosts: Vec<Host<M>>,
 }
 
@@ -205,7 +180,7 @@ impl<M: Machine> Sim<M> {
             ends: Vec::new(),
         };
         let hosts = machines.into_iter().map(host).collect();
-        Sim { network, seed, now: 0, order: 0, events: BinaryHeap::new(), hosts }
+        Sim { network, seed, now: 0, count: 0, agenda: BTreeMap::new(), hosts }
     }
 
     /// Starts a node; what others send to it before is lost as if it had crashed.
@@ -238,12 +213,15 @@ impl<M: Machine> Sim<M> {
 
     /// Runs until nothing more would happen; false if that was not so at `deadline`.
     pub fn run(&mut self, deadline: Duration) -> bool {
-        while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
-            if at > nanos(deadline) {
+        while let Some(mut next) = self.agenda.first_entry() {
+            if *next.key() > nanos(deadline) {
                 return false;
             }
-            self.now = at;
-            self.step(event);
+            self.now = *next.key();
+            match next.get_mut().pop_front() {
+                Some(event) => self.step(event),
+                None => _ = next.remove(),
+            }
         }
         true
     }
@@ -254,7 +232,7 @@ impl<M: Machine> Sim<M> {
 
     /// Events so far.
     pub fn events(&self) -> u64 {
-        self.order
+        self.count
     }
 
     /// The machines of the nodes that run.
@@ -431,8 +409,8 @@ impl<M: Machine> Sim<M> {
     }
 
     fn at(&mut self, at: Nanos, event: Event<M::Message>) {
-        self.order += 1;
-        self.events.push(Reverse(Timed { at, order: self.order, event }));
+        self.count += 1;
+        self.agenda.entry(at).or_default().push_back(event);
     }
 }
 

@@ -57,7 +57,7 @@ impl Topology {
         if trees.estimate(cost) < chain.estimate(cost) { trees } else { chain }
     }
 
-    /// Time until the last node has everything, an upper bound that the simulator comes within 20 % of for one chunk, closer for more.
+    /// Time until the last node has everything: 0.7 to 1.5 times what the simulator takes for few chunks and nodes, nearer for many.
     ///
     /// With c = chunk / bandwidth, K chunks, o = `per_chunk`, l = `latency`, d the depth: K - 1 chunks follow the first at intervals of
     /// max(c, o). The first takes d (c + o + l) in a chain. In the trees it takes (2 d - 1) c + d (o + l), because the second child
