@@ -147,20 +147,18 @@ impl JobKeeper {
         let Some(base) = &self.base else {
             return self.failed("show the program's files", "the session has no store".to_owned());
         };
-        match View::with_fuse(base.sealed.as_fd(), roots.clone()) {
-            Ok((view, fuse)) => {
-                self.view = Some(view);
-                self.agent.send(&Tell::Fuse, &[fuse.as_fd()])
-            }
-            Err(Failure { lacks: Some(Lacks::Fuse), .. }) => match View::without_fuse(base.sealed.as_fd(), roots) {
-                Ok(view) => {
-                    self.view = Some(view);
-                    self.agent.send(&Tell::Shown { fuse: false }, &[])
-                }
-                Err(failure) => self.agent.send(&failed(&failure.error), &[]),
-            },
+        let mut view = match View::create(base.sealed.as_fd(), roots) {
+            Ok(view) => view,
+            Err(failure) => return self.agent.send(&failed(&failure.error), &[]),
+        };
+        let told = match view.mount_fuse() {
+            // Our copy is closed with this statement: while anybody had one, requests would wait for a dead agent.
+            Ok(fuse) => self.agent.send(&Tell::Fuse, &[fuse.as_fd()]),
+            Err(Failure { lacks: Some(Lacks::Fuse), .. }) => self.agent.send(&Tell::Shown { fuse: false }, &[]),
             Err(failure) => self.agent.send(&failed(&failure.error), &[]),
-        }
+        };
+        self.view = Some(view);
+        told
     }
 
     fn spawn(&mut self, first: u32, count: u32, fds: Vec<OwnedFd>) -> io::Result<()> {

@@ -9,6 +9,7 @@ pub mod hostfile;
 pub mod hostlist;
 mod job_keeper;
 pub mod keeper;
+pub mod loading;
 pub mod node;
 pub mod output;
 pub mod output_files;

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
@@ -10,6 +11,7 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::keeper::KILLED;
+use super::loading::{self, Loading};
 use super::node::welcome;
 use super::overlay::{Children, Event, Spawner};
 use super::start_tree::{self, StartCost};
@@ -17,6 +19,7 @@ use super::subtree::{Arrivals, Subtree};
 use crate::error::Context;
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
+use crate::loader::source::{Finding, Source};
 use crate::net::listen;
 use crate::net::wire::control::{AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target};
 use crate::{Error, Result};
@@ -33,6 +36,8 @@ pub struct Setup {
     pub fan_out: u32,
     /// Hosts that must come up; `None`: all.
     pub min_hosts: Option<u32>,
+    /// Jobs with captured files will come.
+    pub view: bool,
     pub store: Option<Vec<u8>>,
 }
 
@@ -50,7 +55,7 @@ pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { error: String },
-    Done { node: NodeId, warnings: Vec<String> },
+    Done { node: NodeId, warnings: Vec<String>, sent: u64 },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId, bytes: u64 },
     Lost { node: NodeId, error: String },
@@ -60,7 +65,7 @@ pub enum News {
 #[derive(Debug, Clone)]
 enum State {
     Starting,
-    Up { addresses: Vec<String> },
+    Up { addresses: Vec<String>, viewless: Option<String> },
     Gone { error: String },
 }
 
@@ -71,6 +76,10 @@ pub struct Root {
     children: Rc<Children>,
     subtree: Subtree,
     hosts: Vec<String>,
+    /// Where this process listens.
+    addresses: Vec<String>,
+    arrivals: Arrivals,
+    loading: RefCell<Option<Rc<Loading>>>,
     nodes: RefCell<BTreeMap<NodeId, State>>,
     changed: (Sender<()>, Receiver<()>),
     jobs: RefCell<BTreeMap<JobId, Sender<News>>>,
@@ -103,10 +112,11 @@ impl Root {
             session: session.clone(),
             parent: addresses.clone(),
             agent: setup.agent.clone(),
+            view: setup.view,
             store: setup.store.clone(),
             log_level: 0,
         };
-        let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals, &enroll, addresses);
+        let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
         let count = NodeId::try_from(setup.hosts.len()).op("number the hosts")?;
         let root = Rc::new(Root {
             tasks: Rc::clone(&tasks),
@@ -114,6 +124,9 @@ impl Root {
             children,
             subtree,
             hosts: setup.hosts.clone(),
+            addresses,
+            arrivals,
+            loading: RefCell::default(),
             nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
             changed: unbounded(),
             jobs: RefCell::default(),
@@ -183,16 +196,29 @@ impl Root {
         up.map(|(node, _)| (*node, *node as usize - 1)).collect()
     }
 
-    /// Where the nodes that are up can be reached.
-    pub fn addresses(&self) -> Vec<(NodeId, Vec<String>)> {
-        let nodes = self.nodes.borrow();
-        nodes
-            .iter()
-            .filter_map(|(node, s)| match s {
-                State::Up { addresses } => Some((*node, addresses.clone())),
-                _ => None,
-            })
-            .collect()
+    /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.
+    pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
+        let mut able = Vec::new();
+        for (node, state) in &*self.nodes.borrow() {
+            match state {
+                State::Up { addresses, viewless: None } => able.push((*node, addresses.clone())),
+                State::Up { viewless: Some(why), .. } => {
+                    eprintln!("hpcrt: {}: {why}; ranks there read the shared file system themselves", self.host(*node));
+                }
+                _ => {}
+            }
+        }
+        let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
+        let loading = Loading::start(&self.tasks, &self.arrivals, nodes, source, found);
+        let two_trees = loading.two_trees();
+        *self.loading.borrow_mut() = Some(loading);
+        let nodes = loading::feeders(self.addresses.clone(), able);
+        self.order(Target::All, Order::Feed { two_trees, nodes }, Vec::new()).await;
+    }
+
+    /// The log's writer, once there is a log.
+    pub fn loading(&self) -> Option<Rc<Loading>> {
+        self.loading.borrow().clone()
     }
 
     /// The host of a node as the user named it.
@@ -241,6 +267,12 @@ impl Root {
                     self.tell(job, News::Output { rank, stream, packet }).await;
                 }
                 Event::Report { child, report, .. } => self.note(report, child == 0).await,
+                Event::Log { child, packet } => {
+                    let loading = self.loading.borrow().clone();
+                    if let Some(loading) = loading {
+                        loading.feed_child(&self.tasks, &self.children, child, packet).await;
+                    }
+                }
                 Event::Broken { .. } if self.children.leaving() => {
                     let _ = self.changed.0.try_send(());
                 }
@@ -261,8 +293,8 @@ impl Root {
     /// `direct`: said by this process itself about a node it started.
     async fn note(self: &Rc<Self>, report: Report, direct: bool) {
         match report {
-            Report::Joined { node, addresses } => {
-                self.nodes.borrow_mut().insert(node, State::Up { addresses });
+            Report::Joined { node, addresses, viewless } => {
+                self.nodes.borrow_mut().insert(node, State::Up { addresses, viewless });
             }
             Report::NotStarted { node, error } if direct => {
                 self.nodes.borrow_mut().insert(node, State::Gone { error });
@@ -276,12 +308,20 @@ impl Root {
             Report::Lost { node, error } => self.lose(node, error).await,
             Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
             Report::Failed { job, node: _, error } => self.tell(job, News::Failed { error }).await,
-            Report::Done { job, node, warnings } => self.tell(job, News::Done { node, warnings }).await,
+            Report::Done { job, node, warnings, sent } => self.tell(job, News::Done { node, warnings, sent }).await,
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
-            Report::Want { .. } | Report::Changed { .. } | Report::Output { .. } | Report::Ping => {}
+            Report::Want { path, .. } => self.reader(|source| source.want(path)),
+            Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
+            Report::Output { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());
+    }
+
+    fn reader(&self, ask: impl FnOnce(&Source)) {
+        if let Some(loading) = &*self.loading.borrow() {
+            ask(&loading.source);
+        }
     }
 
     async fn lose(&self, node: NodeId, error: String) {

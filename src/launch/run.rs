@@ -16,6 +16,7 @@ use smol::{Async, Timer, Unblock};
 use super::exit::{End, Ends};
 use super::hostlist::Host;
 use super::keeper::KILLED;
+use super::loading::Needs;
 use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
 use super::root::{News, Root};
@@ -54,9 +55,13 @@ pub struct Outcome {
     pub code: u8,
     pub placement: Arc<Placement>,
     pub ends: Ends,
-    /// From the launch order to the last rank's end, and from there until nothing was left.
+    /// From the launch order until every node had the job's files, from there to the last rank's end, and from there until nothing was
+    /// left.
+    pub loading: Duration,
     pub ran: Duration,
     pub cleanup: Duration,
+    /// Bytes of files that nodes passed on to nodes.
+    pub relayed: u64,
 }
 
 /// The signals that are passed on to the ranks.
@@ -108,14 +113,16 @@ struct Running<'a> {
     /// The job is being ended; nodes that are not done by then are given up.
     give_up: Option<Instant>,
     interrupts: u32,
+    last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
+    relayed: u64,
 }
 
 /// Runs a job on the nodes that are up and waits until nothing of it is left.
 ///
 /// # Errors
 /// The ranks cannot be placed, or the output cannot be written.
-pub async fn run(root: &Rc<Root>, job: &Job, signals: &Async<SignalFd>) -> Result<Outcome> {
+pub async fn run(root: &Rc<Root>, job: &Job, needs: Needs, signals: &Async<SignalFd>) -> Result<Outcome> {
     let up = root.up();
     let hosts: Vec<Host> = up.iter().map(|(_, at)| job.hosts[*at].clone()).collect();
     let placement = Arc::new(Placement::new(hosts, job.ranks, job.per_host)?);
@@ -135,7 +142,9 @@ pub async fn run(root: &Rc<Root>, job: &Job, signals: &Async<SignalFd>) -> Resul
         cwd: job.cwd.clone(),
         size: placement.ranks(),
         places: places.collect(),
-        roots: Vec::new(),
+        load: needs.load,
+        bytes: needs.bytes,
+        roots: needs.roots,
         stdin: job.stdin,
     };
     let mut running = Running {
@@ -150,7 +159,9 @@ pub async fn run(root: &Rc<Root>, job: &Job, signals: &Async<SignalFd>) -> Resul
         failed: false,
         give_up: None,
         interrupts: 0,
+        last_loaded: None,
         last_exit: None,
+        relayed: 0,
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
@@ -158,6 +169,7 @@ pub async fn run(root: &Rc<Root>, job: &Job, signals: &Async<SignalFd>) -> Resul
     root.forget(id);
     running.output.finish().await?;
     let ended = running.last_exit.unwrap_or_else(Instant::now);
+    let loaded = running.last_loaded.unwrap_or(started);
     for error in &running.errors {
         eprintln!("hpcrt: {error}");
     }
@@ -166,8 +178,10 @@ pub async fn run(root: &Rc<Root>, job: &Job, signals: &Async<SignalFd>) -> Resul
         code,
         placement: running.placement,
         ends: running.ends,
-        ran: ended.saturating_duration_since(started),
+        loading: loaded - started,
+        ran: ended.saturating_duration_since(loaded),
         cleanup: ended.elapsed(),
+        relayed: running.relayed,
     })
 }
 
@@ -269,12 +283,13 @@ impl Running<'_> {
                 self.fail(error);
                 self.end(Duration::ZERO).await;
             }
-            News::Done { node, warnings } => {
+            News::Done { node, warnings, sent } => {
+                self.relayed += sent;
                 warnings.into_iter().for_each(|w| eprintln!("hpcrt: {w}"));
                 self.busy.remove(&node);
             }
             News::StdinTaken { node } => input.taken(node),
-            News::Loaded { .. } => {}
+            News::Loaded { .. } => self.last_loaded = Some(Instant::now()),
             News::Lost { node, error } => {
                 input.taken(node);
                 if self.busy.remove(&node) {

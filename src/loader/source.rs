@@ -1,7 +1,7 @@
 //! The root's reader: the only one in the job that touches the shared file system. Turns what it finds into records of the log.
 //!
 //! Questions and files wait in one queue that a few threads serve, so that the file system's latency overlaps; what they find goes into
-//! a bounded channel that the log empties at the pace of the fastest child. Every path is described once and every file version read
+//! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask.
 
 use std::collections::{HashMap, HashSet};
@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 
@@ -19,17 +19,16 @@ use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{is_below, parent};
+use super::catalog::is_below;
 use super::probe::{FileSystem, Listing, Names, Probe};
 use crate::error::Context;
-use crate::net::wire::control::JobId;
-use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, Name, Record};
+use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record};
 use crate::Result;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 const READERS: usize = 8;
-/// Findings that wait for the log, at most; each may hold a chunk.
-const FINDINGS: usize = 16;
+/// Chunks that wait for the log, at most.
+const CHUNKS: usize = 16;
 /// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
 const LEVEL: i32 = 1;
 /// A file that changes while it is read is read again this often.
@@ -41,6 +40,17 @@ pub struct Finding {
     pub record: Record,
     pub body: Vec<u8>,
     pub hash: [u8; 32],
+    room: Option<Room>,
+}
+
+/// A place among the waiting chunks, given back when dropped.
+#[derive(Debug)]
+struct Room(Receiver<()>);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = self.0.try_recv();
+    }
 }
 
 /// What the reader did so far; see docs/STATS.md.
@@ -74,7 +84,7 @@ enum Work {
 /// What must be in the log before a job can start; complete when the last part of it is dropped.
 #[derive(Debug)]
 struct Load {
-    job: JobId,
+    id: LoadId,
     open: AtomicUsize,
 }
 
@@ -91,10 +101,13 @@ struct State {
 #[derive(Debug)]
 pub struct Source {
     findings: Sender<Finding>,
+    /// A token for each chunk that waits: who reads waits here, who only describes never does.
+    room: (Sender<()>, Receiver<()>),
     queue: Sender<Work>,
     state: Mutex<State>,
     capture: RwLock<Capture>,
     compress: bool,
+    loads: AtomicU32,
     pub counters: Counters,
 }
 
@@ -104,10 +117,11 @@ impl Source {
     /// # Errors
     /// No thread can be started.
     pub fn start(compress: bool) -> Result<(Arc<Source>, Receiver<Finding>)> {
-        let (findings, found) = bounded(FINDINGS);
+        let (findings, found) = unbounded();
         let (queue, work) = unbounded();
+        let room = bounded(CHUNKS);
         let (state, capture, counters) = Default::default();
-        let this = Arc::new(Source { findings, queue, state, capture, compress, counters });
+        let this = Arc::new(Source { findings, room, queue, state, capture, compress, loads: AtomicU32::new(1), counters });
         for _ in 0..READERS {
             let (this, work) = (Arc::downgrade(&this), work.clone());
             let serve = move || {
@@ -179,22 +193,27 @@ impl Source {
     }
 
     /// Begins what a job needs before it can start; see [`Preload`].
-    pub fn preload(self: &Arc<Self>, job: JobId) -> Preload {
-        Preload { source: Arc::clone(self), load: Arc::new(Load { job, open: AtomicUsize::new(1) }) }
+    pub fn preload(self: &Arc<Self>) -> Preload {
+        let id = self.loads.fetch_add(1, Ordering::SeqCst);
+        Preload { source: Arc::clone(self), load: Arc::new(Load { id, open: AtomicUsize::new(1) }) }
     }
 
     fn done(&self, job: Option<&Arc<Load>>) {
         if let Some(load) = job
             && load.open.fetch_sub(1, Ordering::SeqCst) == 1
         {
-            self.find(Record::Preloaded { job: load.job }, Vec::new());
+            self.find(Record::Preloaded { load: load.id }, Vec::new());
         }
     }
 
-    /// Gives a record to the log. When the log is gone, so is the session.
+    /// Gives a record to the log, and waits if it has a body and too many do. When the log is gone, so is the session.
     fn find(&self, record: Record, body: Vec<u8>) {
         let hash = if body.is_empty() { [0; 32] } else { *blake3::hash(&body).as_bytes() };
-        let _ = self.findings.send_blocking(Finding { record, body, hash });
+        let room = (!body.is_empty()).then(|| {
+            let _ = self.room.0.send_blocking(());
+            Room(self.room.1.clone())
+        });
+        let _ = self.findings.try_send(Finding { record, body, hash, room });
     }
 
     fn operation(&self) {
@@ -395,6 +414,11 @@ pub struct Preload {
 }
 
 impl Preload {
+    /// The load's number.
+    pub fn id(&self) -> LoadId {
+        self.load.id
+    }
+
     /// A file of the closure, already open.
     pub fn file(&self, canonical: &Path, file: File) -> Result<()> {
         // It was found by opening it, so the attributes are at hand.
@@ -423,11 +447,6 @@ impl Drop for Preload {
     fn drop(&mut self) {
         self.source.done(Some(&self.load));
     }
-}
-
-/// The directory of a captured path.
-pub fn directory_of(path: &Path) -> Vec<u8> {
-    parent(path.as_os_str().as_bytes()).unwrap_or(b"/").to_vec()
 }
 
 fn attr(stat: &Stat) -> Attr {

@@ -7,18 +7,23 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use smol::{Async, LocalExecutor};
 
-use crate::cli::Exec;
+use crate::cli::{Exec, View};
 use crate::launch::allocation::{self, Here, Source};
 use crate::launch::hostlist::Host;
 use crate::launch::placement::Placement;
+use crate::launch::loading::{self, Needs, Wishes};
 use crate::launch::progress::{Counters, Progress, When};
 use crate::launch::root::{Root, Setup};
 use crate::launch::run::{self, Job, Outcome};
 use crate::launch::stats::{Phases, Stats};
+use crate::loader::capture;
+use crate::loader::closure::Environment;
+use crate::loader::source::Source as Reader;
 use crate::net::wire::control::AgentKind;
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
@@ -66,13 +71,14 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
         placement.notes.iter().for_each(|note| eprintln!("hpcrt: {note}"));
     }
     let cwd = env::current_dir().op("find the working directory")?;
+    let job_cwd = flags.cwd.as_ref().map_or(cwd.clone(), |d| cwd.join(d));
     let job = Job {
         ranks,
         per_host,
         program: find(&program[0], &cwd)?,
         argv: program.iter().map(|word| word.as_bytes().to_vec()).collect(),
         env: environment(&flags.env, agent == AgentKind::Local)?,
-        cwd: flags.cwd.as_ref().map_or(cwd.clone(), |d| cwd.join(d)).into_os_string().into_vec(),
+        cwd: job_cwd.clone().into_os_string().into_vec(),
         stdin: flags.stdin,
         binding: flags.bind,
         label: flags.label,
@@ -82,51 +88,118 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
         keep_going: flags.keep_going,
         hosts,
     };
+    let arguments = program[1..].iter().map(|word| Path::new(&job_cwd).join(word)).collect();
+    let wishes = Wishes { prefixes: flags.prefix.clone(), arguments };
     let setup = Setup {
         hosts: job.hosts.iter().map(Host::login).collect(),
         agent,
         fan_out: flags.fan_out,
         min_hosts: flags.min_hosts,
+        view: flags.view != View::None && may_share(&job, &wishes),
         store: flags.store.as_ref().map(|d| d.as_os_str().as_bytes().to_vec()),
     };
     let signals = Async::new(signals).op("watch signals")?;
     let tasks = Rc::new(LocalExecutor::new());
-    let (outcome, mut phases) = smol::block_on(tasks.run(async {
+    let (source, found) = Reader::start(flags.compress == When::Always)?;
+    let env = closure_environment(&job)?;
+    let (outcome, phases) = smol::block_on(tasks.run(async {
         let mut phases = Phases { discover: begun.elapsed(), ..Phases::default() };
         let mut progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         let counters = Counters { hosts: u32::try_from(setup.hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
         let starting = Instant::now();
+        // The closure is found while the agents start: both wait mostly for others.
+        let resolving = resolve(&source, &job, flags.view, env, wishes);
         let root = Root::start(Rc::clone(&tasks), &setup, |up| {
             progress.update(&Counters { hosts_up: up, ..counters }, Instant::now());
-        })
-        .await;
+        });
+        let (root, resolved) = smol::future::zip(root, resolving).await;
         let root = root?;
         phases.start_agents = starting.elapsed();
         drop(progress);
-        let outcome = run::run(&root, &job, &signals).await;
+        let outcome = match resolved {
+            Ok((needs, took)) => {
+                phases.resolve = took;
+                if !needs.roots.is_empty() {
+                    root.start_log(Arc::clone(&source), found).await;
+                }
+                run::run(&root, &job, needs, &signals).await
+            }
+            Err(error) => Err(error),
+        };
         let leaving = Instant::now();
         root.stop().await;
         phases.cleanup = leaving.elapsed();
-        outcome.map(|outcome| (outcome, phases))
+        outcome.map(|outcome| {
+            phases.load = outcome.loading;
+            phases.run = outcome.ran;
+            phases.cleanup += outcome.cleanup;
+            let sent = outcome.relayed + root.loading().map_or(0, |l| l.sent());
+            ((outcome, sent), phases)
+        })
     }))?;
-    phases.run = outcome.ran;
-    phases.cleanup += outcome.cleanup;
-    finish(flags, &setup, &outcome, phases)?;
-    Ok(outcome.code)
-}
-
-fn finish(flags: &Exec, setup: &Setup, outcome: &Outcome, phases: Phases) -> Result<()> {
+    let (outcome, sent) = outcome;
+    for warning in source.warnings() {
+        eprintln!("hpcrt: {warning}");
+    }
+    let counted = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
     let stats = Stats {
         hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
         ranks: outcome.placement.ranks(),
         phases,
+        files: counted(&source.counters.files),
+        bytes_read: counted(&source.counters.bytes),
+        bytes_sent: sent,
+        cache_hits: counted(&source.counters.hits),
+        operations_done: counted(&source.counters.operations),
         exit_code: outcome.code,
         failures: outcome.ends.to_json(&outcome.placement),
         ..Stats::default()
     };
+    finish(flags, &outcome, &stats)?;
+    Ok(outcome.code)
+}
+
+/// The closure on a thread of its own, and how long that took.
+async fn resolve(source: &Arc<Reader>, job: &Job, view: View, env: Environment, wishes: Wishes) -> Result<(Needs, Duration)> {
+    if view == View::None {
+        return Ok((Needs::default(), Duration::ZERO));
+    }
+    let (source, program) = (Arc::clone(source), PathBuf::from(OsString::from_vec(job.program.clone())));
+    smol::unblock(move || {
+        let begun = Instant::now();
+        let needs = loading::resolve(&source, &source.preload(), &program, &env, &wishes)?;
+        Ok((needs, begun.elapsed()))
+    })
+    .await
+}
+
+/// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.
+fn may_share(job: &Job, wishes: &Wishes) -> bool {
+    let program = Path::new(OsStr::from_bytes(&job.program));
+    let listed = ["LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"].into_iter().filter_map(env::var_os);
+    let listed: Vec<PathBuf> = listed.flat_map(|list| env::split_paths(&list).collect::<Vec<_>>()).collect();
+    let all = std::iter::once(program).chain(wishes.prefixes.iter().chain(&wishes.arguments).chain(&listed).map(PathBuf::as_path));
+    all.into_iter().any(capture::is_shared)
+}
+
+/// What steers the dynamic linker of the ranks.
+fn closure_environment(job: &Job) -> Result<Environment> {
+    let var = |name: &str| {
+        let found = job.env.iter().find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        found.map(|value| OsString::from_vec(value.to_vec()))
+    };
+    Ok(Environment {
+        cwd: PathBuf::from(OsString::from_vec(job.cwd.clone())),
+        library_path: var("LD_LIBRARY_PATH"),
+        preload: var("LD_PRELOAD"),
+        path: var("PATH"),
+    })
+}
+
+fn finish(flags: &Exec, outcome: &Outcome, stats: &Stats) -> Result<()> {
     eprint!("{}", outcome.ends.table(&outcome.placement));
-    let many = setup.hosts.len() > 1 || stats.ranks > 1;
-    if !flags.quiet && (many || flags.verbose) {
+    let worth_it = stats.hosts > 1 || stats.ranks > 1 || stats.files > 0;
+    if !flags.quiet && (worth_it || flags.verbose) {
         eprint!("{}", stats.summary());
     }
     match &flags.stats {

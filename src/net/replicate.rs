@@ -218,9 +218,14 @@ impl Log {
         }
     }
 
+    /// The next entry that is missing in a stripe.
+    pub fn next(&self, stripe: u8) -> u64 {
+        self.relay.borrow().resume_from(stripe)
+    }
+
     /// What to ask an upstream peer for.
     pub fn attachment(&self, stripe: u8) -> Packet {
-        let from = self.relay.borrow().resume_from(stripe);
+        let from = self.next(stripe);
         Packet::new(&LogFrame::Attach { stripe: stripe.into(), from }, Vec::new())
     }
 

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use async_channel::{Receiver, Sender, bounded};
 use rustix::pipe::PipeFlags;
 use smol::Async;
+use smol::future::FutureExt;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Node;
@@ -18,8 +19,10 @@ use crate::launch::plan::block::{STAGE_CWD, STAGE_HOME};
 use crate::net::link::Packet;
 use crate::net::wire::control::{Exit, Launch, Place, Report, StdinTo, Stream};
 use crate::net::wire::keeper::{Ask, Tell};
+use crate::net::wire::record::FileId;
+use crate::loader::view::Skeleton;
 use crate::sys::process;
-use crate::sys::seqpacket::{FDS_MAX, Seqpacket};
+use crate::sys::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::{Error, Result, error::Context};
 
 /// Bytes of output in one frame, at most.
@@ -38,6 +41,9 @@ pub(super) struct Job {
     /// Output streams that are not at their end yet hold a clone; all gone = closed.
     streams: RefCell<Option<Sender<()>>>,
     warnings: RefCell<Vec<String>>,
+    view: RefCell<Option<Rc<Skeleton>>>,
+    /// Closed when the job is to end, started or not.
+    abort: (Sender<()>, Receiver<()>),
     over: Cell<bool>,
 }
 
@@ -55,7 +61,7 @@ impl Job {
             Err(error) => {
                 let error = error.at(node.host.clone()).to_string();
                 node.report(&Report::Failed { job: id, node: node.id, error }).await;
-                node.report(&Report::Done { job: id, node: node.id, warnings: Vec::new() }).await;
+                node.report(&Report::Done { job: id, node: node.id, warnings: Vec::new(), sent: node.sent() }).await;
                 None
             }
         }
@@ -87,6 +93,8 @@ impl Job {
             readers: RefCell::new(readers),
             streams: RefCell::default(),
             warnings: RefCell::default(),
+            view: RefCell::default(),
+            abort: bounded(1),
             over: Cell::new(false),
         }))
     }
@@ -100,6 +108,13 @@ impl Job {
     }
 
     pub(super) fn end(self: &Rc<Self>, grace_ms: u32) {
+        // The kernel does not let a process die while it waits for an answer of the view.
+        if grace_ms == 0
+            && let Some(view) = &*self.view.borrow()
+        {
+            view.close();
+        }
+        self.abort.0.close();
         self.ask(Ask::End { grace_ms });
     }
 
@@ -135,7 +150,16 @@ impl Job {
     async fn run(self: Rc<Self>) {
         let (streams, ended) = bounded::<()>(1);
         *self.streams.borrow_mut() = Some(streams);
-        let spawned = self.spawn().await;
+        let ended_early = async {
+            // Nothing is ever sent: the channel closes when the job is ended.
+            let _ = self.abort.1.recv().await;
+            Ok(())
+        };
+        let start = async {
+            self.show().await?;
+            self.spawn().await
+        };
+        let spawned = start.or(ended_early).await;
         self.streams.borrow_mut().take();
         if let Err(error) = spawned {
             self.failed(&error).await;
@@ -147,9 +171,48 @@ impl Job {
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
-        let warnings = self.warnings.take();
-        self.node.report(&Report::Done { job: self.launch.job, node: self.node.id, warnings }).await;
+        self.view.borrow_mut().take();
+        let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
+        self.node.report(&Report::Done { job, node, warnings, sent: self.node.sent() }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
+    }
+
+    /// Makes the view, if the job has one, and waits until its files are here.
+    async fn show(self: &Rc<Self>) -> Result<()> {
+        let replica = self.node.replica.borrow().clone();
+        let Some(replica) = replica.filter(|_| !self.launch.roots.is_empty()) else { return Ok(()) };
+        replica.reserve(self.launch.bytes)?;
+        let roots = &self.launch.roots;
+        self.tell_keeper(&Ask::View { roots: roots.clone() }, &[]).await.op("mount the view")?;
+        let view = replica.view(roots);
+        if let Some(fuse) = self.shown().await? {
+            let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+            view.serve(fuse, threads.clamp(2, 8))?;
+            *self.view.borrow_mut() = Some(view);
+            self.tell_keeper(&Ask::Show, &[]).await.op("mount the view")?;
+            self.shown().await?;
+        } else {
+            let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
+            self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
+        }
+        replica.loaded(self.launch.load).await?;
+        for files in batches(replica.images(roots)) {
+            self.tell_keeper(&Ask::Bind { files }, &[]).await.op("bind the program's files")?;
+        }
+        let (job, node) = (self.launch.job, self.node.id);
+        self.node.report(&Report::Loaded { job, node, bytes: replica.bytes() }).await;
+        Ok(())
+    }
+
+    /// What the keeper answers about the view: the mounted file system to serve, or nothing when all is done.
+    async fn shown(&self) -> Result<Option<OwnedFd>> {
+        let heard = self.keeper.read_with(Seqpacket::receive_now::<Tell>).await.op("mount the view")?;
+        match heard {
+            Some((Tell::Fuse, mut fds)) if fds.len() == 1 => Ok(fds.pop()),
+            Some((Tell::Shown { .. }, _)) => Ok(None),
+            Some((Tell::Failed { error }, _)) => Err(Error::new("show the program's files", error)),
+            other => Err(Error::new("show the program's files", format!("the keeper answered {other:?}"))),
+        }
     }
 
     async fn spawn(self: &Rc<Self>) -> Result<()> {
@@ -222,13 +285,7 @@ impl Job {
                     exits.push(Exit { rank: self.place.first + index, status, by_us });
                 }
                 Ok(Some((Tell::NotStarted { index, stage, errno }, _))) => self.not_started(index, stage, errno).await,
-                Ok(Some((Tell::Failed { operation, subject, error }, _))) => {
-                    let mut failure = Error::new(operation, error);
-                    if !subject.is_empty() {
-                        failure = failure.on(String::from_utf8_lossy(&subject).as_ref());
-                    }
-                    self.failed(&failure).await;
-                }
+                Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => {
@@ -272,13 +329,34 @@ impl Job {
     }
 
     async fn failed(&self, error: &Error) {
-        let error = if error.to_string().starts_with(&self.node.host) {
-            error.to_string()
-        } else {
-            format!("{}: {error}", self.node.host)
-        };
+        self.report_failure(error.to_string()).await;
+    }
+
+    async fn report_failure(&self, error: String) {
+        let host = &self.node.host;
+        let error = if error.starts_with(host) { error } else { format!("{host}: {error}") };
         self.node.report(&Report::Failed { job: self.launch.job, node: self.node.id, error }).await;
     }
+}
+
+/// Files to bind, in messages of a size that a datagram carries.
+fn batches(files: Vec<(Vec<u8>, FileId)>) -> Vec<Vec<(Vec<u8>, FileId)>> {
+    /// What a file costs beside its path.
+    const OVERHEAD: usize = 32;
+    let mut batches: Vec<Vec<_>> = Vec::new();
+    let mut room = 0;
+    for file in files {
+        let size = file.0.len() + OVERHEAD;
+        if size > room {
+            batches.push(Vec::new());
+            room = BYTES_MAX / 2;
+        }
+        room = room.saturating_sub(size);
+        if let Some(batch) = batches.last_mut() {
+            batch.push(file);
+        }
+    }
+    batches
 }
 
 fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {

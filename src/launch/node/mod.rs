@@ -213,7 +213,7 @@ pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawne
 /// there are at most 64 of them at once.
 pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: SessionKey, arrivals: Arrivals) {
     const STRANGERS: usize = 64;
-    let (leave, enter) = async_channel::bounded::<()>(STRANGERS);
+    let (leave, enter) = bounded::<()>(STRANGERS);
     loop {
         let Ok((stream, from)) = listener.accept().await else {
             Timer::after(Duration::from_millis(50)).await;
@@ -316,14 +316,14 @@ impl Node {
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
-            Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes),
+            Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
             Order::Enroll(_) | Order::Ping => {}
         }
         false
     }
 
     /// Takes its place in the topology of the log, if it can show files.
-    fn join_log(self: &Rc<Self>, two_trees: bool, nodes: &[Feeder]) {
+    async fn join_log(self: &Rc<Self>, two_trees: bool, nodes: &[Feeder]) {
         let Some(store) = self.store.borrow_mut().take() else { return };
         let mapped = !rustix::process::geteuid().is_root();
         let (replica, questions) = Replica::new(self.id, store, two_trees, mapped);
@@ -389,6 +389,11 @@ impl Node {
         })
         .await;
         self.subtree.reap();
+    }
+
+    /// Bytes of files that this node passed on.
+    fn sent(&self) -> u64 {
+        self.replica.borrow().as_ref().map_or(0, |r| r.log().sent())
     }
 
     /// Hands a job to the keeper, which forks one for it.

@@ -21,9 +21,9 @@ use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Log, LogEntry, Rebuild};
 use crate::net::single_flight::{Asked, SingleFlight};
 use crate::net::topology::{Shape, Topology};
-use crate::net::wire::control::{Feeder, JobId, Need, NodeId, Report};
+use crate::net::wire::control::{Feeder, Need, NodeId, Report};
 use crate::net::wire::hello::Purpose;
-use crate::net::wire::record::{Codec, FileId, Record};
+use crate::net::wire::record::{Codec, FileId, LoadId, Record};
 use crate::{Error, Result};
 
 /// A question that nobody answered is asked again after this long; the first may have been lost with a node.
@@ -53,7 +53,7 @@ pub(super) struct Replica {
     /// Bodies that came before the record that announces their file.
     early: RefCell<Vec<(u64, LogEntry)>>,
     open_questions: RefCell<SingleFlight<Vec<u8>, ()>>,
-    preloaded: RefCell<HashSet<JobId>>,
+    preloaded: RefCell<HashSet<LoadId>>,
     /// Why no content can be stored any more.
     broken: RefCell<Option<String>>,
     progress: (Sender<()>, Receiver<()>),
@@ -129,16 +129,16 @@ impl Replica {
         view
     }
 
-    /// Waits until the log says that a job is loaded.
+    /// Waits until everything that belongs to a load is in the store.
     ///
     /// # Errors
     /// The store is full or broken.
-    pub(super) async fn loaded(&self, job: JobId) -> Result<()> {
+    pub(super) async fn loaded(&self, load: LoadId) -> Result<()> {
         loop {
             if let Some(error) = &*self.broken.borrow() {
                 return Err(Error::new("stage the program's files", error.clone()));
             }
-            if self.preloaded.borrow().contains(&job) {
+            if self.preloaded.borrow().contains(&load) {
                 return Ok(());
             }
             let _ = self.progress.1.recv().await;
@@ -164,16 +164,16 @@ impl Replica {
         let mut fed = Instant::now();
         loop {
             for feeder in &feeders {
-                let before = self.log.attachment(stripe).header;
+                let before = self.log.next(stripe);
                 let ended = self.fed_by(stripe, feeder, &key).await;
-                if self.log.attachment(stripe).header != before {
+                if self.log.next(stripe) != before {
                     fed = Instant::now();
                 }
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
             }
-            let before = self.log.attachment(stripe).header;
+            let before = self.log.next(stripe);
             let ended = self.fed_by_parent(stripe, &parent).await;
-            if self.log.attachment(stripe).header != before {
+            if self.log.next(stripe) != before {
                 fed = Instant::now();
             }
             log::debug!("node {}: not fed by its parent any more: {ended}", self.node);
@@ -300,8 +300,8 @@ impl Replica {
             Record::Changed { path, .. } => {
                 self.images.borrow_mut().retain(|(known, _)| known != path && !is_below(known, path));
             }
-            Record::Preloaded { job } => {
-                self.preloaded.borrow_mut().insert(*job);
+            Record::Preloaded { load } => {
+                self.preloaded.borrow_mut().insert(*load);
                 let _ = self.progress.0.try_send(());
             }
             _ => {}

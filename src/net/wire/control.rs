@@ -3,6 +3,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::frame::{Kind, Message};
+use super::record::LoadId;
 
 /// Number of a node in the session: 0 is the root (the front end), agents count from 1.
 pub type NodeId = u32;
@@ -108,6 +109,8 @@ pub struct Launch {
     pub places: Vec<Place>,
     /// Directory trees shown through the view; none: the program runs plainly.
     pub roots: Vec<Vec<u8>>,
+    /// What must be in the log before ranks start. Only with roots.
+    pub load: LoadId,
     /// Bytes of content known to be needed.
     pub bytes: u64,
     pub stdin: StdinTo,
@@ -157,8 +160,8 @@ pub enum Report {
     Exited { job: JobId, ranks: Vec<Exit> },
     /// The node could not run its part of the job.
     Failed { job: JobId, node: NodeId, error: String },
-    /// Every process of the job on this node is gone.
-    Done { job: JobId, node: NodeId, warnings: Vec<String> },
+    /// Every process of the job on this node is gone. `sent`: bytes of files that the node passed on so far.
+    Done { job: JobId, node: NodeId, warnings: Vec<String>, sent: u64 },
     /// The job's standard input was taken by its readers on this node: send more.
     StdinTaken { job: JobId, node: NodeId },
     /// The node has the job's files (bytes received so far in this session) and starts its ranks.

@@ -50,11 +50,7 @@ pub enum Tell {
         errno: i32,
     },
     /// Something asked for could not be done.
-    Failed {
-        operation: String,
-        subject: Vec<u8>,
-        error: String,
-    },
+    Failed { error: String },
     /// No process of the job is left; the keeper is about to exit.
     Done,
 }

@@ -10,6 +10,9 @@ pub const CHUNK_MAX: usize = 1 << 20;
 /// Number of a captured file version in the log, assigned by the root from 0 without gaps. A changed file gets a new number.
 pub type FileId = u32;
 
+/// Number of a load: what some job needs before it can start.
+pub type LoadId = u32;
+
 /// The attributes of an inode at the moment the root looked (`lstat(2)`).
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
@@ -61,6 +64,6 @@ pub enum Record {
     /// What was known about `path` (and below it) no longer holds: forget it and ask again when needed.
     /// When `path` is new or gone, its parent's listing is amended by `exists`.
     Changed { path: Vec<u8>, exists: Option<u8> },
-    /// Everything known to be needed before this job can start has been sent.
-    Preloaded { job: u32 },
+    /// Everything known to be needed by the jobs that wait for this load has been sent.
+    Preloaded { load: LoadId },
 }

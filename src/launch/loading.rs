@@ -1,0 +1,235 @@
+//! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use async_channel::{Receiver, Sender, unbounded};
+
+use super::node::feed_arrivals;
+use super::overlay::{Children, Spawner};
+use super::subtree::Arrivals;
+use crate::Result;
+use crate::error::Context;
+use crate::loader::capture::{self, Capture};
+use crate::loader::closure::{self, Environment};
+use crate::loader::probe::FileSystem;
+use crate::loader::source::{Finding, Preload, Source};
+use crate::net::link::Packet;
+use crate::net::replicate::{FeedsLog, Log, Rebuild};
+use crate::net::topology::{CostModel, Shape, Topology};
+use crate::net::wire::control::{Feeder, NodeId};
+use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
+
+/// What a program needs from file systems that the hosts share.
+#[derive(Debug, Default)]
+pub struct Needs {
+    /// Directory trees to show through the view; none: nothing is captured.
+    pub roots: Vec<Vec<u8>>,
+    /// Bytes of the closure's captured files.
+    pub bytes: u64,
+    /// What the job waits for.
+    pub load: LoadId,
+}
+
+/// What is to be captured besides the closure.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    /// `--prefix`.
+    pub prefixes: Vec<PathBuf>,
+    /// Arguments of the program: a script among them is as good as part of it.
+    pub arguments: Vec<PathBuf>,
+}
+
+/// See the module.
+pub struct Loading {
+    pub source: Arc<Source>,
+    log: Rc<Log>,
+    pub topology: Topology,
+    /// Children that are fed over their control link.
+    feeding: RefCell<HashMap<NodeId, Sender<Packet>>>,
+    /// Records in the log.
+    records: Cell<u64>,
+}
+
+impl std::fmt::Debug for Loading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loading").field("records", &self.records.get()).finish_non_exhaustive()
+    }
+}
+
+/// The topology of the log over that many nodes, the root included.
+pub fn topology(nodes: u32) -> Topology {
+    // Typical of what is loaded and of what it is sent over; the choice depends little on them.
+    let cost = CostModel {
+        bytes: 256 << 20,
+        chunk: CHUNK_MAX as u64,
+        bandwidth: 1.25e9,
+        latency: std::time::Duration::from_micros(50),
+        per_chunk: std::time::Duration::from_micros(400),
+    };
+    Topology::plan(nodes, &cost)
+}
+
+impl Loading {
+    /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system.
+    ///
+    /// # Errors
+    /// The reader's threads cannot be started.
+    pub fn start(tasks: &Spawner, arrivals: &Arrivals, nodes: u32, source: Arc<Source>, found: Receiver<Finding>) -> Rc<Loading> {
+        let topology = topology(nodes);
+        let log = Log::new(true, topology.stripes());
+        let this = Rc::new(Loading { source, log, topology, feeding: RefCell::default(), records: Cell::new(0) });
+        tasks.spawn(Rc::clone(&this).write(found)).detach();
+        let (spawner, arrivals, feeder) = (Rc::clone(tasks), arrivals.clone(), Rc::clone(&this));
+        tasks.spawn(async move { feed_arrivals(spawner, arrivals, feeder).await }).detach();
+        this
+    }
+
+    /// Whether every node computes two trees (else a chain).
+    pub fn two_trees(&self) -> bool {
+        self.topology.shape() == Shape::TwoTrees
+    }
+
+    /// Bytes that the root itself sent.
+    pub fn sent(&self) -> u64 {
+        self.log.sent()
+    }
+
+    async fn write(self: Rc<Self>, found: Receiver<Finding>) {
+        let (_, woken) = self.log.listener();
+        while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
+            while !self.log.wants_more() {
+                let _ = woken.recv().await;
+            }
+            self.records.set(self.records.get() + 1);
+            self.log.append(record, body, hash);
+        }
+    }
+
+    /// A child asks for the log over its control link.
+    pub async fn feed_child(self: &Rc<Self>, tasks: &Spawner, children: &Children, child: NodeId, packet: Packet) {
+        let known = self.feeding.borrow().get(&child).cloned();
+        let asked = match known {
+            Some(asked) => asked,
+            None => {
+                let Some(outbox) = children.outbox(child) else { return };
+                let (asked, attachments) = unbounded();
+                self.feeding.borrow_mut().insert(child, asked.clone());
+                let this = Rc::clone(self);
+                tasks.spawn(async move { this.log.feed(attachments, outbox, &*this).await }).detach();
+                asked
+            }
+        };
+        let _ = asked.send(packet).await;
+    }
+}
+
+impl FeedsLog for Loading {
+    fn log(&self) -> &Rc<Log> {
+        &self.log
+    }
+}
+
+impl Rebuild for Loading {
+    async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
+        let (source, record) = (Arc::clone(&self.source), record.clone());
+        smol::unblock(move || source.read_again(&record)).await
+    }
+}
+
+/// The nodes of the topology, in its order.
+pub fn feeders(root: Vec<String>, nodes: Vec<(NodeId, Vec<String>)>) -> Vec<Feeder> {
+    let root = Feeder { node: 0, addresses: root };
+    std::iter::once(root).chain(nodes.into_iter().map(|(node, addresses)| Feeder { node, addresses })).collect()
+}
+
+/// Finds what a program needs and hands what the hosts share of it to the reader. Blocks on the shared file system: for a thread.
+///
+/// # Errors
+/// The program's closure cannot be resolved.
+pub fn resolve(source: &Source, preload: &Preload, program: &Path, env: &Environment, wishes: &Wishes) -> Result<Needs> {
+    let mut shared = Shared { source, devices: HashMap::new() };
+    let mut needs = Needs { load: preload.id(), ..Needs::default() };
+    let mut directories = BTreeSet::new();
+    let mut trees = Vec::new();
+    let mut failed = None;
+    let closure = closure::resolve(&FileSystem, env, program, |object, file| {
+        trees.extend(capture::python_trees(&object.canonical));
+        if shared.has(object.inode.0, &object.canonical) {
+            needs.bytes += object.size;
+            directories.insert(directory_of(&object.canonical));
+            if let Err(error) = preload.file(&object.canonical, file) {
+                failed.get_or_insert(error);
+            }
+        }
+    });
+    let closure = match closure {
+        Ok(closure) => closure,
+        // Not a program of ours to judge: the node's exec will say what is wrong with it.
+        Err(error) if !program.exists() => {
+            log::debug!("{error}");
+            return Ok(needs);
+        }
+        Err(error) => return Err(error),
+    };
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    for listing in &closure.directories {
+        if shared.has(listing.stat.st_dev, &listing.canonical) {
+            preload.directory(listing);
+            directories.insert(listing.canonical.as_os_str().as_bytes().to_vec());
+        }
+    }
+    trees.extend(capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec()));
+    for prefix in &wishes.prefixes {
+        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
+        trees.push(prefix.as_os_str().as_bytes().to_vec());
+    }
+    trees.retain(|tree| source.shares(path(tree)));
+    directories.extend(trees.iter().cloned());
+    // A script that an interpreter is given by name.
+    for argument in wishes.arguments.iter().filter(|a| a.is_file()) {
+        let Ok(canonical) = argument.canonicalize() else { continue };
+        if source.shares(&canonical) && is_script(&canonical) {
+            directories.insert(directory_of(&canonical));
+            preload.path(&canonical);
+        }
+    }
+    source.capture(Capture { trees, ..Capture::default() });
+    needs.roots = capture::roots(directories);
+    for root in &needs.roots {
+        preload.path(path(root));
+    }
+    Ok(needs)
+}
+
+/// Whether hosts share a file, by its device: one `statfs` for each.
+struct Shared<'a> {
+    source: &'a Source,
+    devices: HashMap<u64, bool>,
+}
+
+impl Shared<'_> {
+    fn has(&mut self, device: u64, at: &Path) -> bool {
+        *self.devices.entry(device).or_insert_with(|| self.source.shares(at))
+    }
+}
+
+fn is_script(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    crate::loader::catalog::is_code(name) || path.extension() == Some(OsStr::new("sh"))
+}
+
+fn directory_of(file: &Path) -> Vec<u8> {
+    file.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes().to_vec()
+}
+
+fn path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
