@@ -7,8 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_channel::{Receiver, Sender, unbounded};
+use smol::Timer;
+use smol::future::FutureExt;
 
 use super::node::feed_arrivals;
 use super::overlay::{Children, Spawner};
@@ -17,13 +20,15 @@ use crate::Result;
 use crate::error::Context;
 use crate::loader::capture::{self, Capture};
 use crate::loader::closure::{self, Environment};
-use crate::loader::probe::FileSystem;
 use crate::loader::source::{Finding, Preload, Source};
 use crate::net::link::Packet;
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
 use crate::net::wire::control::{Feeder, NodeId};
 use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
+
+/// The first nodes attach to the log within this time; after it, what they missed is read again for them.
+const ATTACH: Duration = Duration::from_secs(5);
 
 /// What a program needs from file systems that the hosts share.
 #[derive(Debug, Default)]
@@ -63,16 +68,21 @@ impl std::fmt::Debug for Loading {
 }
 
 /// The topology of the log over that many nodes, the root included.
-pub fn topology(nodes: u32) -> Topology {
+///
+/// Two trees only where they gain clearly: in a chain a root that shares its host with the first node loads that host's link once, in two
+/// trees twice.
+fn topology(nodes: u32) -> Topology {
+    const GAIN: f64 = 0.8;
     // Typical of what is loaded and of what it is sent over; the choice depends little on them.
     let cost = CostModel {
         bytes: 256 << 20,
         chunk: CHUNK_MAX as u64,
-        bandwidth: 1.25e9,
-        latency: std::time::Duration::from_micros(50),
-        per_chunk: std::time::Duration::from_micros(400),
+        bandwidth: 1.25e8,
+        latency: Duration::from_micros(50),
+        per_chunk: Duration::from_micros(400),
     };
-    Topology::plan(nodes, &cost)
+    let [chain, trees] = [Shape::Chain, Shape::TwoTrees].map(|shape| Topology::new(shape, nodes));
+    if trees.estimate(&cost) < chain.estimate(&cost).mul_f64(GAIN) { trees } else { chain }
 }
 
 impl Loading {
@@ -102,6 +112,14 @@ impl Loading {
 
     async fn write(self: Rc<Self>, found: Receiver<Finding>) {
         let (_, woken) = self.log.listener();
+        // Content that nobody waits for yet would have to be read again for those who come.
+        let fed: usize = (0..self.topology.stripes()).map(|s| self.topology.children(s, 0).count()).sum();
+        let attached = async {
+            while self.log.children() < fed {
+                let _ = woken.recv().await;
+            }
+        };
+        attached.or(async { Timer::after(ATTACH).await; }).await;
         while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
             while !self.log.wants_more() {
                 let _ = woken.recv().await;
@@ -153,19 +171,14 @@ pub fn feeders(root: Vec<String>, nodes: Vec<(NodeId, Vec<String>)>) -> Vec<Feed
 /// # Errors
 /// The program's closure cannot be resolved.
 pub fn resolve(source: &Source, preload: &Preload, program: &Path, env: &Environment, wishes: &Wishes) -> Result<Needs> {
-    let mut shared = Shared { source, devices: HashMap::new() };
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
     let mut trees = Vec::new();
-    let mut failed = None;
-    let closure = closure::resolve(&FileSystem, env, program, |object, file| {
+    let closure = closure::resolve(preload, env, program, |object, _| {
         trees.extend(capture::python_trees(&object.canonical));
-        if shared.has(object.inode.0, &object.canonical) {
+        if source.shares_device(object.inode.0, &object.canonical) {
             needs.bytes += object.size;
             directories.insert(directory_of(&object.canonical));
-            if let Err(error) = preload.file(&object.canonical, file) {
-                failed.get_or_insert(error);
-            }
         }
     });
     let closure = match closure {
@@ -177,11 +190,8 @@ pub fn resolve(source: &Source, preload: &Preload, program: &Path, env: &Environ
         }
         Err(error) => return Err(error),
     };
-    if let Some(error) = failed {
-        return Err(error);
-    }
     for listing in &closure.directories {
-        if shared.has(listing.stat.st_dev, &listing.canonical) {
+        if source.shares_device(listing.stat.st_dev, &listing.canonical) {
             preload.directory(listing);
             directories.insert(listing.canonical.as_os_str().as_bytes().to_vec());
         }
@@ -207,18 +217,6 @@ pub fn resolve(source: &Source, preload: &Preload, program: &Path, env: &Environ
         preload.path(path(root));
     }
     Ok(needs)
-}
-
-/// Whether hosts share a file, by its device: one `statfs` for each.
-struct Shared<'a> {
-    source: &'a Source,
-    devices: HashMap<u64, bool>,
-}
-
-impl Shared<'_> {
-    fn has(&mut self, device: u64, at: &Path) -> bool {
-        *self.devices.entry(device).or_insert_with(|| self.source.shares(at))
-    }
 }
 
 fn is_script(path: &Path) -> bool {

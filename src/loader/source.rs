@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use super::capture::{self, Capture};
 use super::catalog::is_below;
-use super::probe::{FileSystem, Listing, Names, Probe};
+use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use crate::error::Context;
 use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record};
 use crate::Result;
@@ -40,7 +40,7 @@ pub struct Finding {
     pub record: Record,
     pub body: Vec<u8>,
     pub hash: [u8; 32],
-    room: Option<Room>,
+    _room: Option<Room>,
 }
 
 /// A place among the waiting chunks, given back when dropped.
@@ -94,6 +94,8 @@ struct State {
     /// Paths that the log describes, with the version of files whose content it has or will have.
     described: HashMap<Vec<u8>, Option<(Version, FileId)>>,
     asked: HashSet<Vec<u8>>,
+    /// Whether hosts share what lies on a device.
+    devices: HashMap<u64, bool>,
     warnings: Vec<String>,
 }
 
@@ -103,6 +105,8 @@ pub struct Source {
     findings: Sender<Finding>,
     /// A token for each chunk that waits: who reads waits here, who only describes never does.
     room: (Sender<()>, Receiver<()>),
+    /// Closed when the first file is captured.
+    begun: (Sender<()>, Receiver<()>),
     queue: Sender<Work>,
     state: Mutex<State>,
     capture: RwLock<Capture>,
@@ -121,15 +125,14 @@ impl Source {
         let (queue, work) = unbounded();
         let room = bounded(CHUNKS);
         let (state, capture, counters) = Default::default();
-        let this = Arc::new(Source { findings, room, queue, state, capture, compress, loads: AtomicU32::new(1), counters });
+        let this = Arc::new(Source { findings, room, begun: bounded(1), queue, state, capture, compress, loads: AtomicU32::new(1), counters });
         for _ in 0..READERS {
             let (this, work) = (Arc::downgrade(&this), work.clone());
             let serve = move || {
-                let mut buffer = Vec::new();
                 while let Ok(work) = work.recv_blocking()
                     && let Some(this) = this.upgrade()
                 {
-                    this.serve(work, &mut buffer);
+                    this.serve(work);
                 }
             };
             thread::Builder::new().name("reader".into()).spawn(serve).op("start a reader")?;
@@ -163,6 +166,16 @@ impl Source {
     /// A question from a node. What is captured is decided by the rule alone: whoever asks for the attributes of code will load it.
     pub fn want(&self, path: Vec<u8>) {
         self.ask(path, None);
+    }
+
+    /// [`Source::shares`], asked once for each device.
+    pub fn shares_device(&self, device: u64, at: &Path) -> bool {
+        if let Some(shared) = self.state().devices.get(&device) {
+            return *shared;
+        }
+        let shared = self.shares(at);
+        self.state().devices.insert(device, shared);
+        shared
     }
 
     fn ask(&self, path: Vec<u8>, job: Option<Arc<Load>>) {
@@ -213,14 +226,14 @@ impl Source {
             let _ = self.room.0.send_blocking(());
             Room(self.room.1.clone())
         });
-        let _ = self.findings.try_send(Finding { record, body, hash, room });
+        let _ = self.findings.try_send(Finding { record, body, hash, _room: room });
     }
 
     fn operation(&self) {
         self.counters.operations.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn serve(&self, work: Work, buffer: &mut Vec<u8>) {
+    fn serve(&self, work: Work) {
         match work {
             Work::Changed { path, exists } => self.find(Record::Changed { path, exists }, Vec::new()),
             Work::Describe { path, job } => {
@@ -228,11 +241,7 @@ impl Source {
                 self.done(job.as_ref());
             }
             Work::Read { id, path, file, version, tries, job } => {
-                let outcome = self.read(id, &file, version, buffer);
-                if let Err(errno) = outcome {
-                    self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
-                    self.unsteady(&path, errno, tries, job.as_ref());
-                }
+                self.transfer(id, &path, &file, version, tries, job.as_ref());
                 self.done(job.as_ref());
             }
         }
@@ -328,6 +337,13 @@ impl Source {
 
     /// Puts a captured file into the log, unless this version of it is there.
     fn publish(&self, path: &[u8], stat: &Stat, file: File, tries: u32, job: Option<&Arc<Load>>) {
+        if let Some((id, version)) = self.begin(path, stat) {
+            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, job: job.cloned() });
+        }
+    }
+
+    /// Announces a file's content, unless this version of it is in the log.
+    fn begin(&self, path: &[u8], stat: &Stat) -> Option<(FileId, Version)> {
         let version = version(stat);
         let id = {
             let mut state = self.state();
@@ -335,7 +351,7 @@ impl Source {
                 && *known == version
             {
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
-                return;
+                return None;
             }
             let id = state.next;
             state.next += 1;
@@ -343,24 +359,43 @@ impl Source {
             id
         };
         self.counters.files.fetch_add(1, Ordering::Relaxed);
+        self.begin_log();
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Some(id) }, Vec::new());
-        self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, job: job.cloned() });
+        Some((id, version))
+    }
+
+    /// Reads all of a file into the log, or voids it there and tries again.
+    fn transfer(&self, id: FileId, path: &[u8], file: &File, version: Version, tries: u32, job: Option<&Arc<Load>>) {
+        if let Err(errno) = self.read(id, file, version) {
+            self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
+            self.unsteady(path, errno, tries, job);
+        }
+    }
+
+    /// There will be a log, even if no file is captured.
+    pub fn begin_log(&self) {
+        self.begun.0.close();
+    }
+
+    /// Waits until the first file is captured; a log is needed from then on.
+    pub async fn begun(&self) {
+        let _ = self.begun.1.recv().await;
     }
 
     /// Reads a file once, from its beginning to its end.
-    fn read(&self, id: FileId, file: &File, version: Version, buffer: &mut Vec<u8>) -> Result<(), Errno> {
-        let mut offset = 0;
+    fn read(&self, id: FileId, file: &File, version: Version) -> Result<(), Errno> {
+        let (mut offset, mut buffer) = (0, Vec::new());
         while offset < version.size {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
             buffer.resize(want, 0);
-            let got = super::store::read_at(file, offset, buffer)?;
+            let got = super::store::read_at(file, offset, &mut buffer)?;
             self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
             if got < want {
                 return Err(Errno::STALE);
             }
             self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
             let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
-            let (codec, body) = self.encode(buffer);
+            let (codec, body) = self.encode(&mut buffer);
             self.find(Record::Chunk { file: id, offset, len, codec }, body);
             offset += got as u64;
         }
@@ -371,7 +406,7 @@ impl Source {
         Ok(())
     }
 
-    fn encode(&self, raw: &[u8]) -> (Codec, Vec<u8>) {
+    fn encode(&self, raw: &mut Vec<u8>) -> (Codec, Vec<u8>) {
         // What does not shrink by an eighth is not worth every node's time.
         if self.compress
             && let Ok(small) = zstd::bulk::compress(raw, LEVEL)
@@ -379,7 +414,7 @@ impl Source {
         {
             return (Codec::Zstd, small);
         }
-        (Codec::Raw, raw.to_vec())
+        (Codec::Raw, std::mem::take(raw))
     }
 
     /// Reads a chunk again for a node that fell behind; `None` when the file is no longer what it was.
@@ -419,15 +454,6 @@ impl Preload {
         self.load.id
     }
 
-    /// A file of the closure, already open.
-    pub fn file(&self, canonical: &Path, file: File) -> Result<()> {
-        // It was found by opening it, so the attributes are at hand.
-        self.source.operation();
-        let stat = rustix::fs::fstat(&file).op_on("read the attributes of", canonical)?;
-        self.source.publish(canonical.as_os_str().as_bytes(), &stat, file, 1, Some(&self.load));
-        Ok(())
-    }
-
     /// A directory that was listed on the way.
     pub fn directory(&self, listing: &Listing) {
         let path = listing.canonical.as_os_str().as_bytes();
@@ -440,6 +466,34 @@ impl Preload {
     /// Anything else that will be asked for.
     pub fn path(&self, path: &Path) {
         self.source.ask(path.as_os_str().as_bytes().to_vec(), Some(Arc::clone(&self.load)));
+    }
+}
+
+/// Looks for a job's closure and captures what it opens on the way. A file is read from its beginning to its end before anybody looks
+/// into it: what follows comes from the page cache, and the file system saw one sequential read.
+impl Probe for Preload {
+    type File = File;
+    type Dir = OwnedFd;
+
+    fn open(&self, path: &Path) -> io::Result<Opened<File>> {
+        let opened = FileSystem.open(path)?;
+        let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
+        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) {
+            self.source.operation();
+            let path = opened.canonical.as_os_str().as_bytes();
+            if let Some((id, version)) = self.source.begin(path, &opened.stat) {
+                self.source.transfer(id, path, &opened.file, version, 1, Some(&self.load));
+            }
+        }
+        Ok(opened)
+    }
+
+    fn open_dir(&self, path: &Path) -> io::Result<Opened<OwnedFd>> {
+        FileSystem.open_dir(path)
+    }
+
+    fn names(&self, dir: &OwnedFd) -> io::Result<Names> {
+        FileSystem.names(dir)
     }
 }
 

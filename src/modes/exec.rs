@@ -107,20 +107,27 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
         let mut progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         let counters = Counters { hosts: u32::try_from(setup.hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
         let starting = Instant::now();
-        // The closure is found while the agents start: both wait mostly for others.
-        let resolving = resolve(&source, &job, flags.view, env, wishes);
+        // The closure is found and read while the agents start, and sent on as soon as they are up.
+        let resolving = tasks.spawn(resolve(Arc::clone(&source), &job, flags.view, env, wishes));
         let root = Root::start(Rc::clone(&tasks), &setup, |up| {
             progress.update(&Counters { hosts_up: up, ..counters }, Instant::now());
-        });
-        let (root, resolved) = smol::future::zip(root, resolving).await;
-        let root = root?;
+        })
+        .await?;
         phases.start_agents = starting.elapsed();
         drop(progress);
-        let outcome = match resolved {
+        let log = tasks.spawn({
+            let (root, source) = (Rc::clone(&root), Arc::clone(&source));
+            async move {
+                source.begun().await;
+                root.start_log(source, found).await;
+            }
+        });
+        let outcome = match resolving.await {
             Ok((needs, took)) => {
                 phases.resolve = took;
                 if !needs.roots.is_empty() {
-                    root.start_log(Arc::clone(&source), found).await;
+                    source.begin_log();
+                    log.await;
                 }
                 run::run(&root, &job, needs, &signals).await
             }
@@ -160,17 +167,22 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
 }
 
 /// The closure on a thread of its own, and how long that took.
-async fn resolve(source: &Arc<Reader>, job: &Job, view: View, env: Environment, wishes: Wishes) -> Result<(Needs, Duration)> {
-    if view == View::None {
-        return Ok((Needs::default(), Duration::ZERO));
-    }
-    let (source, program) = (Arc::clone(source), PathBuf::from(OsString::from_vec(job.program.clone())));
+fn resolve(
+    source: Arc<Reader>,
+    job: &Job,
+    view: View,
+    env: Environment,
+    wishes: Wishes,
+) -> impl Future<Output = Result<(Needs, Duration)>> + use<> {
+    let program = PathBuf::from(OsString::from_vec(job.program.clone()));
     smol::unblock(move || {
+        if view == View::None {
+            return Ok((Needs::default(), Duration::ZERO));
+        }
         let begun = Instant::now();
         let needs = loading::resolve(&source, &source.preload(), &program, &env, &wishes)?;
         Ok((needs, begun.elapsed()))
     })
-    .await
 }
 
 /// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.

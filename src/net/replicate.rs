@@ -79,6 +79,11 @@ impl Log {
         usize::try_from(seq % self.stripes).unwrap_or(0)
     }
 
+    /// Children being fed, once for each stripe.
+    pub fn children(&self) -> usize {
+        self.relay.borrow().children().count()
+    }
+
     /// Bytes of bodies sent to children so far.
     pub fn sent(&self) -> u64 {
         self.sent.get()
@@ -211,6 +216,7 @@ impl Log {
             LogFrame::Attach { stripe, from } => {
                 let stripe = u8::try_from(stripe).map_err(|_| FrameError::Header)?;
                 self.relay.borrow_mut().attach(child, stripe, from).map_err(|_| FrameError::Header)?;
+                self.notify();
                 Ok(())
             }
             LogFrame::Ping => Ok(()),
