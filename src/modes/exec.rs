@@ -54,6 +54,7 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
     let begun = Instant::now();
     let signals = run::catch_signals()?;
     process::raise_nofile();
+    process::keep_freed_memory();
     let found = allocation::hosts(flags.hosts.as_deref(), flags.hostfile.as_deref().map(text).transpose()?, &Here)?;
     let here = found.source == Source::Localhost;
     let agent = flags.agent.clone().unwrap_or(if here { AgentKind::Local } else { AgentKind::Ssh });

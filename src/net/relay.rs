@@ -115,6 +115,8 @@ pub struct Relay<H, B> {
     held: usize,
     /// Bytes in `Arrived` bodies.
     unstored: usize,
+    /// Bytes in the largest body so far: what the next one may take.
+    largest: usize,
 }
 
 impl<H: Clone, B: Clone + Weight> Relay<H, B> {
@@ -136,6 +138,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             deliver: 0,
             held: 0,
             unstored: 0,
+            largest: 0,
         }
     }
 
@@ -282,7 +285,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
                 !self.feeds.iter().any(|feed| feed.stripe == stripe && feed.next > index)
             })
         };
-        self.unstored < self.window && !(self.root && self.held >= self.window && untaken())
+        self.unstored < self.window && !(self.root && self.held + self.largest > self.window && untaken())
     }
 
     /// Children that are fed in some stripe; one fed in two comes twice.
@@ -304,6 +307,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         let body = match body {
             Some(body) => {
                 self.held += body.weight();
+                self.largest = self.largest.max(body.weight());
                 self.unstored += body.weight();
                 self.arrived.push_back(seq);
                 Held::Arrived(body)

@@ -130,6 +130,17 @@ pub fn memory_for_files() -> u64 {
     limits.fold(total, u64::min) / 2
 }
 
+/// Has the allocator keep what is freed. Chunks come and go by the hundred; given back to the kernel each time, their pages would be
+/// zeroed again for each.
+pub fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt sets parameters of the allocator and is called before any thread exists.
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, 64 << 20);
+        nix::libc::mallopt(nix::libc::M_TRIM_THRESHOLD, 128 << 20);
+    }
+}
+
 static NOFILE: OnceLock<(u64, u64)> = OnceLock::new();
 
 /// Soft and hard RLIMIT_NOFILE as this process found them: what its programs get.

@@ -46,6 +46,7 @@ pub fn serve() -> Result<u8> {
     let (keeper, keeper_pid) = keeper::start().op("start the keeper")?;
     process::become_subreaper();
     process::raise_nofile();
+    process::keep_freed_memory();
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let ended = smol::block_on(tasks.run(live(Rc::clone(&tasks), input, output, keeper, keeper_pid)));
