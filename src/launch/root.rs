@@ -14,7 +14,7 @@ use super::node::welcome;
 use super::overlay::{Children, Event, Spawner};
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
-use crate::error::Context;
+use crate::error::{Context, say};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
@@ -159,13 +159,13 @@ impl Root {
             .collect();
         if up >= min_hosts.unwrap_or(all).max(1) {
             for error in errors {
-                eprintln!("hpcrt: going on without a host: {error}");
+                say(format_args!("going on without a host: {error}"));
             }
             return Ok(());
         }
         const SHOWN: usize = 8;
         for error in errors.iter().skip(1).take(SHOWN - 1) {
-            eprintln!("hpcrt: {error}");
+            say(error);
         }
         let more = if errors.len() > SHOWN { format!(" and {} more", errors.len() - SHOWN) } else { String::new() };
         let cause = format!(

@@ -19,7 +19,7 @@ use super::keeper::KILLED;
 use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
 use super::root::{News, Root};
-use crate::error::EXIT_FAILED;
+use crate::error::{EXIT_FAILED, say};
 use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::{Result, error::Context};
 
@@ -159,7 +159,7 @@ pub async fn run(root: &Rc<Root>, job: &Job, signals: &Async<SignalFd>) -> Resul
     running.output.finish().await?;
     let ended = running.last_exit.unwrap_or_else(Instant::now);
     for error in &running.errors {
-        eprintln!("hpcrt: {error}");
+        say(error);
     }
     let code = if running.failed { EXIT_FAILED } else { running.ends.exit_code() };
     Ok(Outcome {
@@ -270,7 +270,7 @@ impl Running<'_> {
                 self.end(Duration::ZERO).await;
             }
             News::Done { node, warnings } => {
-                warnings.into_iter().for_each(|w| eprintln!("hpcrt: {w}"));
+                warnings.into_iter().for_each(say);
                 self.busy.remove(&node);
             }
             News::StdinTaken { node } => input.taken(node),
@@ -306,7 +306,7 @@ impl Running<'_> {
                 return self.end(Duration::ZERO).await;
             }
             if signal == Signal::SIGINT {
-                eprintln!("hpcrt: passed the interrupt on; interrupt again to end the job");
+                say("passed the interrupt on; interrupt again to end the job");
             }
         }
         self.root.order(Target::All, Order::Signal { job: self.job, signal: signal as i32 }, Vec::new()).await;

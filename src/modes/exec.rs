@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::time::Instant;
 use smol::{Async, LocalExecutor};
 
 use crate::cli::Exec;
+use crate::error::say;
 use crate::launch::allocation::{self, Here, Source};
 use crate::launch::hostlist::Host;
 use crate::launch::placement::Placement;
@@ -58,12 +60,11 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
     let ranks = if here && per_host.is_none() { ranks.or(Some(1)) } else { ranks };
     let placement = Placement::new(hosts.clone(), ranks, per_host)?;
     if flags.dry_run {
-        print!("{}", placement.render());
-        print!("{}", tree(&hosts, flags.fan_out));
+        let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, flags.fan_out));
         return Ok(0);
     }
     if !flags.quiet {
-        placement.notes.iter().for_each(|note| eprintln!("hpcrt: {note}"));
+        placement.notes.iter().for_each(say);
     }
     let cwd = env::current_dir().op("find the working directory")?;
     let job = Job {
@@ -124,10 +125,10 @@ fn finish(flags: &Exec, setup: &Setup, outcome: &Outcome, phases: Phases) -> Res
         failures: outcome.ends.to_json(&outcome.placement),
         ..Stats::default()
     };
-    eprint!("{}", outcome.ends.table(&outcome.placement));
+    let _ = write!(io::stderr(), "{}", outcome.ends.table(&outcome.placement));
     let many = setup.hosts.len() > 1 || stats.ranks > 1;
     if !flags.quiet && (many || flags.verbose) {
-        eprint!("{}", stats.summary());
+        let _ = write!(io::stderr(), "{}", stats.summary());
     }
     match &flags.stats {
         Some(path) => fs::write(path, format!("{:#}\n", stats.to_json())).op_on("write the statistics", path),
