@@ -231,7 +231,7 @@ impl Root {
             Timer::after(KILLED + Duration::from_secs(1)).await;
         })
         .await;
-        self.subtree.reap();
+        self.subtree.reap().await;
     }
 
     async fn hear(self: Rc<Self>, events: Receiver<Event>) {

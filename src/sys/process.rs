@@ -127,6 +127,17 @@ pub fn raise_nofile() {
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
 }
 
+/// Runs `start` with the soft RLIMIT_NOFILE that this process was given: what it starts inherits that one.
+pub fn with_given_nofile<T>(start: impl FnOnce() -> T) -> T {
+    let resource = rustix::process::Resource::Nofile;
+    let raised = rustix::process::getrlimit(resource);
+    let given = rustix::process::Rlimit { current: Some(nofile().0), maximum: raised.maximum };
+    let _ = rustix::process::setrlimit(resource, given);
+    let started = start();
+    let _ = rustix::process::setrlimit(resource, raised);
+    started
+}
+
 /// Leaves without running anything that belongs to the parent this process was forked from.
 pub fn leave(code: i32) -> ! {
     // SAFETY: never returns.

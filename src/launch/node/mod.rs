@@ -279,7 +279,7 @@ impl Node {
             Timer::after(keeper::KILLED).await;
         })
         .await;
-        self.subtree.reap();
+        self.subtree.reap().await;
     }
 
     /// Hands a job to the keeper, which forks one for it.
