@@ -85,10 +85,16 @@ impl std::fmt::Debug for Root {
 
 impl Root {
     /// Starts the agents and waits until every one is up or has failed. `progress` is called with the number of hosts that are up.
+    /// What `interrupted` gives, if it does, ends the start.
     ///
     /// # Errors
-    /// Fewer hosts than needed are up; every failure is named.
-    pub async fn start(tasks: Spawner, setup: &Setup, mut progress: impl FnMut(u32)) -> Result<Rc<Root>> {
+    /// Fewer hosts than needed are up (every failure is named), or the interruption. No agent is left then.
+    pub async fn start(
+        tasks: Spawner,
+        setup: &Setup,
+        mut progress: impl FnMut(u32),
+        interrupted: impl Future<Output = Error>,
+    ) -> Result<Rc<Root>> {
         let key = SessionKey::random();
         let listener = listen::listen(setup.agent == AgentKind::Local).op("listen for the agents")?;
         let addresses = listen::addresses(&listener);
@@ -125,11 +131,17 @@ impl Root {
         let specs = (1..=count).zip(&setup.hosts).zip(parents);
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
-        while root.count(|s| matches!(s, State::Starting)) > 0 {
-            let _ = root.changed.1.recv().await;
-            progress(root.count(|s| matches!(s, State::Up { .. })));
+        let up = async {
+            while root.count(|s| matches!(s, State::Starting)) > 0 {
+                let _ = root.changed.1.recv().await;
+                progress(root.count(|s| matches!(s, State::Up { .. })));
+            }
+            root.enough(setup.min_hosts)
+        };
+        if let Err(error) = up.or(async { Err(interrupted.await) }).await {
+            root.stop().await;
+            return Err(error);
         }
-        root.enough(setup.min_hosts)?;
         Ok(root)
     }
 

@@ -97,10 +97,12 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
         let mut progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         let counters = Counters { hosts: u32::try_from(setup.hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
         let starting = Instant::now();
-        let root = Root::start(Rc::clone(&tasks), &setup, |up| {
-            progress.update(&Counters { hosts_up: up, ..counters }, Instant::now());
-        })
-        .await;
+        let show = |up| progress.update(&Counters { hosts_up: up, ..counters }, Instant::now());
+        let interrupted = async {
+            let signal = run::ended_by(&signals).await;
+            Error::new("start the agents", format!("ended by {}", signal.as_str()))
+        };
+        let root = Root::start(Rc::clone(&tasks), &setup, show, interrupted).await;
         let root = root?;
         phases.start_agents = starting.elapsed();
         drop(progress);

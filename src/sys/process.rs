@@ -144,6 +144,23 @@ pub fn leave(code: i32) -> ! {
     unsafe { nix::libc::_exit(code) }
 }
 
+/// Whether this process was started to ignore a signal, or ignores it now.
+pub fn ignores(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let set = set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    set >> (signal as u32 - 1) & 1 == 1
+}
+
+/// Stops this process as a typed ^Z would have, had SIGTSTP not been blocked; returns when it is continued, or at once where nobody
+/// could continue it (an orphaned process group).
+pub fn stop_here() {
+    let stop = SigSet::from(Signal::SIGTSTP);
+    let _ = stop.thread_unblock();
+    let _ = nix::sys::signal::raise(Signal::SIGTSTP);
+    let _ = stop.thread_block();
+}
+
 /// Pids of the direct children of this process.
 pub fn children() -> Vec<Pid> {
     let me = nix::unistd::getpid();

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
@@ -205,13 +206,17 @@ impl Node {
 
     /// Follows the parent's orders until it says leave or is gone.
     async fn follow(self: Rc<Self>, reader: &mut Reader) -> Result<()> {
+        let mut stopped = false;
         loop {
-            let packet = reader.receive_within().await.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
+            // A front end that was stopped at its terminal says nothing until it is continued.
+            let received = if stopped { reader.receive().await } else { reader.receive_within().await };
+            let packet = received.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
             let down: Down = packet.message().op("understand the parent").map_err(|e| e.at(self.host.clone()))?;
             let mine = match down.to {
                 Target::All => true,
                 Target::Node(node) => node == self.id,
             };
+            stopped = matches!(down.order, Order::Signal { signal, .. } if signal == Signal::SIGTSTP as i32);
             if matches!(down.order, Order::Ping) {
                 continue;
             }
