@@ -37,10 +37,11 @@ const ENROLMENT: Duration = Duration::from_secs(30);
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    // The keepers receive hundreds of descriptors at once.
+    process::raise_nofile();
     // Before anything that might start a thread.
     let (keeper, keeper_pid) = keeper::start().op("start the keeper")?;
     process::become_subreaper();
-    process::raise_nofile();
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let ended = smol::block_on(tasks.run(live(Rc::clone(&tasks), input, output, keeper, keeper_pid)));
