@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::{self, Display};
+use std::io::Write;
 use std::path::Path;
 
 /// Shorthand for results that end in front of the user.
@@ -23,6 +24,11 @@ struct Parts {
     cause: String,
     remedy: Option<Text>,
     usage: bool,
+}
+
+/// Tells the user a line on standard error. Unlike `eprintln!` it does not panic when nobody reads there any more.
+pub fn say(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "hpcrt: {line}");
 }
 
 /// Exit code when hpcrt itself failed or a host was lost.

@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     match hpcrt::cli::parse(std::env::args_os().skip(1).collect()).and_then(hpcrt::modes::run) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("hpcrt: {error}");
+            hpcrt::error::say(&error);
             ExitCode::from(error.exit_code())
         }
     }

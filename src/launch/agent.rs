@@ -9,10 +9,13 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use smol::stream::StreamExt;
@@ -21,23 +24,52 @@ use smol::{Async, Timer};
 use super::overlay::Spawner;
 use crate::net::link::{self, Reader, Writer};
 use crate::net::wire::control::AgentKind;
+use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
 /// An agent must speak within this time.
 pub const START: Duration = Duration::from_secs(30);
+/// A command whose output has ended says why and exits within this time.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// A started agent that waits for its enrolment.
 pub struct Agent {
     pub reader: Reader,
     pub writer: Writer,
-    pub process: Child,
+    pub process: Process,
     /// The last lines that the command that started it wrote to standard error.
     pub said: Arc<Mutex<VecDeque<String>>>,
 }
 
+/// The command that started an agent, or a local agent itself; killed with its process group when dropped. The group is its own: an
+/// interrupt typed at the terminal is for the front end, which passes it on.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command) -> io::Result<Process> {
+        command.process_group(0);
+        process::with_given_nofile(|| command.spawn()).map(Process)
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().ok().flatten()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = killpg(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGKILL);
+            let _ = self.0.wait();
+        }
+    }
+}
+
 impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Agent").field("process", &self.process.id()).finish_non_exhaustive()
+        f.debug_struct("Agent").field("process", &self.process).finish_non_exhaustive()
     }
 }
 
@@ -119,7 +151,7 @@ fn start_here() -> Result<Agent> {
     let (ours, theirs) = UnixStream::pair().op("start the agent")?;
     let mut command = Command::new("/proc/self/exe");
     command.arg("serve").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
-    let process = command.spawn().op("start the agent")?;
+    let process = Process::start(&mut command).op("start the agent")?;
     let stream = smol::net::unix::UnixStream::from(Async::new(ours).op("start the agent")?);
     let (reader, writer) = link::trusted(stream.clone(), stream);
     Ok(Agent { reader, writer, process, said: Arc::default() })
@@ -129,13 +161,13 @@ async fn start_there(tasks: &Spawner, mut command: Command) -> Result<Agent> {
     let (bytes, hash) = image().op("read this binary")?;
     let script = SCRIPT.replace("@H", hash).replace("@N", &bytes.len().to_string());
     command.arg("sh").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut process = command.spawn().op_on("run", command.get_program())?;
+    let mut process = Process::start(&mut command).op_on("run", command.get_program())?;
     let said = Arc::default();
-    let (input, output, errors) = (process.stdin.take(), process.stdout.take(), process.stderr.take());
+    let (input, output, errors) = (process.0.stdin.take(), process.0.stdout.take(), process.0.stderr.take());
     let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
         return Err(Error::new("start the agent", "its pipes are missing"));
     };
-    tasks.spawn(listen(OwnedFd::from(errors), Arc::clone(&said))).detach();
+    let hearing = tasks.spawn(listen(OwnedFd::from(errors), Arc::clone(&said)));
     let talk = async {
         let mut input = Async::new(fs::File::from(OwnedFd::from(input)))?;
         let mut output = Async::new(fs::File::from(OwnedFd::from(output)))?;
@@ -156,28 +188,27 @@ async fn start_there(tasks: &Spawner, mut command: Command) -> Result<Agent> {
     };
     match talk.await {
         Ok((output, input)) => {
+            hearing.detach();
             let (reader, writer) = link::trusted(output, input);
             Ok(Agent { reader, writer, process, said })
         }
-        Err(error) => Err(failed(process, &said, &error).await),
+        Err(error) => {
+            // It may still be about to say why.
+            let late = async {
+                Timer::after(LAST_WORDS).await;
+            };
+            hearing.or(late).await;
+            Err(failed(process, &said, &error))
+        }
     }
 }
 
 /// Why the command ended: its status and last words say more than the broken pipe.
-async fn failed(mut process: Child, said: &Mutex<VecDeque<String>>, error: &io::Error) -> Error {
-    for _ in 0..50 {
-        if !matches!(process.try_wait(), Ok(None)) {
-            break;
-        }
-        Timer::after(Duration::from_millis(10)).await;
-    }
-    let status = process.try_wait();
-    let _ = process.kill();
-    let _ = process.wait();
+fn failed(mut process: Process, said: &Mutex<VecDeque<String>>, error: &io::Error) -> Error {
     let words = said.lock().map(|s| s.iter().cloned().collect::<Vec<_>>().join("; ")).unwrap_or_default();
-    let cause = match status {
+    let cause = match process.ended() {
         _ if !words.is_empty() => words,
-        Ok(Some(status)) if !status.success() => status.to_string(),
+        Some(status) if !status.success() => status.to_string(),
         _ => error.to_string(),
     };
     Error::new("start the agent", cause)
@@ -206,8 +237,10 @@ async fn listen(errors: OwnedFd, said: Arc<Mutex<VecDeque<String>>>) {
         if let Ok(mut said) = said.lock()
             && !line.trim().is_empty()
         {
-            said.truncate(KEPT - 1);
             said.push_back(line);
+            if said.len() > KEPT {
+                said.pop_front();
+            }
         }
     }
 }

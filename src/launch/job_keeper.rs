@@ -70,6 +70,14 @@ impl JobKeeper {
     }
 
     pub(super) fn serve(mut self) -> io::Result<()> {
+        let kept = self.keep();
+        if let Err(error) = &kept {
+            self.failed("keep the job", error.to_string())?;
+        }
+        kept
+    }
+
+    fn keep(&mut self) -> io::Result<()> {
         while !(self.complete && self.ranks.is_empty()) {
             let limit =
                 self.ending.map(|e| e.kill_at.saturating_duration_since(Instant::now()).max(Duration::from_millis(5)));
@@ -138,7 +146,9 @@ impl JobKeeper {
                 self.complete = true;
                 Ok(())
             }
-            Ask::Store { .. } | Ask::Job { .. } => self.failed("serve the agent", format!("{ask:?} is not for a job's keeper")),
+            Ask::Store { .. } | Ask::Job { .. } => {
+                self.failed("serve the agent", format!("{ask:?} is not for a job's keeper"))
+            }
         }
     }
 

@@ -65,7 +65,13 @@ impl Keeper {
         rustix::stdio::dup2_stdout(&null)?;
         rustix::thread::set_name(c"hpcrt-keeper")?;
         process::become_subreaper();
-        Ok(Keeper { agent, children_died: watch_children()?, boot: process::boot_image(), base: None, jobs: Vec::new() })
+        Ok(Keeper {
+            agent,
+            children_died: watch_children()?,
+            boot: process::boot_image(),
+            base: None,
+            jobs: Vec::new(),
+        })
     }
 
     fn serve(mut self) -> io::Result<()> {
@@ -148,7 +154,8 @@ impl Keeper {
             process::leave(1);
         }
         log::debug!("keeper of job {job} is process {}", getpid());
-        let kept = job_keeper::JobKeeper::new(socket, plan, boot, self.base.take()).and_then(job_keeper::JobKeeper::serve);
+        let kept =
+            job_keeper::JobKeeper::new(socket, plan, boot, self.base.take()).and_then(job_keeper::JobKeeper::serve);
         process::leave(i32::from(kept.is_err()))
     }
 }

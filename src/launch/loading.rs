@@ -90,7 +90,13 @@ impl Loading {
     ///
     /// # Errors
     /// The reader's threads cannot be started.
-    pub fn start(tasks: &Spawner, arrivals: &Arrivals, nodes: u32, source: Arc<Source>, found: Receiver<Finding>) -> Rc<Loading> {
+    pub fn start(
+        tasks: &Spawner,
+        arrivals: &Arrivals,
+        nodes: u32,
+        source: Arc<Source>,
+        found: Receiver<Finding>,
+    ) -> Rc<Loading> {
         let topology = topology(nodes);
         let log = Log::new(true, topology.stripes());
         let this = Rc::new(Loading { source, log, topology, feeding: RefCell::default(), records: Cell::new(0) });
@@ -119,7 +125,11 @@ impl Loading {
                 let _ = woken.recv().await;
             }
         };
-        attached.or(async { Timer::after(ATTACH).await; }).await;
+        attached
+            .or(async {
+                Timer::after(ATTACH).await;
+            })
+            .await;
         while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
             while !self.log.wants_more() {
                 let _ = woken.recv().await;
@@ -170,7 +180,13 @@ pub fn feeders(root: Vec<String>, nodes: Vec<(NodeId, Vec<String>)>) -> Vec<Feed
 ///
 /// # Errors
 /// The program's closure cannot be resolved.
-pub fn resolve(source: &Source, preload: &Preload, program: &Path, env: &Environment, wishes: &Wishes) -> Result<Needs> {
+pub fn resolve(
+    source: &Source,
+    preload: &Preload,
+    program: &Path,
+    env: &Environment,
+    wishes: &Wishes,
+) -> Result<Needs> {
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
     let mut trees = Vec::new();

@@ -12,8 +12,8 @@ use smol::future::FutureExt;
 use smol::{LocalExecutor, Task, Timer};
 
 use crate::net::link::{LinkError, Packet, Reader, SILENCE, Writer};
-use crate::net::wire::frame::Kind;
 use crate::net::wire::control::{Down, NodeId, Order, Report, Target};
+use crate::net::wire::frame::Kind;
 
 /// Packets that wait for a link, at most.
 const OUTBOX: usize = 16;

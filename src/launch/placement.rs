@@ -17,6 +17,7 @@ use std::ops::Range;
 use super::fold::fold;
 use super::hostlist::Host;
 use crate::error::{Error, Result};
+use crate::net::wire::control::Binding;
 
 /// Ranks of one job, at most.
 pub const MAX_RANKS: u32 = 1 << 24;
@@ -198,30 +199,18 @@ fn notes(hosts: &[Host], counts: &[u32]) -> Vec<String> {
     notes
 }
 
-/// How the ranks of a host are bound to its CPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Affinity {
-    /// Not at all: each may use every usable CPU.
-    #[default]
-    None,
-    /// One CPU each, in the order of the system's CPU numbers.
-    Compact,
-    /// The usable CPUs are cut into equal consecutive parts, one for each rank; for ranks with threads.
-    Spread,
-}
-
 /// The CPUs of the `local_rank`-th of `local_size` ranks on a host with these `usable` CPUs (system numbers, ascending).
 /// More ranks than CPUs share them. With no usable CPU known the set is empty: do not bind.
-pub fn cpus(affinity: Affinity, usable: &[u32], local_rank: u32, local_size: u32) -> &[u32] {
+pub fn cpus(binding: Binding, usable: &[u32], local_rank: u32, local_size: u32) -> &[u32] {
     let (cpus, rank, size) = (usable.len(), local_rank as usize, local_size.max(1) as usize);
-    if cpus == 0 || affinity == Affinity::None {
+    if cpus == 0 || binding == Binding::None {
         return usable;
     }
-    match affinity {
-        Affinity::Spread if size <= cpus => {
+    match binding {
+        Binding::Spread if size <= cpus => {
             &usable[(rank * cpus / size).min(cpus)..((rank + 1) * cpus / size).min(cpus)]
         }
-        Affinity::Spread => std::slice::from_ref(&usable[(rank * cpus / size).min(cpus - 1)]),
+        Binding::Spread => std::slice::from_ref(&usable[(rank * cpus / size).min(cpus - 1)]),
         _ => std::slice::from_ref(&usable[rank % cpus]),
     }
 }
@@ -291,16 +280,16 @@ mod tests {
     }
 
     #[test]
-    fn affinity_sets() {
+    fn binding_sets() {
         let usable = [0, 1, 4, 5, 6];
         let sets =
-            |affinity, size| (0..size).map(|rank| cpus(affinity, &usable, rank, size).to_vec()).collect::<Vec<_>>();
-        assert_eq!(sets(Affinity::Compact, 3), [[0], [1], [4]]);
-        assert_eq!(sets(Affinity::Spread, 2), [vec![0, 1], vec![4, 5, 6]]);
-        assert_eq!(sets(Affinity::Compact, 6)[5], [0]);
-        assert_eq!(sets(Affinity::Spread, 10)[9], [6]);
-        assert_eq!(sets(Affinity::None, 1), [usable]);
-        assert!(cpus(Affinity::Spread, &[], 3, 4).is_empty());
+            |binding, size| (0..size).map(|rank| cpus(binding, &usable, rank, size).to_vec()).collect::<Vec<_>>();
+        assert_eq!(sets(Binding::Compact, 3), [[0], [1], [4]]);
+        assert_eq!(sets(Binding::Spread, 2), [vec![0, 1], vec![4, 5, 6]]);
+        assert_eq!(sets(Binding::Compact, 6)[5], [0]);
+        assert_eq!(sets(Binding::Spread, 10)[9], [6]);
+        assert_eq!(sets(Binding::None, 1), [usable]);
+        assert!(cpus(Binding::Spread, &[], 3, 4).is_empty());
     }
 
     proptest! {
@@ -333,7 +322,7 @@ mod tests {
         #[test]
         fn spread_uses_every_cpu_once(count in 1usize..64, size in 1u32..64) {
             let usable: Vec<u32> = (0..count as u32).collect();
-            let all: Vec<u32> = (0..size).flat_map(|rank| cpus(Affinity::Spread, &usable, rank, size).to_vec()).collect();
+            let all: Vec<u32> = (0..size).flat_map(|rank| cpus(Binding::Spread, &usable, rank, size).to_vec()).collect();
             if size as usize <= count {
                 prop_assert_eq!(all, usable);
             }

@@ -16,10 +16,10 @@ use super::node::welcome;
 use super::overlay::{Children, Event, Spawner};
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
-use crate::error::Context;
+use crate::error::{Context, say};
+use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
-use crate::loader::source::{Finding, Source};
 use crate::net::listen;
 use crate::net::wire::control::{AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target};
 use crate::{Error, Result};
@@ -94,10 +94,16 @@ impl std::fmt::Debug for Root {
 
 impl Root {
     /// Starts the agents and waits until every one is up or has failed. `progress` is called with the number of hosts that are up.
+    /// What `interrupted` gives, if it does, ends the start.
     ///
     /// # Errors
-    /// Fewer hosts than needed are up; every failure is named.
-    pub async fn start(tasks: Spawner, setup: &Setup, mut progress: impl FnMut(u32)) -> Result<Rc<Root>> {
+    /// Fewer hosts than needed are up (every failure is named), or the interruption. No agent is left then.
+    pub async fn start(
+        tasks: Spawner,
+        setup: &Setup,
+        mut progress: impl FnMut(u32),
+        interrupted: impl Future<Output = Error>,
+    ) -> Result<Rc<Root>> {
         let key = SessionKey::random();
         let listener = listen::listen(setup.agent == AgentKind::Local).op("listen for the agents")?;
         let addresses = listen::addresses(&listener);
@@ -116,7 +122,8 @@ impl Root {
             store: setup.store.clone(),
             log_level: 0,
         };
-        let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
+        let subtree =
+            Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
         let count = NodeId::try_from(setup.hosts.len()).op("number the hosts")?;
         let root = Rc::new(Root {
             tasks: Rc::clone(&tasks),
@@ -138,11 +145,17 @@ impl Root {
         let specs = (1..=count).zip(&setup.hosts).zip(parents);
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
-        while root.count(|s| matches!(s, State::Starting)) > 0 {
-            let _ = root.changed.1.recv().await;
-            progress(root.count(|s| matches!(s, State::Up { .. })));
+        let up = async {
+            while root.count(|s| matches!(s, State::Starting)) > 0 {
+                let _ = root.changed.1.recv().await;
+                progress(root.count(|s| matches!(s, State::Up { .. })));
+            }
+            root.enough(setup.min_hosts)
+        };
+        if let Err(error) = up.or(async { Err(interrupted.await) }).await {
+            root.stop().await;
+            return Err(error);
         }
-        root.enough(setup.min_hosts)?;
         Ok(root)
     }
 
@@ -172,13 +185,13 @@ impl Root {
             .collect();
         if up >= min_hosts.unwrap_or(all).max(1) {
             for error in errors {
-                eprintln!("hpcrt: going on without a host: {error}");
+                say(format_args!("going on without a host: {error}"));
             }
             return Ok(());
         }
         const SHOWN: usize = 8;
         for error in errors.iter().skip(1).take(SHOWN - 1) {
-            eprintln!("hpcrt: {error}");
+            say(error);
         }
         let more = if errors.len() > SHOWN { format!(" and {} more", errors.len() - SHOWN) } else { String::new() };
         let cause = format!(
@@ -257,7 +270,7 @@ impl Root {
             Timer::after(KILLED + Duration::from_secs(1)).await;
         })
         .await;
-        self.subtree.reap();
+        self.subtree.reap().await;
     }
 
     async fn hear(self: Rc<Self>, events: Receiver<Event>) {

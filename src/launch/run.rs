@@ -20,14 +20,18 @@ use super::loading::Needs;
 use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
 use super::root::{News, Root};
-use crate::error::EXIT_FAILED;
+use crate::error::{EXIT_FAILED, say};
 use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
+use crate::sys::process;
 use crate::{Result, error::Context};
 
 /// SIGTERM comes this long before SIGKILL when a rank's failure ends the others.
 const FAILED_GRACE: Duration = Duration::from_millis(500);
 /// The same when the user ends the job or its time is over.
 const STOPPED_GRACE: Duration = Duration::from_secs(2);
+
+/// Bytes of output that wait for our own streams before the ranks have to.
+const BACKLOG: usize = 1 << 20;
 
 /// What to run, and how its output is shown.
 #[derive(Debug, Clone)]
@@ -82,9 +86,34 @@ const FORWARDED: [Signal; 9] = [
 /// # Errors
 /// No descriptor is free.
 pub fn catch_signals() -> Result<SignalFd> {
-    let set: SigSet = FORWARDED.into_iter().collect();
+    // Blocked signals would be heard even if this process was started to ignore them, as by nohup.
+    let set: SigSet = FORWARDED.into_iter().filter(|signal| !process::ignores(*signal)).collect();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None).op("block signals")?;
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).op("watch signals")
+}
+
+/// The next signal.
+async fn next_signal(signals: &Async<SignalFd>) -> Result<Signal> {
+    let got =
+        signals.read_with(|s| s.read_signal().map_err(io::Error::from)?.ok_or(io::ErrorKind::WouldBlock.into())).await;
+    let number = i32::try_from(got.op("read a signal")?.ssi_signo).unwrap_or(0);
+    Signal::try_from(number).op("read a signal")
+}
+
+/// Whether a signal asks this process to end.
+fn ends(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
+}
+
+/// Waits for a signal that asks this process to end.
+pub async fn ended_by(signals: &Async<SignalFd>) -> Signal {
+    loop {
+        match next_signal(signals).await {
+            Ok(signal) if ends(signal) => return signal,
+            Ok(_) => {}
+            Err(_) => return smol::future::pending().await,
+        }
+    }
 }
 
 /// What the loop waits for.
@@ -93,6 +122,7 @@ enum Next {
     Signal(Signal),
     Input(io::Result<Vec<u8>>),
     Time,
+    Written,
     Closed,
 }
 
@@ -167,13 +197,18 @@ pub async fn run(root: &Rc<Root>, job: &Job, needs: Needs, signals: &Async<Signa
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
     running.drive(job, &news, signals).await?;
     root.forget(id);
-    running.output.finish().await?;
+    running.show_rest(signals).await?;
     let ended = running.last_exit.unwrap_or_else(Instant::now);
     let loaded = running.last_loaded.unwrap_or(started);
     for error in &running.errors {
-        eprintln!("hpcrt: {error}");
+        say(error);
     }
-    let code = if running.failed { EXIT_FAILED } else { running.ends.exit_code() };
+    let code = match &running {
+        Running { failed: true, .. } => EXIT_FAILED,
+        // As a program that writes to a closed pipe.
+        Running { output: Presenter { closed: true, .. }, .. } => 128 + Signal::SIGPIPE as u8,
+        _ => running.ends.exit_code(),
+    };
     Ok(Outcome {
         code,
         placement: running.placement,
@@ -212,11 +247,12 @@ impl Running<'_> {
                         self.root.order(Target::Node(node), Order::Stdin { job: self.job }, bytes.clone()).await;
                     }
                 }
-                Next::Time => {}
+                Next::Written if self.output.closed && self.give_up.is_none() => self.end(FAILED_GRACE).await,
+                Next::Time | Next::Written => {}
                 Next::Closed => break,
             }
             let now = Instant::now();
-            self.output.tick(now).await?;
+            self.output.tick(now);
             if timeout.is_some_and(|t| now >= t) && !timed_out {
                 timed_out = true;
                 let limit = job.timeout.unwrap_or_default().as_secs_f64();
@@ -236,20 +272,25 @@ impl Running<'_> {
     }
 
     async fn next(
-        &self,
+        &mut self,
         news: &Receiver<News>,
         signals: &Async<SignalFd>,
         input: &mut Input,
         wake: Option<Instant>,
     ) -> Result<Next> {
-        let hear = async { Ok(news.recv().await.map_or(Next::Closed, Next::News)) };
-        let signal = async {
-            let got = signals
-                .read_with(|s| s.read_signal().map_err(io::Error::from)?.ok_or(io::ErrorKind::WouldBlock.into()))
-                .await;
-            let number = i32::try_from(got.op("read a signal")?.ssi_signo).unwrap_or(0);
-            Ok(Next::Signal(Signal::try_from(number).op("read a signal")?))
+        // Ranks that write faster than our own output is read have to wait; but the end of the job does not wait for a reader.
+        let full = self.give_up.is_none() && self.output.is_full();
+        let hear = async {
+            if full {
+                smol::future::pending::<()>().await;
+            }
+            Ok(news.recv().await.map_or(Next::Closed, Next::News))
         };
+        let show = async {
+            self.output.write().await?;
+            Ok(Next::Written)
+        };
+        let signal = async { Ok(Next::Signal(next_signal(signals).await?)) };
         let type_in = async { Ok(Next::Input(input.read().await)) };
         let time = async {
             match wake {
@@ -258,7 +299,22 @@ impl Running<'_> {
             };
             Ok(Next::Time)
         };
-        hear.or(signal).or(time).or(type_in).await
+        signal.or(time).or(hear).or(type_in).or(show).await
+    }
+
+    /// Writes what is left; a reader that does not read holds up only as long as nobody wants an end.
+    async fn show_rest(&mut self, signals: &Async<SignalFd>) -> Result<()> {
+        let ended = self.failed;
+        let finish = self.output.finish();
+        let stop = async {
+            if ended {
+                Timer::after(STOPPED_GRACE).await;
+            } else {
+                ended_by(signals).await;
+            }
+            Ok(())
+        };
+        finish.or(stop).await
     }
 
     async fn handle(&mut self, news: News, input: &mut Input) {
@@ -285,8 +341,10 @@ impl Running<'_> {
             }
             News::Done { node, warnings, sent } => {
                 self.relayed += sent;
-                warnings.into_iter().for_each(|w| eprintln!("hpcrt: {w}"));
+                warnings.into_iter().for_each(say);
                 self.busy.remove(&node);
+                // What it was sent last may have come after its readers were gone.
+                input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
             News::Loaded { .. } => self.last_loaded = Some(Instant::now()),
@@ -314,16 +372,26 @@ impl Running<'_> {
 
     /// The first interrupt goes to the ranks; the second ends them.
     async fn signalled(&mut self, signal: Signal) {
-        if matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) {
+        if ends(signal) && signal != Signal::SIGQUIT {
             self.interrupts += 1;
             if self.interrupts > 1 {
                 self.fail(format!("ended by a second {}", signal.as_str()));
                 return self.end(Duration::ZERO).await;
             }
             if signal == Signal::SIGINT {
-                eprintln!("hpcrt: passed the interrupt on; interrupt again to end the job");
+                say("passed the interrupt on; interrupt again to end the job");
             }
         }
+        self.pass_on(signal).await;
+        if signal == Signal::SIGTSTP {
+            // The order must leave before this process stops.
+            Timer::after(Duration::from_millis(50)).await;
+            process::stop_here();
+            self.pass_on(Signal::SIGCONT).await;
+        }
+    }
+
+    async fn pass_on(&self, signal: Signal) {
         self.root.order(Target::All, Order::Signal { job: self.job, signal: signal as i32 }, Vec::new()).await;
     }
 
@@ -397,6 +465,10 @@ struct Presenter {
     output: Output,
     out: Unblock<io::Stdout>,
     err: Unblock<io::Stderr>,
+    /// Written, but perhaps only to the thread that writes to the stream.
+    unflushed: bool,
+    /// Nobody reads our standard output any more.
+    closed: bool,
     files: Option<super::output_files::OutputFiles>,
 }
 
@@ -415,7 +487,7 @@ impl Presenter {
             None => None,
         };
         let output = Output::new(style, Arc::clone(placement), same);
-        Ok(Presenter { output, out: Unblock::new(out), err: Unblock::new(err), files })
+        Ok(Presenter { output, out: Unblock::new(out), err: Unblock::new(err), unflushed: false, closed: false, files })
     }
 
     fn bytes(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
@@ -429,36 +501,60 @@ impl Presenter {
         self.output.poll_timeout()
     }
 
-    async fn tick(&mut self, now: Instant) -> Result<()> {
+    fn tick(&mut self, now: Instant) {
         self.output.handle_timeout(now);
-        self.write().await
     }
 
+    fn is_full(&self) -> bool {
+        self.output.backlog() > BACKLOG
+    }
+
+    /// Writes what there is to show; waits for ever when there is nothing. Safe to cancel.
     async fn write(&mut self) -> Result<()> {
-        let mut wrote = false;
+        if self.output.backlog() == 0 && !self.unflushed {
+            return smol::future::pending().await;
+        }
+        self.write_all().await
+    }
+
+    async fn write_all(&mut self) -> Result<()> {
         loop {
             let (out, err) = (self.output.poll_output(Stream::Out), self.output.poll_output(Stream::Err));
-            if !out.is_empty() {
-                let count = self.out.write(out).await.op("write standard output")?;
-                self.output.consume(Stream::Out, count);
+            if !out.is_empty() && !self.closed {
+                self.unflushed = true;
+                match self.out.write(out).await {
+                    Ok(count) => self.output.consume(Stream::Out, count),
+                    Err(error) => self.broken(error)?,
+                }
+            } else if !out.is_empty() {
+                let all = out.len();
+                self.output.consume(Stream::Out, all);
             } else if !err.is_empty() {
-                let count = self.err.write(err).await.op("write standard error")?;
+                self.unflushed = true;
+                // Nobody can be told that standard error does not take it.
+                let count = self.err.write(err).await.unwrap_or(err.len());
                 self.output.consume(Stream::Err, count);
+            } else if self.unflushed {
+                if let Err(error) = self.out.flush().await {
+                    self.broken(error)?;
+                }
+                let _ = self.err.flush().await;
+                self.unflushed = false;
             } else {
-                break;
+                return Ok(());
             }
-            wrote = true;
         }
-        if wrote {
-            self.out.flush().await.op("write standard output")?;
-            self.err.flush().await.op("write standard error")?;
-        }
-        Ok(())
+    }
+
+    /// Who reads our output may leave before it ends, as `head` does; any other failure to write is an error.
+    fn broken(&mut self, error: io::Error) -> Result<()> {
+        self.closed = true;
+        if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error).op("write standard output") }
     }
 
     async fn finish(&mut self) -> Result<()> {
         self.output.handle_finish();
-        self.write().await?;
+        self.write_all().await?;
         self.files.take().map_or(Ok(()), super::output_files::OutputFiles::finish)
     }
 }

@@ -2,15 +2,15 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::process::Child;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
-use smol::Timer;
 use smol::future::FutureExt;
+use smol::{Task, Timer};
 
-use super::agent::{self, Agent};
+use super::agent::{self, Agent, Process};
+use super::keeper::KILLED;
 use super::overlay::{Children, Spawner};
 use crate::error::Context;
 use crate::net::link::{Packet, Reader, Writer};
@@ -69,7 +69,9 @@ pub struct Subtree {
     arrivals: Arrivals,
     /// The enrolment that this node's children get, but for their own number and host.
     enroll: Enroll,
-    processes: Rc<RefCell<Vec<Child>>>,
+    processes: Rc<RefCell<Vec<Process>>>,
+    /// Starts under way.
+    starting: RefCell<Vec<Task<()>>>,
 }
 
 impl std::fmt::Debug for Subtree {
@@ -88,7 +90,7 @@ impl Subtree {
         addresses: Vec<String>,
     ) -> Subtree {
         let enroll = Enroll { parent: addresses, ..enroll.clone() };
-        Subtree { tasks, children, arrivals, enroll, processes: Rc::default() }
+        Subtree { tasks, children, arrivals, enroll, processes: Rc::default(), starting: RefCell::default() }
     }
 
     /// Starts those of `nodes` whose parent this node is, all at once, and hands each what is below it. What fails is reported for
@@ -124,17 +126,20 @@ impl Subtree {
                     }
                 }
             };
-            self.tasks.spawn(work).detach();
+            self.starting.borrow_mut().push(self.tasks.spawn(work));
         }
     }
 
-    /// Collects the commands that started agents; those that linger are killed.
-    pub fn reap(&self) {
-        for mut process in self.processes.borrow_mut().drain(..) {
-            if matches!(process.try_wait(), Ok(None)) {
-                let _ = process.kill();
-            }
-            let _ = process.wait();
+    /// Ends the starts that are under way, and collects the commands that started agents; those that linger are killed.
+    pub async fn reap(&self) {
+        let starting = self.starting.take();
+        for start in starting {
+            start.cancel().await;
+        }
+        let mut processes = self.processes.take();
+        let late = Instant::now() + KILLED;
+        while processes.iter_mut().any(|p| p.ended().is_none()) && Instant::now() < late {
+            Timer::after(Duration::from_millis(1)).await;
         }
     }
 }
@@ -151,7 +156,7 @@ async fn bring_up(
     tasks: &Spawner,
     arrivals: &Arrivals,
     enroll: Enroll,
-    processes: &RefCell<Vec<Child>>,
+    processes: &RefCell<Vec<Process>>,
 ) -> Result<(Arrival, Report)> {
     let host = enroll.host.clone();
     let Agent { mut reader, mut writer, process, said } = agent::start(tasks, &enroll.agent, &host).await?;

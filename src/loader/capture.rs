@@ -18,23 +18,23 @@ const ROOTS_MAX: usize = 4;
 
 /// File systems that hosts share, by the magic number of `statfs(2)` (`linux/magic.h` and the file systems' own headers).
 const SHARED: [i64; 17] = [
-    0x6969,           // NFS
-    0xFF53_4D42,      // CIFS
-    0xFE53_4D42,      // SMB2
-    0x0BD0_0BD0,      // Lustre
-    0x4750_4653,      // GPFS
-    0x1983_0326,      // BeeGFS
-    0x00C3_6400,      // Ceph
-    0x0102_1997,      // 9P
-    0x5346_414F,      // OpenAFS
-    0x6B41_4653,      // kAFS
-    0x7375_7245,      // Coda
-    0x0161_970,       // GFS2
-    0x7461_636F,      // OCFS2
-    0x6573_5546,      // FUSE: sshfs, CVMFS, GlusterFS and the like
-    0x7671_9A61,      // PanFS
-    0x2003_0528,      // OrangeFS
-    0x5765_4B41,      // WekaFS
+    0x6969,      // NFS
+    0xFF53_4D42, // CIFS
+    0xFE53_4D42, // SMB2
+    0x0BD0_0BD0, // Lustre
+    0x4750_4653, // GPFS
+    0x1983_0326, // BeeGFS
+    0x00C3_6400, // Ceph
+    0x0102_1997, // 9P
+    0x5346_414F, // OpenAFS
+    0x6B41_4653, // kAFS
+    0x7375_7245, // Coda
+    0x0161_970,  // GFS2
+    0x7461_636F, // OCFS2
+    0x6573_5546, // FUSE: sshfs, CVMFS, GlusterFS and the like
+    0x7671_9A61, // PanFS
+    0x2003_0528, // OrangeFS
+    0x5765_4B41, // WekaFS
 ];
 
 /// Whether the file system under `path` is one that other hosts see, too.

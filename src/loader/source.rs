@@ -21,9 +21,9 @@ use rustix::io::Errno;
 use super::capture::{self, Capture};
 use super::catalog::is_below;
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
+use crate::Result;
 use crate::error::Context;
 use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record};
-use crate::Result;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 const READERS: usize = 8;
@@ -125,7 +125,17 @@ impl Source {
         let (queue, work) = unbounded();
         let room = bounded(CHUNKS);
         let (state, capture, counters) = Default::default();
-        let this = Arc::new(Source { findings, room, begun: bounded(1), queue, state, capture, compress, loads: AtomicU32::new(1), counters });
+        let this = Arc::new(Source {
+            findings,
+            room,
+            begun: bounded(1),
+            queue,
+            state,
+            capture,
+            compress,
+            loads: AtomicU32::new(1),
+            counters,
+        });
         for _ in 0..READERS {
             let (this, work) = (Arc::downgrade(&this), work.clone());
             let serve = move || {
@@ -287,7 +297,10 @@ impl Source {
                 match rustix::fs::readlink(name, Vec::new()) {
                     Ok(target) => {
                         self.state().described.insert(path.to_vec(), None);
-                        self.find(Record::Link { path: path.to_vec(), attr: attr(&stat), target: target.into_bytes() }, Vec::new());
+                        self.find(
+                            Record::Link { path: path.to_vec(), attr: attr(&stat), target: target.into_bytes() },
+                            Vec::new(),
+                        );
                     }
                     Err(error) => self.absent(path, &error.into()),
                 }

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,10 +14,11 @@ use std::time::{Duration, Instant};
 use smol::{Async, LocalExecutor};
 
 use crate::cli::{Exec, View};
+use crate::error::say;
 use crate::launch::allocation::{self, Here, Source};
 use crate::launch::hostlist::Host;
-use crate::launch::placement::Placement;
 use crate::launch::loading::{self, Needs, Wishes};
+use crate::launch::placement::Placement;
 use crate::launch::progress::{Counters, Progress, When};
 use crate::launch::root::{Root, Setup};
 use crate::launch::run::{self, Job, Outcome};
@@ -64,12 +66,11 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
     let ranks = if here && per_host.is_none() { ranks.or(Some(1)) } else { ranks };
     let placement = Placement::new(hosts.clone(), ranks, per_host)?;
     if flags.dry_run {
-        print!("{}", placement.render());
-        print!("{}", tree(&hosts, flags.fan_out));
+        let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, flags.fan_out));
         return Ok(0);
     }
     if !flags.quiet {
-        placement.notes.iter().for_each(|note| eprintln!("hpcrt: {note}"));
+        placement.notes.iter().for_each(say);
     }
     let cwd = env::current_dir().op("find the working directory")?;
     let job_cwd = flags.cwd.as_ref().map_or(cwd.clone(), |d| cwd.join(d));
@@ -108,12 +109,14 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
         let mut progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         let counters = Counters { hosts: u32::try_from(setup.hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
         let starting = Instant::now();
+        let show = |up| progress.update(&Counters { hosts_up: up, ..counters }, Instant::now());
+        let interrupted = async {
+            let signal = run::ended_by(&signals).await;
+            Error::new("start the agents", format!("ended by {}", signal.as_str()))
+        };
         // The closure is found and read while the agents start, and sent on as soon as they are up.
         let resolving = tasks.spawn(resolve(Arc::clone(&source), &job, flags.view, env, wishes));
-        let root = Root::start(Rc::clone(&tasks), &setup, |up| {
-            progress.update(&Counters { hosts_up: up, ..counters }, Instant::now());
-        })
-        .await?;
+        let root = Root::start(Rc::clone(&tasks), &setup, show, interrupted).await?;
         phases.start_agents = starting.elapsed();
         drop(progress);
         let log = tasks.spawn({
@@ -191,7 +194,8 @@ fn may_share(job: &Job, wishes: &Wishes) -> bool {
     let program = Path::new(OsStr::from_bytes(&job.program));
     let listed = ["LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"].into_iter().filter_map(env::var_os);
     let listed: Vec<PathBuf> = listed.flat_map(|list| env::split_paths(&list).collect::<Vec<_>>()).collect();
-    let all = std::iter::once(program).chain(wishes.prefixes.iter().chain(&wishes.arguments).chain(&listed).map(PathBuf::as_path));
+    let all = std::iter::once(program)
+        .chain(wishes.prefixes.iter().chain(&wishes.arguments).chain(&listed).map(PathBuf::as_path));
     all.into_iter().any(capture::is_shared)
 }
 
@@ -210,10 +214,10 @@ fn closure_environment(job: &Job) -> Result<Environment> {
 }
 
 fn finish(flags: &Exec, outcome: &Outcome, stats: &Stats) -> Result<()> {
-    eprint!("{}", outcome.ends.table(&outcome.placement));
+    let _ = write!(io::stderr(), "{}", outcome.ends.table(&outcome.placement));
     let worth_it = stats.hosts > 1 || stats.ranks > 1 || stats.files > 0;
     if !flags.quiet && (worth_it || flags.verbose) {
-        eprint!("{}", stats.summary());
+        let _ = write!(io::stderr(), "{}", stats.summary());
     }
     match &flags.stats {
         Some(path) => fs::write(path, format!("{:#}\n", stats.to_json())).op_on("write the statistics", path),

@@ -3,6 +3,8 @@
 mod exec;
 pub mod ldd;
 
+use std::io::Write;
+
 use crate::Result;
 use crate::cli::Options;
 
@@ -16,7 +18,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::Serve => crate::launch::node::serve(),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Completions(text) | Options::Help(text) => {
-            print!("{text}");
+            let _ = std::io::stdout().write_all(text.as_bytes());
             Ok(0)
         }
     }

@@ -71,7 +71,14 @@ impl Log {
     pub fn new(root: bool, stripes: u8) -> Rc<Log> {
         let relay = if root { Relay::root(stripes, WINDOW) } else { Relay::replica(stripes, WINDOW) };
         let (wake, postponed, next_child) = (RefCell::default(), RefCell::default(), Cell::new(1));
-        Rc::new(Log { relay: RefCell::new(relay), wake, postponed, next_child, stripes: stripes.into(), sent: Cell::new(0) })
+        Rc::new(Log {
+            relay: RefCell::new(relay),
+            wake,
+            postponed,
+            next_child,
+            stripes: stripes.into(),
+            sent: Cell::new(0),
+        })
     }
 
     /// The stripe in which an entry travels.

@@ -158,10 +158,38 @@ pub fn raise_nofile() {
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
 }
 
+/// Runs `start` with the soft RLIMIT_NOFILE that this process was given: what it starts inherits that one.
+pub fn with_given_nofile<T>(start: impl FnOnce() -> T) -> T {
+    let resource = rustix::process::Resource::Nofile;
+    let raised = rustix::process::getrlimit(resource);
+    let given = rustix::process::Rlimit { current: Some(nofile().0), maximum: raised.maximum };
+    let _ = rustix::process::setrlimit(resource, given);
+    let started = start();
+    let _ = rustix::process::setrlimit(resource, raised);
+    started
+}
+
 /// Leaves without running anything that belongs to the parent this process was forked from.
 pub fn leave(code: i32) -> ! {
     // SAFETY: never returns.
     unsafe { nix::libc::_exit(code) }
+}
+
+/// Whether this process was started to ignore a signal, or ignores it now.
+pub fn ignores(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let set = set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    set >> (signal as u32 - 1) & 1 == 1
+}
+
+/// Stops this process as a typed ^Z would have, had SIGTSTP not been blocked; returns when it is continued, or at once where nobody
+/// could continue it (an orphaned process group).
+pub fn stop_here() {
+    let stop = SigSet::from(Signal::SIGTSTP);
+    let _ = stop.thread_unblock();
+    let _ = nix::sys::signal::raise(Signal::SIGTSTP);
+    let _ = stop.thread_block();
 }
 
 /// Pids of the direct children of this process.

@@ -84,8 +84,8 @@ impl Seqpacket {
         let mut slices = [IoSliceMut::new(&mut bytes)];
         let got = loop {
             match recvmsg::<()>(self.0.as_raw_fd(), &mut slices, Some(&mut space), flags | MsgFlags::MSG_CMSG_CLOEXEC) {
-                Err(Errno::EINTR) => {}
-                Err(Errno::ECONNRESET) => return Ok(None),
+                // A peer that left without reading everything: said once, before what it sent and its end can be read.
+                Err(Errno::EINTR | Errno::ECONNRESET) => {}
                 result => break result?,
             }
         };

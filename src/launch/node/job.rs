@@ -16,11 +16,12 @@ use smol::io::{AsyncReadExt, AsyncWriteExt};
 use super::Node;
 use crate::launch::plan::PlanSpec;
 use crate::launch::plan::block::{STAGE_CWD, STAGE_HOME};
+use crate::launch::{allocation, placement};
+use crate::loader::view::Skeleton;
 use crate::net::link::Packet;
-use crate::net::wire::control::{Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
-use crate::loader::view::Skeleton;
 use crate::sys::process;
 use crate::sys::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::{Error, Result, error::Context};
@@ -44,6 +45,8 @@ pub(super) struct Job {
     view: RefCell<Option<Rc<Skeleton>>>,
     /// Closed when the job is to end, started or not.
     abort: (Sender<()>, Receiver<()>),
+    /// A rank could not become the program.
+    start_failed: Cell<bool>,
     over: Cell<bool>,
 }
 
@@ -95,6 +98,7 @@ impl Job {
             warnings: RefCell::default(),
             view: RefCell::default(),
             abort: bounded(1),
+            start_failed: Cell::new(false),
             over: Cell::new(false),
         }))
     }
@@ -155,17 +159,21 @@ impl Job {
             let _ = self.abort.1.recv().await;
             Ok(())
         };
-        let start = async {
-            self.show().await?;
-            self.spawn().await
-        };
-        let spawned = start.or(ended_early).await;
-        self.streams.borrow_mut().take();
-        if let Err(error) = spawned {
-            self.failed(&error).await;
+        let shown = self.show().or(ended_early).await;
+        if let Err(error) = &shown {
+            self.failed(error).await;
             let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
         }
-        self.hear_keeper().await;
+        let spawning = async {
+            let spawned = if shown.is_ok() && !self.abort.0.is_closed() { self.spawn().await } else { Ok(()) };
+            self.streams.borrow_mut().take();
+            if let Err(error) = spawned {
+                self.failed(&error).await;
+                let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
+            }
+        };
+        // At the same time: a keeper that cannot say which ranks ended does not hear which ones to start either.
+        smol::future::zip(spawning, self.hear_keeper()).await;
         // Every process of the job is gone, so every stream is at its end or will be at once.
         let _ = ended.recv().await;
         self.over.set(true);
@@ -284,7 +292,7 @@ impl Job {
                 Ok(Some((Tell::Exited { index, status, by_us }, _))) => {
                     exits.push(Exit { rank: self.place.first + index, status, by_us });
                 }
-                Ok(Some((Tell::NotStarted { index, stage, errno }, _))) => self.not_started(index, stage, errno).await,
+                Ok(Some((Tell::NotStarted { stage, errno, .. }, _))) => self.not_started(stage, errno).await,
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
                 Ok(Some(_)) => {}
@@ -304,7 +312,7 @@ impl Job {
         }
     }
 
-    async fn not_started(&self, index: u32, stage: u32, errno: i32) {
+    async fn not_started(&self, stage: u32, errno: i32) {
         let cause = io::Error::from_raw_os_error(errno);
         let path = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match stage {
@@ -320,7 +328,7 @@ impl Job {
                 }
             }
             // Once per node is enough: the ranks of a node fail alike.
-            _ if index > 0 => {}
+            _ if self.start_failed.replace(true) => {}
             STAGE_CWD => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await
             }
@@ -359,19 +367,35 @@ fn batches(files: Vec<(Vec<u8>, FileId)>) -> Vec<Vec<(Vec<u8>, FileId)>> {
     batches
 }
 
+/// Variables that tell a rank who it is.
+const OURS: [&str; 6] =
+    ["HPCRT_SESSION", "HPCRT_SIZE", "HPCRT_NODE", "HPCRT_LOCAL_SIZE", "HPCRT_RANK", "HPCRT_LOCAL_RANK"];
+
+/// The kernel's form of a processor set: one bit each in an array of `unsigned long`.
+fn mask(cpus: &[u32]) -> Vec<u8> {
+    let words = cpus.iter().max().map_or(0, |last| *last as usize / 64 + 1);
+    let mut mask = vec![0u64; words];
+    cpus.iter().for_each(|cpu| mask[*cpu as usize / 64] |= 1 << (cpu % 64));
+    mask.into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
 fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
-    let mut env = launch.env.clone();
+    // A job within a job: the outer one's are not for these ranks.
+    let ours =
+        |var: &[u8]| OURS.iter().any(|name| var.strip_prefix(name.as_bytes()).is_some_and(|v| v.starts_with(b"=")));
+    let mut env: Vec<_> = launch.env.iter().filter(|var| !ours(var)).cloned().collect();
     env.push(pair("HPCRT_SESSION", &node.session));
     env.push(pair("HPCRT_SIZE", &launch.size));
     env.push(pair("HPCRT_NODE", &node.id));
     env.push(pair("HPCRT_LOCAL_SIZE", &place.count));
+    let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
     let rank = |index| {
         let own = vec![
             pair("HPCRT_RANK", &(place.first + index) as &dyn std::fmt::Display),
             pair("HPCRT_LOCAL_RANK", &index),
         ];
-        (own, Vec::new())
+        (own, mask(placement::cpus(place.bind, &usable, index, place.count)))
     };
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
     PlanSpec {

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
@@ -42,10 +43,11 @@ const ENROLMENT: Duration = Duration::from_secs(30);
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    // The keepers receive hundreds of descriptors at once.
+    process::raise_nofile();
     // Before anything that might start a thread.
     let (keeper, keeper_pid) = keeper::start().op("start the keeper")?;
     process::become_subreaper();
-    process::raise_nofile();
     process::keep_freed_memory();
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
@@ -268,8 +270,11 @@ impl Node {
 
     /// Follows the parent's orders until it says leave or is gone.
     async fn follow(self: Rc<Self>, reader: &mut Reader) -> Result<()> {
+        let mut stopped = false;
         loop {
-            let packet = reader.receive_within().await.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
+            // A front end that was stopped at its terminal says nothing until it is continued.
+            let received = if stopped { reader.receive().await } else { reader.receive_within().await };
+            let packet = received.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
             if packet.kind == Kind::Log {
                 self.fed_by_parent(packet).await;
                 continue;
@@ -279,6 +284,7 @@ impl Node {
                 Target::All => true,
                 Target::Node(node) => node == self.id,
             };
+            stopped = matches!(down.order, Order::Signal { signal, .. } if signal == Signal::SIGTSTP as i32);
             if matches!(down.order, Order::Ping) {
                 continue;
             }
@@ -354,7 +360,9 @@ impl Node {
         let asked = match known {
             Some(asked) => asked,
             None => {
-                let (Some(replica), Some(outbox)) = (self.replica.borrow().clone(), self.children.outbox(child)) else { return };
+                let (Some(replica), Some(outbox)) = (self.replica.borrow().clone(), self.children.outbox(child)) else {
+                    return;
+                };
                 let (asked, attachments) = unbounded();
                 self.feeding.borrow_mut().insert(child, asked.clone());
                 let work = async move { replica.log().feed(attachments, outbox, &*replica).await };
@@ -389,7 +397,7 @@ impl Node {
             Timer::after(keeper::KILLED).await;
         })
         .await;
-        self.subtree.reap();
+        self.subtree.reap().await;
     }
 
     /// Bytes of files that this node passed on.

@@ -81,7 +81,12 @@ impl Upcall for Questions {
 
 impl Replica {
     /// A replica with an empty log and this directory as its store.
-    pub(super) fn new(node: NodeId, store: OwnedFd, two_trees: bool, mapped: bool) -> (Rc<Replica>, Receiver<Question>) {
+    pub(super) fn new(
+        node: NodeId,
+        store: OwnedFd,
+        two_trees: bool,
+        mapped: bool,
+    ) -> (Rc<Replica>, Receiver<Question>) {
         let (ask, questions) = unbounded();
         let replica = Replica {
             node,
@@ -213,7 +218,11 @@ impl Replica {
         }
     }
 
-    async fn receive(&self, stripe: u8, next: impl Future<Output = Result<Packet, LinkError>>) -> Result<(), LinkError> {
+    async fn receive(
+        &self,
+        stripe: u8,
+        next: impl Future<Output = Result<Packet, LinkError>>,
+    ) -> Result<(), LinkError> {
         let (waiter, woken) = self.log.listener();
         while !self.log.wants_more() {
             let _ = woken.recv().await;
@@ -306,7 +315,11 @@ impl Replica {
             }
             _ => {}
         }
-        if let Record::Dir { path, .. } | Record::Link { path, .. } | Record::File { path, .. } | Record::Absent { path, .. } = record {
+        if let Record::Dir { path, .. }
+        | Record::Link { path, .. }
+        | Record::File { path, .. }
+        | Record::Absent { path, .. } = record
+        {
             self.open_questions.borrow_mut().answer(path);
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

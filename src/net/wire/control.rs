@@ -128,8 +128,11 @@ pub struct Place {
 /// How the ranks of a node are pinned to its processors.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Binding {
+    /// Not at all: each may use every usable one.
     None,
+    /// One each, in the order of the system's numbers.
     Compact,
+    /// The usable ones are cut into equal consecutive parts, one for each rank; for ranks with threads.
     Spread,
 }
 

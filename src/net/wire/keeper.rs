@@ -38,17 +38,9 @@ pub enum Tell {
     /// Ranks started from now on see the view. `fuse`: whether names are served, or only staged files bound.
     Shown { fuse: bool },
     /// A rank ended (index on this node).
-    Exited {
-        index: u32,
-        status: Status,
-        by_us: bool,
-    },
+    Exited { index: u32, status: Status, by_us: bool },
     /// A rank could not become the program.
-    NotStarted {
-        index: u32,
-        stage: u32,
-        errno: i32,
-    },
+    NotStarted { index: u32, stage: u32, errno: i32 },
     /// Something asked for could not be done.
     Failed { error: String },
     /// No process of the job is left; the keeper is about to exit.
