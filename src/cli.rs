@@ -30,6 +30,7 @@ struct Command {
 
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one, and it is taken apart at once")]
 enum Mode {
     Exec(Exec),
     Serve(Serve),

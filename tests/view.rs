@@ -443,7 +443,7 @@ fn scenario(tree: &Path) {
     }
     let setup = Setup {
         catalog: log.catalog.clone(),
-        store: store.clone(),
+        store,
         upcall: upcall.clone(),
         identity: Identity::current(userns),
         deadline: Duration::from_secs(2),

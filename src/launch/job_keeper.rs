@@ -11,10 +11,10 @@ use nix::unistd::{Pid, getpid};
 
 use super::keeper::{KILLED, ended, signal_children, wait, watch_children};
 use super::plan::KEEPER_AT;
-use super::plan::block::{Failure, STAGE_HOME};
+use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::boot_plan::{Failure, STAGE_HOME};
 use crate::sys::process;
-use crate::sys::seqpacket::Seqpacket;
 
 /// See the module.
 pub(super) struct JobKeeper {

@@ -20,10 +20,10 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
 use super::job_keeper;
+use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::JobId;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::sys::process;
-use crate::sys::seqpacket::Seqpacket;
 
 /// How long what was killed may take to disappear before it is given up (it hangs in the kernel).
 pub(super) const KILLED: Duration = Duration::from_secs(3);

@@ -5,6 +5,7 @@ pub mod link;
 pub mod listen;
 pub mod reduce;
 pub mod relay;
+pub mod seqpacket;
 pub mod sim;
 pub mod single_flight;
 pub mod topology;

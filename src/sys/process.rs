@@ -49,7 +49,7 @@ pub fn spawn_rank(
     stdio: &[OwnedFd; 3],
     index: u32,
 ) -> io::Result<Pid> {
-    use crate::launch::plan::block::{FAILURE_FD, PLAN_FD};
+    use super::boot_plan::{FAILURE_FD, PLAN_FD};
     let argv = [c"hpcrt-boot".to_owned(), CString::new(index.to_string()).expect("digits have no NUL")];
     // SAFETY: the keeper is single-threaded, see above.
     if let ForkResult::Parent { child } = unsafe { nix::unistd::fork() }? {

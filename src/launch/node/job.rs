@@ -14,12 +14,12 @@ use smol::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Node;
 use crate::launch::plan::PlanSpec;
-use crate::launch::plan::block::{STAGE_CWD, STAGE_HOME};
 use crate::net::link::Packet;
+use crate::net::seqpacket::{FDS_MAX, Seqpacket};
 use crate::net::wire::control::{Exit, Launch, Place, Report, StdinTo, Stream};
 use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOME};
 use crate::sys::process;
-use crate::sys::seqpacket::{FDS_MAX, Seqpacket};
 use crate::{Error, Result, error::Context};
 
 /// Bytes of output in one frame, at most.
@@ -265,7 +265,7 @@ impl Job {
             // Once per node is enough: the ranks of a node fail alike.
             _ if index > 0 => {}
             STAGE_CWD => {
-                self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await
+                self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
             _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }

@@ -22,10 +22,10 @@ use crate::error::Context;
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
+use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{AgentKind, Down, Enroll, JobId, NodeId, Order, Report, Target};
 use crate::net::wire::hello::Purpose;
 use crate::sys::process;
-use crate::sys::seqpacket::Seqpacket;
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
