@@ -76,7 +76,9 @@ pub fn spawn_rank(
 /// # Errors
 /// The kernel refuses memfds, or executable ones (`vm.memfd_noexec`).
 pub fn boot_image() -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC)?;
+    // MFD_EXEC is needed where `vm.memfd_noexec` is 1, and unknown before Linux 6.3.
+    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC | MemfdFlags::EXEC)
+        .or_else(|_| rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC))?;
     rustix::io::write(&fd, BOOT)?;
     // Exec refuses a file that anybody has open for writing: reopen it read-only.
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
