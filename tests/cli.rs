@@ -1,6 +1,7 @@
 //! The command line as users meet it: help texts (golden files in `tests/cli/`), completions, the doctor.
 //!
 //! After a wanted change of a text: `HPCRT_BLESS=1 cargo test --test cli`, then look at the difference in git.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -101,6 +102,21 @@ fn the_doctor_takes_every_ability_away() {
         eprintln!("SKIPPED: tiers, since this machine has no namespaces: {all}");
     }
     assert_eq!(hpcrt(&["doctor"]).env("HPCRT_WITHOUT", "fus").output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn the_doctor_sees_a_noexec_mount() {
+    let script = "mount -t tmpfs -o noexec,mode=1777 t /tmp && exec \"$0\" doctor --json";
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_hpcrt")]);
+    match unshare.env_remove("HPCRT_WITHOUT").output() {
+        Ok(output) if !output.stdout.is_empty() => {
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let tmp = check(&report, "tmp");
+            assert!(tmp["detail"].as_str().unwrap().contains("noexec"), "{tmp}");
+        }
+        other => eprintln!("SKIPPED: no mount of its own here: {other:?}"),
+    }
 }
 
 #[test]

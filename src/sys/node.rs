@@ -132,7 +132,8 @@ mod tests {
         let found = directory(dir.path()).unwrap();
         assert!(found.free > 0 && found.exec, "{found:?}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
-        assert!(!directory(Path::new("/proc")).is_ok_and(|d| d.exec));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(directory(file.path()).unwrap_err().kind(), io::ErrorKind::NotADirectory);
         assert_eq!(directory(Path::new("/nonexistent")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
