@@ -30,9 +30,11 @@ struct Command {
 
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one, and it is taken apart at once")]
 enum Mode {
     Exec(Exec),
     Serve(Serve),
+    Doctor(Doctor),
     Ldd(Ldd),
     Completions(Completions),
 }
@@ -43,6 +45,8 @@ enum Mode {
     subcommand,
     name = "exec",
     example = "Four ranks on each of eight hosts, over ssh:\n  {command_name} --hosts n[01-08] --ppn 4 -- ./app input.dat",
+    example = "Try it on this machine; every name is a host of its own:\n  {command_name} --hosts a,b,c --agent local -n 6 --label -- hostname",
+    example = "See where ranks would run, without running them:\n  {command_name} --hosts n[01-08] --ppn 4 --dry-run -- ./app",
     example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
     note = "Without hosts and without an allocation the program runs on this machine.\nExit code: that of the first rank that failed by itself (128+signal for a killed one)."
 )]
@@ -50,16 +54,16 @@ pub struct Exec {
     /// ranks in all (default: one per slot)
     #[argh(option, short = 'n')]
     pub ranks: Option<NonZeroU32>,
-    /// ranks per host
+    /// ranks per host (default: as many as it has slots)
     #[argh(option)]
     pub ppn: Option<NonZeroU32>,
-    /// hosts, as n[01-04,7]:2,login1 (":2" slots); - reads them from stdin
+    /// hosts, as n[01-04,7]:2,login1 (":2" slots); - reads them from stdin (default: the allocation's, else this machine)
     #[argh(option)]
     pub hosts: Option<String>,
-    /// file of hosts, in the form of MPICH, Open MPI, PBS or GNU parallel
+    /// file of hosts, written as for MPICH, Open MPI, PBS or GNU parallel
     #[argh(option)]
     pub hostfile: Option<PathBuf>,
-    /// how to start agents: ssh (default), local (all on this machine) or a command with {{host}}
+    /// how to start agents: ssh (default with hosts), local (all on this machine) or a command with {host}
     #[argh(option)]
     pub agent: Option<AgentKind>,
     /// how the program sees its captured files: auto (default), namespace or none
@@ -95,7 +99,7 @@ pub struct Exec {
     /// write each rank's output to files in this directory
     #[argh(option)]
     pub output: Option<PathBuf>,
-    /// end the job after this many seconds
+    /// end the job after this many seconds (default: never)
     #[argh(option, from_str_fn(seconds))]
     pub timeout: Option<Duration>,
     /// let the other ranks go on when one fails
@@ -133,6 +137,20 @@ pub struct Exec {
 #[argh(subcommand, name = "serve")]
 pub struct Serve {}
 
+/// Show what this node allows: how programs will see their files, limits, addresses, and a remedy for every problem.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    subcommand,
+    name = "doctor",
+    note = "HPCRT_WITHOUT=userns,fuse,memfd,uffd takes abilities away, to try a fallback or to work around a fault.",
+    error_code(1, "no job can run on this node")
+)]
+pub struct Doctor {
+    /// print JSON
+    #[argh(switch)]
+    pub json: bool,
+}
+
 /// Show what a program loads: paths, why there, bytes, thread-local storage, what is missing.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "ldd")]
@@ -160,6 +178,7 @@ pub enum Options {
     /// Run a program: its flags, and argv.
     Exec(Box<Exec>, Vec<OsString>),
     Serve,
+    Doctor(Doctor),
     Ldd(Ldd),
     /// The completion script, ready to print.
     Completions(String),
@@ -241,6 +260,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         }
         Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
         Mode::Serve(Serve {}) => Ok(Options::Serve),
+        Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
         Mode::Completions(completions) => script(&completions.shell).map(Options::Completions),
     }

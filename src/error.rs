@@ -77,6 +77,13 @@ impl Error {
         self
     }
 
+    /// Takes the remedy away, for callers that know a better one.
+    #[must_use]
+    pub fn bare(mut self) -> Self {
+        self.0.remedy = None;
+        self
+    }
+
     /// The process exit code this error ends in: 2 or 125.
     pub fn exit_code(&self) -> u8 {
         if self.0.usage { EXIT_USAGE } else { EXIT_FAILED }

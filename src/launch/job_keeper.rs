@@ -11,12 +11,12 @@ use nix::unistd::{Pid, getpid};
 
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
 use super::plan::KEEPER_AT;
-use super::plan::block::{Failure as Excuse, STAGE_HOME};
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Job as View, Lacks};
+use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::boot_plan::{Failure as Excuse, STAGE_HOME};
 use crate::sys::process;
-use crate::sys::seqpacket::Seqpacket;
 
 /// See the module.
 pub(super) struct JobKeeper {

@@ -24,10 +24,10 @@ use nix::unistd::{Pid, getpid};
 
 use super::job_keeper;
 use crate::loader::view::namespace::{Base, Place};
+use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::JobId;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::sys::process;
-use crate::sys::seqpacket::Seqpacket;
 
 /// How long what was killed may take to disappear before it is given up (it hangs in the kernel).
 pub(super) const KILLED: Duration = Duration::from_secs(3);

@@ -5,9 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::MemfdFlags;
 
-/// The layout, shared with the bootstrapper by file: one source for writer and reader.
-#[path = "../../static-bootstrap/sys/src/plan.rs"]
-pub mod block;
+use crate::sys::boot_plan;
 
 /// What the ranks of one node become.
 #[derive(Debug, Default)]
@@ -44,7 +42,7 @@ impl PlanSpec {
     }
 
     fn block(&self) -> Option<Vec<u8>> {
-        let mut block = Block(vec![0; size_of::<block::Plan>()]);
+        let mut block = Block(vec![0; size_of::<boot_plan::Plan>()]);
         let [program, cwd, home] = [&self.program, &self.cwd, &self.home].map(|text| block.string(text));
         let (argc, argv) = block.strings(&self.argv)?;
         let (envc, envp) = block.strings(&self.env)?;
@@ -59,8 +57,8 @@ impl PlanSpec {
         table.iter().flatten().for_each(|word| block.0.extend_from_slice(&word.to_ne_bytes()));
         let len = block.align(8)?;
 
-        let mut head = Vec::with_capacity(size_of::<block::Plan>());
-        head.extend_from_slice(&block::MAGIC.to_ne_bytes());
+        let mut head = Vec::with_capacity(size_of::<boot_plan::Plan>());
+        head.extend_from_slice(&boot_plan::MAGIC.to_ne_bytes());
         [len, 0].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
         [self.nofile.0, self.nofile.1].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
         let ranks = u32::try_from(table.len()).ok()?;
@@ -115,19 +113,19 @@ mod tests {
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
         let text = |at: usize| bytes[at..].split(|b| *b == 0).next().unwrap();
         use std::mem::offset_of;
-        assert_eq!(offset_of!(block::Plan, keeper) as u64, KEEPER_AT);
-        assert_eq!(word(offset_of!(block::Plan, len)), bytes.len());
-        assert_eq!(text(word(offset_of!(block::Plan, program))), b"/bin/x");
-        let argv = word(offset_of!(block::Plan, argv));
-        assert_eq!((word(offset_of!(block::Plan, argc)), text(word(argv + 4))), (2, &b"y z"[..]));
-        let table = word(offset_of!(block::Plan, rank_table));
-        assert_eq!(word(offset_of!(block::Plan, ranks)), 2);
-        let second = table + size_of::<block::Rank>();
-        assert_eq!(text(word(word(second + offset_of!(block::Rank, envp)))), b"R=1");
+        assert_eq!(offset_of!(boot_plan::Plan, keeper) as u64, KEEPER_AT);
+        assert_eq!(word(offset_of!(boot_plan::Plan, len)), bytes.len());
+        assert_eq!(text(word(offset_of!(boot_plan::Plan, program))), b"/bin/x");
+        let argv = word(offset_of!(boot_plan::Plan, argv));
+        assert_eq!((word(offset_of!(boot_plan::Plan, argc)), text(word(argv + 4))), (2, &b"y z"[..]));
+        let table = word(offset_of!(boot_plan::Plan, rank_table));
+        assert_eq!(word(offset_of!(boot_plan::Plan, ranks)), 2);
+        let second = table + size_of::<boot_plan::Rank>();
+        assert_eq!(text(word(word(second + offset_of!(boot_plan::Rank, envp)))), b"R=1");
         assert_eq!(
-            (word(table + offset_of!(block::Rank, mask_len)), word(second + offset_of!(block::Rank, mask_len))),
+            (word(table + offset_of!(boot_plan::Rank, mask_len)), word(second + offset_of!(boot_plan::Rank, mask_len))),
             (8, 0)
         );
-        assert_eq!(bytes[word(table + offset_of!(block::Rank, mask))], 3);
+        assert_eq!(bytes[word(table + offset_of!(boot_plan::Rank, mask))], 3);
     }
 }

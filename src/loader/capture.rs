@@ -29,7 +29,7 @@ const SHARED: [i64; 17] = [
     0x5346_414F, // OpenAFS
     0x6B41_4653, // kAFS
     0x7375_7245, // Coda
-    0x0161_970,  // GFS2
+    0x0116_1970, // GFS2
     0x7461_636F, // OCFS2
     0x6573_5546, // FUSE: sshfs, CVMFS, GlusterFS and the like
     0x7671_9A61, // PanFS
@@ -39,7 +39,7 @@ const SHARED: [i64; 17] = [
 
 /// Whether the file system under `path` is one that other hosts see, too.
 pub fn is_shared(path: &Path) -> bool {
-    statfs(path).is_ok_and(|stat| is_shared_type(stat.f_type as i64))
+    statfs(path).is_ok_and(|stat| is_shared_type(stat.f_type))
 }
 
 /// [`is_shared`] for a `statfs(2)` type.

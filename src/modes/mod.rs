@@ -1,5 +1,6 @@
 //! One file per mode. A mode turns options into one call of a subsystem and its outcome into an exit code.
 
+mod doctor;
 mod exec;
 pub mod ldd;
 
@@ -17,6 +18,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::Exec(flags, program) => exec::run(&flags, &program),
         Options::Serve => crate::launch::node::serve(),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
+        Options::Doctor(flags) => doctor::run(flags.json),
         Options::Completions(text) | Options::Help(text) => {
             let _ = std::io::stdout().write_all(text.as_bytes());
             Ok(0)

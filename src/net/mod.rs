@@ -6,6 +6,7 @@ pub mod listen;
 pub mod reduce;
 pub mod relay;
 pub mod replicate;
+pub mod seqpacket;
 pub mod sim;
 pub mod single_flight;
 pub mod topology;

@@ -49,7 +49,7 @@ pub fn spawn_rank(
     stdio: &[OwnedFd; 3],
     index: u32,
 ) -> io::Result<Pid> {
-    use crate::launch::plan::block::{FAILURE_FD, PLAN_FD};
+    use super::boot_plan::{FAILURE_FD, PLAN_FD};
     let argv = [c"hpcrt-boot".to_owned(), CString::new(index.to_string()).expect("digits have no NUL")];
     // SAFETY: the keeper is single-threaded, see above.
     if let ForkResult::Parent { child } = unsafe { nix::unistd::fork() }? {
@@ -76,7 +76,9 @@ pub fn spawn_rank(
 /// # Errors
 /// The kernel refuses memfds, or executable ones (`vm.memfd_noexec`).
 pub fn boot_image() -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC)?;
+    // MFD_EXEC is needed where `vm.memfd_noexec` is 1, and unknown before Linux 6.3.
+    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC | MemfdFlags::EXEC)
+        .or_else(|_| rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC))?;
     rustix::io::write(&fd, BOOT)?;
     // Exec refuses a file that anybody has open for writing: reopen it read-only.
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());

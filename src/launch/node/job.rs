@@ -15,15 +15,15 @@ use smol::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Node;
 use crate::launch::plan::PlanSpec;
-use crate::launch::plan::block::{STAGE_CWD, STAGE_HOME};
 use crate::launch::{allocation, placement};
 use crate::loader::view::Skeleton;
 use crate::net::link::Packet;
+use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
+use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOME};
 use crate::sys::process;
-use crate::sys::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::{Error, Result, error::Context};
 
 /// Bytes of output in one frame, at most.
@@ -330,7 +330,7 @@ impl Job {
             // Once per node is enough: the ranks of a node fail alike.
             _ if self.start_failed.replace(true) => {}
             STAGE_CWD => {
-                self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await
+                self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
             _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }

@@ -26,13 +26,13 @@ use crate::net::auth::SessionKey;
 use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
+use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{AgentKind, Down, Enroll, Feeder, JobId, NodeId, Order, Report, Target};
 use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
 use crate::sys::process;
-use crate::sys::seqpacket::Seqpacket;
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.

@@ -9,6 +9,7 @@ mod inodes;
 pub mod namespace;
 mod original;
 mod parked;
+pub mod probe;
 mod server;
 pub mod skeleton;
 

@@ -70,7 +70,8 @@ extern "C" fn main(stack: *const usize) -> ! {
     // SAFETY: every pointer leads into the mapped plan, which lives until exec, and is of the length given.
     unsafe {
         if rank.mask_len > 0 {
-            let _ = syscall(nr::SCHED_SETAFFINITY, [0, rank.mask_len as usize, block.string(rank.mask) as usize, 0, 0, 0]);
+            let _ =
+                syscall(nr::SCHED_SETAFFINITY, [0, rank.mask_len as usize, block.string(rank.mask) as usize, 0, 0, 0]);
         }
         let _ = syscall(nr::PRLIMIT64, [0, RLIMIT_NOFILE, &raw const plan.nofile as usize, 0, 0, 0]);
         let none = 0u64;

@@ -1,0 +1,3 @@
+//! What the fuzz targets share with `tests/fuzz_slice.rs`.
+
+pub mod bodies;

@@ -1,0 +1,247 @@
+//! What this node allows, found by doing it: a forked child makes a session's namespaces, mounts a view and executes the
+//! bootstrapper with the very functions that a job uses, and is gone when the answer is there.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use rustix::pipe::PipeFlags;
+
+use super::namespace::{Base, Job, Lacks, Place};
+use crate::error::{Context, Result};
+use crate::sys::node::number;
+use crate::sys::process;
+use crate::sys::without::{Ability, VARIABLE, Without};
+
+/// The child answers within this time, or what it has not said counts as missing.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why something is not to be had, and what would change that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    pub cause: String,
+    pub remedy: String,
+}
+
+/// The abilities of a node that decide how its ranks are started and see their files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Own namespaces with mounts in them.
+    pub namespaces: Result<(), Obstacle>,
+    /// FUSE in such a namespace; the version of the kernel's protocol.
+    pub fuse: Result<String, Obstacle>,
+    /// The bootstrapper runs out of memory; without it no rank can be started.
+    pub memfd: Result<(), Obstacle>,
+}
+
+/// How ranks see the captured files, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    /// Directories from FUSE, staged files bound over them.
+    NamespaceFuse,
+    /// Staged files bound over the originals; names are looked up in the original directories.
+    NamespaceBinds,
+    /// Plainly, from the shared file system.
+    Plain,
+}
+
+impl Capabilities {
+    /// Tries everything but what `without` forbids, in at most ten seconds. Leaves nothing behind.
+    ///
+    /// # Errors
+    /// No child can be made, also because this process has threads: probe before the first one.
+    pub fn probe(without: &Without) -> Result<Capabilities> {
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).op("make a pipe")?;
+        let parent = nix::unistd::getpid();
+        let Some(child) = process::fork().op("fork a process to try things in")? else {
+            drop(reader);
+            if process::die_with(parent) {
+                attempt(without, &mut File::from(writer));
+            }
+            process::leave(0);
+        };
+        drop(writer);
+        let answers = listen(reader, child);
+        let verdict = |name, remedy: &dyn Fn() -> String| {
+            answer(&answers, name).map_err(|cause| {
+                let remedy = if cause.contains(VARIABLE) { format!("unset {VARIABLE}") } else { remedy() };
+                Obstacle { cause, remedy }
+            })
+        };
+        let namespaces = verdict("namespaces", &|| namespace_remedy(number)).map(drop);
+        let fuse = verdict("fuse", &|| match &namespaces {
+            Ok(()) => "ask the administrator to load the module fuse and to give /dev/fuse mode 0666".to_owned(),
+            Err(_) => "namespaces come first".to_owned(),
+        });
+        let memfd = verdict("memfd", &|| {
+            "ask the administrator for vm.memfd_noexec below 2, and whether a security module forbids it".to_owned()
+        });
+        Ok(Capabilities { namespaces, fuse, memfd: memfd.map(drop) })
+    }
+
+    /// The view that these abilities allow.
+    pub fn tier(&self) -> Tier {
+        match (&self.namespaces, &self.fuse) {
+            (Ok(()), Ok(_)) => Tier::NamespaceFuse,
+            (Ok(()), Err(_)) => Tier::NamespaceBinds,
+            (Err(_), _) => Tier::Plain,
+        }
+    }
+}
+
+/// In the child: one line per ability, `NAME ok DETAIL` or `NAME no CAUSE`.
+fn attempt(without: &Without, out: &mut File) {
+    let taken = |ability| without.has(ability).then(|| format!("{VARIABLE} forbids it"));
+    let memfd = taken(Ability::Memfd).map_or_else(|| try_memfd().map_err(|e| e.to_string()), Err);
+    say(out, "memfd", memfd.map(|()| String::new()));
+    let base = match taken(Ability::Userns) {
+        Some(cause) => Err(cause),
+        None => Base::create(Place::Memory(1 << 20)).map_err(|failure| failure.error.bare().to_string()),
+    };
+    say(out, "namespaces", base.as_ref().map(|_| String::new()).map_err(Clone::clone));
+    let fuse = match (taken(Ability::Fuse), base) {
+        (Some(cause), _) => Err(cause),
+        (None, Err(_)) => Err("there is no namespace to mount it in".to_owned()),
+        (None, Ok(base)) => try_fuse(&base),
+    };
+    say(out, "fuse", fuse);
+}
+
+fn say(out: &mut File, name: &str, result: Result<String, String>) {
+    let (word, text) = match &result {
+        Ok(detail) => ("ok", detail),
+        Err(cause) => ("no", cause),
+    };
+    // One write: the reader may be gone, and then nobody asks any more.
+    let _ = out.write_all(format!("{name} {word} {}\n", text.replace('\n', " ")).as_bytes());
+}
+
+/// Starts the bootstrapper as a rank without a plan: that it complains about the plan shows that it runs.
+fn try_memfd() -> std::io::Result<()> {
+    let boot = process::boot_image()?;
+    let null = || process::above_standard(File::options().read(true).write(true).open("/dev/null")?.into());
+    let (complaints, failures) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let failures = process::above_standard(failures)?;
+    let child = process::spawn_rank(boot.as_fd(), null()?.as_fd(), failures.as_fd(), &[null()?, null()?, null()?], 0)?;
+    drop(failures);
+    let mut complaint = Vec::new();
+    File::from(complaints).read_to_end(&mut complaint)?;
+    waitpid(child, None)?;
+    if complaint.is_empty() {
+        return Err(std::io::Error::other("a program in memory could not be executed"));
+    }
+    Ok(())
+}
+
+/// Mounts a view that nobody serves; the kernel's first request tells the version of its protocol.
+fn try_fuse(base: &Base) -> Result<String, String> {
+    let mounted = Job::create(base.sealed.as_fd(), vec![b"/usr".to_vec()]).and_then(|mut job| job.mount_fuse());
+    let fuse = mounted.map_err(|failure| {
+        let what = if failure.lacks == Some(Lacks::Fuse) { "" } else { "the view: " };
+        format!("{what}{}", failure.error.bare())
+    })?;
+    // linux/fuse.h: struct fuse_in_header is 40 bytes; struct fuse_init_in starts with major, minor.
+    const HEADER: usize = 40;
+    let mut request = vec![0; 64 << 10];
+    let len = rustix::io::read(&fuse, &mut request).map_err(|e| format!("/dev/fuse: {e}"))?;
+    let word = |at: usize| request[..len].get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+    match (word(HEADER), word(HEADER + 4)) {
+        (Some(major), Some(minor)) => Ok(format!("{major}.{minor}")),
+        _ => Err("/dev/fuse: its first request is too short".to_owned()),
+    }
+}
+
+/// Everything the child says until it ends or its time is over; then it is no more.
+fn listen(reader: OwnedFd, child: Pid) -> String {
+    let end = Instant::now() + DEADLINE;
+    let mut reader = File::from(reader);
+    let mut heard = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let left = PollTimeout::try_from(end.saturating_duration_since(Instant::now())).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut [PollFd::new(reader.as_fd(), PollFlags::POLLIN)], left) {
+            Err(nix::errno::Errno::EINTR) => continue,
+            Ok(1..) => {}
+            Ok(_) | Err(_) => break,
+        }
+        match reader.read(&mut buffer) {
+            Ok(0) | Err(_) => break,
+            Ok(len) => heard.extend_from_slice(&buffer[..len]),
+        }
+    }
+    let _ = kill(child, Signal::SIGKILL);
+    // It may hang in the kernel; then init reaps it after us.
+    while Instant::now() < end + Duration::from_secs(1) {
+        match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
+            Ok(nix::sys::wait::WaitStatus::StillAlive) => std::thread::sleep(Duration::from_millis(1)),
+            _ => break,
+        }
+    }
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+fn answer(answers: &str, name: &str) -> Result<String, String> {
+    let line = answers.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    match line.and_then(|line| line.split_once(' ')) {
+        Some(("ok", detail)) => Ok(detail.to_owned()),
+        Some((_, cause)) => Err(cause.to_owned()),
+        None => Err(format!("trying it did not end within {} s, or ended badly", DEADLINE.as_secs())),
+    }
+}
+
+/// Which setting stands in the way of namespaces; `setting` reads a file of /proc.
+fn namespace_remedy(setting: impl Fn(&'static str) -> Option<u64>) -> String {
+    let culprits = [
+        ("/proc/sys/user/max_user_namespaces", 0, "user.max_user_namespaces=10000"),
+        ("/proc/sys/kernel/unprivileged_userns_clone", 0, "kernel.unprivileged_userns_clone=1"),
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            1,
+            "kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with `userns,` for hpcrt",
+        ),
+    ];
+    let found = culprits.iter().find(|(path, bad, _)| setting(path) == Some(*bad));
+    match found {
+        Some((_, _, remedy)) => format!("ask the administrator for {remedy}"),
+        None => {
+            "ask the administrator for user namespaces (in a container: for the right to unshare and mount)".to_owned()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_in_the_way_is_named() {
+        let only = |which: &'static str, value| move |path: &'static str| path.ends_with(which).then_some(value);
+        assert!(namespace_remedy(only("max_user_namespaces", 0)).ends_with("user.max_user_namespaces=10000"));
+        assert!(namespace_remedy(only("restrict_unprivileged_userns", 1)).contains("AppArmor"));
+        assert!(namespace_remedy(only("max_user_namespaces", 96_365)).contains("container"));
+    }
+
+    #[test]
+    fn answers_that_do_not_come_are_obstacles() {
+        let answers = "memfd ok \nnamespaces no cannot x: y\n";
+        assert_eq!(answer(answers, "memfd"), Ok(String::new()));
+        assert_eq!(answer(answers, "namespaces"), Err("cannot x: y".to_owned()));
+        assert!(answer(answers, "fuse").unwrap_err().contains("10 s"));
+    }
+
+    #[test]
+    fn the_best_tier_that_is_there() {
+        let no = || Obstacle { cause: String::new(), remedy: String::new() };
+        let mut found = Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()), memfd: Ok(()) };
+        assert_eq!(found.tier(), Tier::NamespaceFuse);
+        found.fuse = Err(no());
+        assert_eq!(found.tier(), Tier::NamespaceBinds);
+        found.namespaces = Err(no());
+        assert_eq!(found.tier(), Tier::Plain);
+    }
+}

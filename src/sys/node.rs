@@ -1,0 +1,145 @@
+//! What this node is and which limits it sets, as far as a look is enough (what must be tried is in `loader::view::probe`).
+#![allow(unsafe_code, reason = "userfaultfd(2) has no safe wrapper in the crates used")]
+
+use std::fs;
+use std::io::{self, Error};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, AtFlags, Mode, OFlags, StatVfsMountFlags};
+
+/// A number in a file of /proc or /sys; `None` when it is absent or "max".
+pub fn number(path: impl AsRef<Path>) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Bytes of memory that this process and its children may use: the least of the limits of its cgroup (version 1 or 2) and of those
+/// around it; `None` without a limit below the machine's memory.
+pub fn memory_limit() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let machine = rustix::system::sysinfo();
+    let machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
+    let limit = |(mount, file, group): &(&str, &str, &str)| {
+        let group = Path::new(group.trim_start_matches('/')).to_owned();
+        // A container may see another part of the hierarchy than its own name says: the root is always looked at.
+        let ancestors: Vec<PathBuf> = group.ancestors().map(Path::to_owned).collect();
+        ancestors.into_iter().filter_map(|dir| number(Path::new(mount).join(dir).join(file))).min()
+    };
+    places(&groups).iter().filter_map(limit).min().filter(|&bytes| bytes < machine)
+}
+
+/// Where the limits of the groups named by `/proc/self/cgroup` can be: mount point, file, path of the group.
+fn places(groups: &str) -> Vec<(&'static str, &'static str, &str)> {
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        match (fields.next(), fields.next()) {
+            (Some(""), Some(group)) => {
+                found.push(("/sys/fs/cgroup", "memory.max", group));
+                found.push(("/sys/fs/cgroup/unified", "memory.max", group));
+            }
+            (Some(controllers), Some(group)) if controllers.split(',').any(|c| c == "memory") => {
+                found.push(("/sys/fs/cgroup/memory", "memory.limit_in_bytes", group));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// A directory in which files could be staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Directory {
+    /// Bytes free for this user.
+    pub free: u64,
+    /// Programs can be executed from it.
+    pub exec: bool,
+    /// It is in memory (tmpfs or ramfs).
+    pub memory: bool,
+}
+
+/// Tries to make an executable file in `path`; nothing is left behind.
+///
+/// # Errors
+/// The directory does not exist, or nothing can be made in it.
+pub fn directory(path: &Path) -> io::Result<Directory> {
+    let space = rustix::fs::statvfs(path)?;
+    // The file has no name, so it cannot survive this function.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let exec = match rustix::fs::open(path, flags, Mode::RWXU) {
+        Ok(file) => {
+            let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+            rustix::fs::accessat(rustix::fs::CWD, name, Access::EXEC_OK, AtFlags::empty()).is_ok()
+        }
+        // No nameless files there (NFS): the mount's own word is all there is.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
+            rustix::fs::access(path, Access::WRITE_OK)?;
+            !space.f_flag.contains(StatVfsMountFlags::NOEXEC)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let kind = rustix::fs::statfs(path)?.f_type as u32;
+    const TMPFS: u32 = 0x0102_1994;
+    const RAMFS: u32 = 0x8584_58f6;
+    Ok(Directory { free: space.f_bavail.saturating_mul(space.f_frsize), exec, memory: matches!(kind, TMPFS | RAMFS) })
+}
+
+/// Whether this user may handle page faults of programs (faults of the kernel itself excluded).
+///
+/// # Errors
+/// userfaultfd(2)'s.
+pub fn userfaultfd() -> io::Result<()> {
+    const USER_MODE_ONLY: i32 = 1;
+    let flags = nix::libc::O_CLOEXEC | USER_MODE_ONLY;
+    // SAFETY: integer arguments only.
+    let fd = unsafe { nix::libc::syscall(nix::libc::SYS_userfaultfd, flags) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(Error::last_os_error)?;
+    // SAFETY: the kernel made the descriptor just now; nobody else owns it.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// Version of the node's own glibc ("2.36"), read from its file; `None` when there is none in the usual places.
+pub fn glibc() -> Option<String> {
+    let multiarch = format!("/lib/{}-linux-gnu", std::env::consts::ARCH);
+    [&*multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib"].iter().find_map(|dir| {
+        let bytes = fs::read(Path::new(dir).join("libc.so.6")).ok()?;
+        let banner = bytes.get(memchr::memmem::find(&bytes, b"GNU C Library")?..)?;
+        let banner = String::from_utf8_lossy(banner.get(..200).unwrap_or(banner));
+        let version = banner.split("release version ").nth(1)?;
+        Some(version.split(|c: char| !c.is_ascii_digit() && c != '.').next()?.trim_end_matches('.').to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_both_versions_are_found() {
+        let text = "9:name=systemd:/\n4:cpu,memory:/job_7\n0::/user.slice/a:b\n";
+        let expected = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "/job_7"),
+            ("/sys/fs/cgroup", "memory.max", "/user.slice/a:b"),
+            ("/sys/fs/cgroup/unified", "memory.max", "/user.slice/a:b"),
+        ];
+        assert_eq!(places(text), expected);
+    }
+
+    #[test]
+    fn directories_are_tried() {
+        let dir = tempfile::tempdir().unwrap();
+        let found = directory(dir.path()).unwrap();
+        assert!(found.free > 0 && found.exec, "{found:?}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(directory(file.path()).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        assert_eq!(directory(Path::new("/nonexistent")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_glibc_of_the_node_has_a_version() {
+        let Some(version) = glibc() else { return };
+        assert!(version.starts_with("2.") && version[2..].parse::<u32>().is_ok(), "{version:?}");
+    }
+}

@@ -1,0 +1,69 @@
+//! `HPCRT_WITHOUT=userns,fuse`: abilities of this node that hpcrt must not use, to try a fallback or to work around a fault.
+
+use crate::{Error, Result};
+
+/// The environment variable.
+pub const VARIABLE: &str = "HPCRT_WITHOUT";
+
+/// An ability that can be taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ability {
+    /// Namespaces of our own (for root: mount namespaces).
+    Userns,
+    /// FUSE in such a namespace.
+    Fuse,
+    /// Executing from memory.
+    Memfd,
+    Userfaultfd,
+}
+
+const NAMES: [(&str, Ability); 4] =
+    [("userns", Ability::Userns), ("fuse", Ability::Fuse), ("memfd", Ability::Memfd), ("uffd", Ability::Userfaultfd)];
+
+/// The abilities taken away.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Without(Vec<Ability>);
+
+impl Without {
+    /// Reads the variable of this process; unset and empty mean nothing is taken away.
+    ///
+    /// # Errors
+    /// A name that is none of ours: a misspelt one would silently try nothing.
+    pub fn from_env() -> Result<Without> {
+        Without::parse(&std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy())
+    }
+
+    fn parse(text: &str) -> Result<Without> {
+        let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let ability = |word| match NAMES.iter().find(|(name, _)| *name == word) {
+            Some((_, ability)) => Ok(*ability),
+            None => {
+                let known = NAMES.map(|(name, _)| name).join(", ");
+                Err(Error::usage("do without", format!("it is none of {known}"))
+                    .on(word)
+                    .remedy(format!("see {VARIABLE}")))
+            }
+        };
+        words.map(ability).collect::<Result<_>>().map(Without)
+    }
+
+    /// Whether `ability` must not be used.
+    pub fn has(&self, ability: Ability) -> bool {
+        self.0.contains(&ability)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_mistakes_refused() {
+        let without = Without::parse(" fuse,,userns ").unwrap();
+        assert!(without.has(Ability::Fuse) && without.has(Ability::Userns) && !without.has(Ability::Memfd));
+        assert_eq!(Without::parse("").unwrap(), Without::default());
+        let error = Without::parse("fuse,usrns").unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("\"usrns\": it is none of userns, fuse, memfd, uffd"), "{error}");
+    }
+}

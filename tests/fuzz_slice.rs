@@ -1,0 +1,165 @@
+//! A slice of fuzzing on every test run: the bodies of `fuzz/`, fed with mutated seeds.
+//!
+//! `HPCRT_FUZZ_SECONDS`: seconds per body (2). `HPCRT_FUZZ_SEED`: the first case of each body, as a failure printed it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[allow(unreachable_pub, reason = "the fuzz targets use it as a crate")]
+#[path = "../fuzz/src/bodies.rs"]
+mod bodies;
+
+use std::panic::catch_unwind;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use hpcrt::net::wire::control::{Down, Exit, Need, NodeSpec, Order, Report, Status, Target};
+use hpcrt::net::wire::frame::{Message, Prefix};
+use hpcrt::net::wire::hello::{Hello, Purpose};
+use hpcrt::net::wire::keeper::{Ask, Tell};
+use hpcrt::net::wire::log::LogFrame;
+use hpcrt::net::wire::record::{Attr, Name, Record};
+
+/// A case that takes longer hangs somewhere. (A million host names take their time in a debug build on a busy machine.)
+const CASE_MAX: Duration = Duration::from_secs(30);
+/// Bytes in a case, at most.
+const LEN_MAX: usize = 512 << 10;
+
+fn framed<M: Message>(message: &M) -> Vec<u8> {
+    let header = message.encode();
+    [&Prefix { kind: M::KIND, header: header.len(), body: 0 }.encode()[..], &header].concat()
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let node = NodeSpec { node: 2, parent: 1, host: "n[1-4]".into() };
+    let attr = Attr { mode: 0o40755, uid: 1, gid: 2, nlink: 3, ino: 4, size: 5, mtime: (6, 7), ctime: (8, 9) };
+    let names = vec![Name { name: b"libx.so".to_vec(), kind: 8 }; 3];
+    let dir = Record::Dir { path: b"/shared/lib".to_vec(), attr, names };
+    let exit = Exit { rank: 3, status: Status::Signal(9), by_us: true };
+    vec![
+        framed(&Down { to: Target::Node(3), order: Order::Start { nodes: vec![node; 3] } }),
+        framed(&Down { to: Target::All, order: Order::Leave }),
+        framed(&Report::Joined {
+            node: 1,
+            addresses: vec!["192.0.2.1:1".into(), "[::1]:2".into()],
+            viewless: Some("no".into()),
+        }),
+        framed(&Report::Want { path: b"/a/b".to_vec(), need: Need::Content }),
+        framed(&Report::Exited { job: 1, ranks: vec![exit; 4] }),
+        framed(&LogFrame::Entry { seq: 5, record: dir, hash: [1; 32] }),
+        framed(&Ask::View { roots: vec![b"/shared".to_vec()] }),
+        framed(&Tell::Failed { error: "no".into() }),
+        framed(&Hello::Challenge { nonce: [3; 32] }),
+    ]
+}
+
+fn seeds(name: &str) -> Vec<Vec<u8>> {
+    let texts = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
+    let files = |paths: &[&str]| paths.iter().filter_map(|path| std::fs::read(path).ok()).collect::<Vec<_>>();
+    let mut seeds = match name {
+        "frame" => frames(),
+        "hello" => [
+            Hello::Challenge { nonce: [3; 32] },
+            Hello::Proof { node: 1, purpose: Purpose::Control, nonce: [4; 32], proof: [5; 32] },
+            Hello::Welcome { proof: [6; 32] },
+        ]
+        .iter()
+        .map(|hello| hello.encode().to_vec())
+        .collect(),
+        "elf" => {
+            [texts(&["#!/usr/bin/env -S python3 -u\n"]), files(&["/bin/true", "/lib64/ld-linux-x86-64.so.2"])].concat()
+        }
+        "ldcache" => files(&["/etc/ld.so.cache"]),
+        "hostlist" => texts(&["n[01-04,7]:2,login1", "r[1-3]c[001-020]^r2c[5-9],user@x:4", "a,b,a,[1-2]x"]),
+        _ => texts(&["n1 slots=4 max_slots=8 # x\n4/n2\nn[3-5]:2\n\nn6\nn6\n"]),
+    };
+    seeds.retain(|seed| seed.len() <= LEN_MAX);
+    seeds.push(Vec::new());
+    seeds
+}
+
+/// A seed, changed in a few places in the ways that parsers get wrong.
+fn mutate(seeds: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+    const NUMBERS: [u32; 8] = [0, 1, 4, 0x7f, 0xffff, 0x7fff_ffff, 0xffff_fff0, u32::MAX];
+    let mut bytes = seeds[rng.usize(..seeds.len())].clone();
+    for _ in 0..rng.usize(0..8) {
+        let len = bytes.len();
+        // Most of what matters is at the beginning.
+        let at = if rng.bool() { rng.usize(..=len.min(256)) } else { rng.usize(..=len) };
+        match rng.u8(..7) {
+            0 if at < len => bytes[at] ^= 1 << rng.u8(..8),
+            1 if at < len => bytes[at] = rng.u8(..),
+            2 if at + 4 <= len => bytes[at..at + 4].copy_from_slice(&NUMBERS[rng.usize(..8)].to_le_bytes()),
+            3 => bytes.truncate(at),
+            4 => {
+                let piece: Vec<u8> = (0..rng.usize(..9)).map(|_| rng.u8(..)).collect();
+                bytes.splice(at..at, piece);
+            }
+            5 => {
+                let end = (at + rng.usize(..64)).min(len);
+                bytes.extend_from_within(at..end);
+            }
+            _ => {
+                let other = &seeds[rng.usize(..seeds.len())];
+                let from = rng.usize(..=other.len());
+                let end = (from + rng.usize(..256)).min(other.len());
+                bytes.splice(at.., other[from..end].iter().copied());
+            }
+        }
+    }
+    bytes
+}
+
+fn slice(name: &str) {
+    let body = bodies::ALL.iter().find(|(body, _)| *body == name).unwrap().1;
+    let number = |variable: &str| std::env::var(variable).ok().map(|text| text.parse::<u64>().unwrap());
+    let time = Duration::from_secs(number("HPCRT_FUZZ_SECONDS").unwrap_or(2));
+    let first = number("HPCRT_FUZZ_SEED").unwrap_or_else(|| fastrand::u64(..));
+    let (seeds, begun, mut cases) = (seeds(name), Instant::now(), 0);
+    seeds.iter().for_each(|seed| body(seed));
+    while begun.elapsed() < time {
+        let seed = first.wrapping_add(cases);
+        let bytes = mutate(&seeds, &mut Rng::with_seed(seed));
+        let started = Instant::now();
+        let outcome = catch_unwind(|| body(&bytes));
+        let again = format!("HPCRT_FUZZ_SEED={seed} cargo test --test fuzz_slice {name}");
+        assert!(
+            outcome.is_ok(),
+            "{name}: panic at {} bytes; {again}\n{:?}",
+            bytes.len(),
+            bytes.get(..512).unwrap_or(&bytes)
+        );
+        assert!(started.elapsed() < CASE_MAX, "{name}: took {:?}; {again}", started.elapsed());
+        cases += 1;
+    }
+    println!("{name}: {cases} cases");
+    assert!(cases > 0);
+}
+
+#[test]
+fn frame() {
+    slice("frame");
+}
+
+#[test]
+fn hello() {
+    slice("hello");
+}
+
+#[test]
+fn elf() {
+    slice("elf");
+}
+
+#[test]
+fn ldcache() {
+    slice("ldcache");
+}
+
+#[test]
+fn hostlist() {
+    slice("hostlist");
+}
+
+#[test]
+fn hostfile() {
+    slice("hostfile");
+}
