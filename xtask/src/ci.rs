@@ -54,6 +54,5 @@ fn other_processor() -> Result<()> {
         return Ok(());
     }
     run(cargo(&["check", "--target", OTHER])
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
-        .env("RUSTC_LINKER", "aarch64-linux-gnu-gcc"))
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"))
 }
