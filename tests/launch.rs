@@ -269,6 +269,15 @@ fn ignored_signals_stay_ignored() {
     assert_eq!(Run::new(command).end().code(0).lines(), ["done", "done"]);
 }
 
+/// Some daemons start their children so; `wait(2)` then tells nothing.
+#[test]
+fn an_inherited_disposition_of_sigchld_does_no_harm() {
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_hpcrt")]);
+    command.args(["exec", "--hosts", "a,b", "--agent", "local", "--", "sh", "-c", "exit 3"]);
+    Run::new(command).end().code(3);
+}
+
 #[test]
 fn stop_and_continue() {
     let run = sh(ABC, "sleep 1; echo done").start();

@@ -44,6 +44,7 @@ const FORWARDED: [Signal; 9] = [
 /// # Errors
 /// No descriptor is free.
 pub fn catch_signals() -> Result<SignalFd> {
+    process::default_action(Signal::SIGCHLD);
     // Blocked signals would be heard even if this process was started to ignore them, as by nohup.
     let set: SigSet = FORWARDED.into_iter().filter(|signal| !process::ignores(*signal)).collect();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None).op("block signals")?;

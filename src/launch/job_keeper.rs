@@ -47,7 +47,7 @@ struct Ending {
 impl JobKeeper {
     pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
         process::become_subreaper();
-        process::default_sigpipe();
+        process::default_action(Signal::SIGPIPE);
         let plan = process::above_standard(plan)?;
         let pid = u32::try_from(getpid().as_raw()).unwrap_or(0);
         rustix::io::pwrite(&plan, &pid.to_ne_bytes(), KEEPER_AT)?;
