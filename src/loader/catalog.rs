@@ -58,6 +58,8 @@ pub struct Effects {
     pub content: Option<FileId>,
     /// What a kernel holds of these names, and of the inodes they led to, is no longer true.
     pub stale: Vec<Box<[u8]>>,
+    /// This node's own change comes back: the kernel made it, and knows of names that were made and removed.
+    pub own: bool,
 }
 
 /// What a job on this node did to a path.
@@ -201,9 +203,23 @@ impl Catalog {
     pub fn apply(&mut self, record: &Record, now: (i64, u32)) -> Effects {
         let mut effects = Effects::default();
         match record {
+            Record::Dir { path, .. }
+            | Record::Link { path, .. }
+            | Record::Absent { path, .. }
+            | Record::File { path, .. }
+                if self.overtaken(path, record) =>
+            {
+                // Perhaps older than what was changed here since. Whoever asked is answered by that, or asks again when it comes back.
+                effects.settled.push(path.clone().into_boxed_slice());
+                effects.listed = matches!(record, Record::Dir { .. }).then(|| path.clone().into_boxed_slice());
+                if let Record::File { content: Some(id), .. } = record {
+                    self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
+                }
+            }
             Record::Dir { path, attr, names } => {
                 let mut fresh: Listing = names.iter().map(|n| (n.name.clone().into_boxed_slice(), n.kind)).collect();
                 fresh.sort_unstable();
+                self.amend_listing(path, &mut fresh);
                 effects.settled.push(path.clone().into_boxed_slice());
                 effects.listed = Some(path.clone().into_boxed_slice());
                 self.list(path, *attr, fresh, &mut effects);
@@ -237,7 +253,7 @@ impl Catalog {
                 effects.content = Some(*file);
             }
             Record::Changed { path, exists } => {
-                // Code that a job made is captured like any other; the rest each node reads for itself.
+                effects.own = self.told.contains_key(&**path);
                 if !self.is_last_of_own(path) {
                     // Older than what was changed here since; and should it be another node's, the original knows.
                     effects.stale.push(path.clone().into_boxed_slice());
@@ -245,7 +261,17 @@ impl Catalog {
                     self.entries.insert(path.clone().into_boxed_slice(), Entry::Volatile);
                     return effects;
                 }
+                // Code that a job made is captured like any other; the rest each node reads for itself.
                 let ask = matches!(exists, Some(kind::REG | kind::UNKNOWN)) && is_code(file_name(path));
+                if !effects.own
+                    && !ask
+                    && exists.is_some()
+                    && matches!(self.entries.get(&**path), Some(Entry::Volatile))
+                {
+                    // Nothing about it is held that could be forgotten.
+                    effects.settled.push(path.clone().into_boxed_slice());
+                    return effects;
+                }
                 self.amend(path, *exists, ask, now, &mut effects);
             }
             Record::Preloaded { .. } => {}
@@ -272,6 +298,13 @@ impl Catalog {
             *self.told.entry(path.into()).or_default() += 1;
         }
         tell
+    }
+
+    /// `path` turned out to exist, as a `d_type`, before the log said so.
+    pub fn found_here(&mut self, path: &[u8], kind: u8, now: (i64, u32)) -> Effects {
+        let mut effects = Effects::default();
+        self.amend(path, Some(kind), false, now, &mut effects);
+        effects
     }
 
     /// Whether `[from, to)` of a file's content is in the store. `None`: never will be.
@@ -307,6 +340,27 @@ impl Catalog {
             }
             Some(_) => self.told.remove(path).is_some(),
             None => true,
+        }
+    }
+
+    /// Whether what this node did to `path` since may be news to the record.
+    fn overtaken(&self, path: &[u8], record: &Record) -> bool {
+        let agrees = matches!(
+            (self.entries.get(path), record),
+            (Some(Entry::Dir { .. }), Record::Dir { .. }) | (None, Record::Absent { .. })
+        );
+        self.told.contains_key(path) && !agrees
+    }
+
+    /// The same for the names in a listing.
+    fn amend_listing(&self, directory: &[u8], fresh: &mut Listing) {
+        for path in self.told.keys().filter(|p| parent(p) == Some(directory)) {
+            let (name, exists) = (file_name(path), self.entries.contains_key(path));
+            match (find(fresh, name), exists) {
+                (Ok(i), false) => drop(fresh.remove(i)),
+                (Err(i), true) => fresh.insert(i, (name.into(), kind::UNKNOWN)),
+                _ => {}
+            }
         }
     }
 
@@ -546,6 +600,27 @@ mod tests {
         assert_eq!(c.lookup(b"/r/t"), Known::Absent(Errno::NOENT));
         let _ = c.apply(&changed("/r/t", Some(kind::REG)), NOW);
         assert_eq!(c.lookup(b"/r/t"), Known::Volatile, "another node's");
+    }
+
+    #[test]
+    fn what_the_root_saw_before_hides_nothing() {
+        let mut c = catalog();
+        assert!(c.changed_here(b"/r/out", Change::Named(Some(kind::DIR)), NOW));
+        let _ = c.apply(&dir("/r/out", &[("old", kind::REG)]), NOW);
+        assert_eq!(c.lookup(b"/r/out"), Known::Volatile, "a listing from before it was removed and made again");
+        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW));
+        let names = [("lib", kind::DIR), ("a.so", kind::REG)];
+        let effects = c.apply(&dir("/r", &names), NOW);
+        assert!(effects.listed.is_some());
+        assert_eq!(c.lookup(b"/r/a.so"), Known::Absent(Errno::NOENT));
+        assert_eq!(c.lookup(b"/r/out"), Known::Volatile);
+        assert!(matches!(c.lookup(b"/r"), Known::Dir { listing, .. } if find(listing, b"out").is_ok()));
+        let _ = c.apply(&changed("/r/a.so", None), NOW);
+        let _ = c.apply(&dir("/r", &names), NOW);
+        assert_eq!(c.lookup(b"/r/a.so"), Known::Listed(kind::REG), "made again by another");
+        assert!(c.changed_here(b"/r/lib", Change::Written(kind::DIR), NOW));
+        let _ = c.apply(&dir("/r/lib", &[]), NOW);
+        assert!(matches!(c.lookup(b"/r/lib"), Known::Dir { .. }), "the question is not asked in vain");
     }
 
     #[test]

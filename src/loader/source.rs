@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::is_below;
+use super::catalog::{is_below, parent};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use crate::Result;
 use crate::error::Context;
@@ -76,7 +76,6 @@ struct Version {
 
 #[derive(Debug)]
 enum Work {
-    Changed { path: Vec<u8>, exists: Option<u8> },
     Describe { path: Vec<u8>, job: Option<Arc<Load>> },
     Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
 }
@@ -94,6 +93,9 @@ struct State {
     /// Paths that the log describes, with the version of files whose content it has or will have.
     described: HashMap<Vec<u8>, Option<(Version, FileId)>>,
     asked: HashSet<Vec<u8>>,
+    /// Paths that a reader is looking at, with the changes that were heard of meanwhile: what it found may be older, and stands in the log
+    /// behind them, so they are said again.
+    describing: HashMap<Vec<u8>, Vec<(Vec<u8>, Option<u8>)>>,
     /// Whether hosts share what lies on a device.
     devices: HashMap<u64, bool>,
     warnings: Vec<String>,
@@ -207,12 +209,16 @@ impl Source {
 
     /// A node says that a job changed `path`.
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
-        {
-            let mut state = self.state();
-            state.described.retain(|known, _| *known != path && !is_below(known, &path));
-            state.asked.retain(|known| *known != path && !is_below(known, &path));
+        let mut state = self.state();
+        state.described.retain(|known, _| *known != path && !is_below(known, &path));
+        state.asked.retain(|known| *known != path && !is_below(known, &path));
+        for (seen, overtaken) in &mut state.describing {
+            if *seen == path || is_below(seen, &path) || parent(&path) == Some(seen) {
+                overtaken.push((path.clone(), exists));
+            }
         }
-        self.enqueue(Work::Changed { path, exists });
+        // With the lock: who asks after this is answered behind it.
+        self.find(Record::Changed { path, exists }, Vec::new());
     }
 
     /// Begins what a job needs before it can start; see [`Preload`].
@@ -245,9 +251,13 @@ impl Source {
 
     fn serve(&self, work: Work) {
         match work {
-            Work::Changed { path, exists } => self.find(Record::Changed { path, exists }, Vec::new()),
             Work::Describe { path, job } => {
+                self.state().describing.insert(path.clone(), Vec::new());
                 self.describe(&path, job.as_ref());
+                let overtaken = self.state().describing.remove(&path).unwrap_or_default();
+                for (path, exists) in overtaken {
+                    self.changed(path, exists);
+                }
                 self.done(job.as_ref());
             }
             Work::Read { id, path, file, version, tries, job } => {

@@ -43,8 +43,17 @@ impl Server {
         make: impl FnOnce(&[u8]) -> rustix::io::Result<()>,
     ) -> rustix::io::Result<FileAttr> {
         let path = self.child(parent, name)?;
-        make(&path)?;
+        make(&path).map_err(|e| self.unexpected(&path, e))?;
         self.made(&path)
+    }
+
+    /// Where something exists that the kernel was told does not, ESTALE makes it look again: else a program that was refused because
+    /// of it would not find it.
+    fn unexpected(&self, path: &[u8], error: rustix::io::Errno) -> rustix::io::Errno {
+        match error {
+            rustix::io::Errno::EXIST if self.0.found(path) => rustix::io::Errno::STALE,
+            error => error,
+        }
     }
 
     fn made(&self, path: &[u8]) -> rustix::io::Result<FileAttr> {
@@ -211,7 +220,7 @@ impl Filesystem for Server {
     fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
         let create = || {
             let path = self.child(parent, name)?;
-            let file = original::create(&path, flags, mode)?;
+            let file = original::create(&path, flags, mode).map_err(|e| self.unexpected(&path, e))?;
             let attr = self.made(&path)?;
             let fh = self.0.handles.add(Handle::Original { ino: attr.ino.0, file, writes: true });
             Ok((attr, fh))
@@ -286,7 +295,7 @@ impl Filesystem for Server {
             let below = self.0.inodes().rename(&old, &new);
             self.0.note(&old, Change::Named(None));
             self.0.note(&new, Change::Named(Some(kind)));
-            self.0.invalidate(below);
+            self.0.invalidate(below, false);
             Ok(())
         };
         finish(rename(), reply);

@@ -65,7 +65,12 @@ impl std::fmt::Debug for Setup {
 }
 
 /// Names of inodes that are to be forgotten by the kernel.
-type Stale = Vec<Box<[u8]>>;
+#[derive(Debug)]
+struct Stale {
+    paths: Vec<Box<[u8]>>,
+    /// See [`Effects::own`].
+    own: bool,
+}
 
 #[derive(Debug)]
 struct Idle {
@@ -142,7 +147,7 @@ impl Skeleton {
             let _ = self.woken.send(keys);
         }
         if !effects.stale.is_empty() {
-            self.view.invalidate(effects.stale.clone());
+            self.view.invalidate(effects.stale.clone(), effects.own);
         }
     }
 
@@ -190,9 +195,9 @@ impl Skeleton {
         spawn(
             "view-invalidate",
             Box::new(move || {
-                for paths in to_invalidate {
+                for Stale { paths, own } in to_invalidate {
                     for path in paths {
-                        view.forget_in_kernel(&notifier, &path);
+                        view.forget_in_kernel(&notifier, &path, own);
                     }
                 }
             }),
@@ -216,6 +221,12 @@ impl Skeleton {
     }
 }
 
+/// Seconds and nanoseconds since the epoch.
+fn now() -> (i64, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_secs().cast_signed(), now.subsec_nanos())
+}
+
 /// A poisoned lock means that a thread panicked between two consistent states of a table of independent entries.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -234,14 +245,26 @@ impl View {
         lock(&self.inodes)
     }
 
-    pub(super) fn invalidate(&self, paths: Vec<Box<[u8]>>) {
-        let _ = lock(&self.stale).send(paths);
+    pub(super) fn invalidate(&self, paths: Vec<Box<[u8]>>, own: bool) {
+        let _ = lock(&self.stale).send(Stale { paths, own });
+    }
+
+    /// Another node made `path`, and the log has not said so yet. Returns whether the kernel was told otherwise, and has to look again.
+    pub(super) fn found(&self, path: &[u8]) -> bool {
+        let Ok(stat) = original::stat(path) else { return false };
+        let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(catalog.lookup(path), Known::Absent(_)) {
+            return false;
+        }
+        let mut effects = catalog.found_here(path, attributes::dirent_kind(stat.st_mode), now());
+        drop(catalog);
+        effects.stale.retain(|p| **p != *path);
+        self.invalidate(effects.stale, true);
+        true
     }
 
     /// A job on this node changed `path`, and the original has it already.
     pub(super) fn note(&self, path: &[u8], change: Change) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
         if let Change::Written(kind::REG) = change {
             let mut written = lock(&self.written);
             if written.len() >= WRITTEN_MAX {
@@ -250,7 +273,7 @@ impl View {
             written.insert(path.into());
         }
         let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let tell = catalog.changed_here(path, change, now);
+        let tell = catalog.changed_here(path, change, now());
         drop(catalog);
         if tell {
             match change {
@@ -302,10 +325,18 @@ impl View {
         }
     }
 
-    fn forget_in_kernel(&self, notifier: &Notifier, path: &[u8]) {
+    fn forget_in_kernel(&self, notifier: &Notifier, path: &[u8], own: bool) {
         let catalog = self.catalog();
-        let is_dir = matches!(catalog.lookup(path), Known::Dir { .. } | Known::Listed(kind::DIR));
+        let is_dir = match catalog.lookup(path) {
+            Known::Dir { .. } | Known::Listed(kind::DIR) => Some(true),
+            Known::Volatile => None,
+            _ => Some(false),
+        };
         drop(catalog);
+        let is_dir = is_dir.unwrap_or_else(|| {
+            self.inodes().of(path).is_some_and(|(_, node)| node.stable && node.is_dir())
+                && original::stat(path).is_ok_and(|s| attributes::dirent_kind(s.st_mode) == kind::DIR)
+        });
         let mut inodes = self.inodes();
         let directory = parent(path).and_then(|d| inodes.of(d)).map(|(id, _)| id);
         let node = match inodes.of_mut(path) {
@@ -317,6 +348,8 @@ impl View {
                 node.stable = keeps_name;
                 Some((id, keeps_name))
             }
+            // A job here may be making it again at this moment: forgotten, a directory would be lost as its working directory.
+            None if own => return,
             None => None,
         };
         // The kernel may wait for a request that needs this lock.
