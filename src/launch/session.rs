@@ -33,8 +33,14 @@ pub struct Reading {
     found: Receiver<Finding>,
 }
 
-/// A closure being found, and how long that took.
-pub type Resolving = Task<Result<(Needs, Duration)>>;
+/// What a job needs, being found and read.
+#[derive(Debug)]
+pub struct Resolving {
+    /// The needs, and how long it took to find them.
+    found: Task<Result<(Needs, Duration)>>,
+    /// What the reader had done before.
+    before: Counted,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -99,8 +105,9 @@ impl Session {
     /// # Errors
     /// The job could not be run; how it ended otherwise is its exit code.
     pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
-        let before = Counted::of(&self.source.counters, self.sent());
-        let (needs, resolve) = resolving.await?;
+        let Resolving { found, before } = resolving;
+        let sent_before = self.sent();
+        let (needs, resolve) = found.await?;
         if !needs.roots.is_empty() {
             self.source.begin_log();
             let log = self.log.borrow_mut().take();
@@ -110,7 +117,7 @@ impl Session {
         }
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
         self.source.warnings().iter().for_each(|warning| console.say(warning));
-        let now = Counted::of(&self.source.counters, self.sent());
+        let now = Counted::of(&self.source.counters);
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };
         let stats = Stats {
             hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
@@ -118,7 +125,7 @@ impl Session {
             phases,
             files: now.files - before.files,
             bytes_read: now.bytes - before.bytes,
-            bytes_sent: outcome.relayed + now.sent - before.sent,
+            bytes_sent: outcome.relayed + self.sent() - sent_before,
             cache_hits: now.hits - before.hits,
             operations_done: now.operations - before.operations,
             exit_code: outcome.code,
@@ -150,34 +157,35 @@ impl Session {
 }
 
 /// What a session's reader has done.
+#[derive(Debug)]
 struct Counted {
     files: u64,
     bytes: u64,
     operations: u64,
     hits: u64,
-    sent: u64,
 }
 
 impl Counted {
-    fn of(counters: &Counters, sent: u64) -> Counted {
+    fn of(counters: &Counters) -> Counted {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { files, bytes, operations, hits } = counters;
-        Counted { files: get(files), bytes: get(bytes), operations: get(operations), hits: get(hits), sent }
+        Counted { files: get(files), bytes: get(bytes), operations: get(operations), hits: get(hits) }
     }
 }
 
-/// The closure on a thread of its own, and how long that took.
+/// The closure on a thread of its own.
 fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
-    let (program, view) = (path(&job.program), job.view);
-    tasks.spawn(smol::unblock(move || {
+    let (program, view, before) = (path(&job.program), job.view, Counted::of(&source.counters));
+    let found = tasks.spawn(smol::unblock(move || {
         if !view {
             return Ok((Needs::default(), Duration::ZERO));
         }
         let begun = Instant::now();
         let needs = loading::resolve(&source, &source.preload(), &program, &env, &wishes)?;
         Ok((needs, begun.elapsed()))
-    }))
+    }));
+    Resolving { found, before }
 }
 
 fn path(bytes: &[u8]) -> PathBuf {
