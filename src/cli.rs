@@ -12,6 +12,7 @@ use std::time::Duration;
 use argh::{ArgsInfo, CommandInfoWithArgs, FlagInfoKind, FromArgs};
 
 use crate::launch::progress::When;
+use crate::loader::source::Compression;
 use crate::net::wire::control::{AgentKind, Binding, StdinTo};
 use crate::{Error, Result};
 
@@ -63,8 +64,8 @@ macro_rules! flags {
     #[argh(option)]
     pub min_hosts: Option<u32>,
     /// compress what the nodes send each other: auto (default), always or never
-    #[argh(option, default = "When::Auto")]
-    pub compress: When,
+    #[argh(option, default = "Compression::Auto")]
+    pub compress: Compression,
     /// progress line: auto (default: on a terminal), always or never
     #[argh(option, default = "When::Auto")]
     pub progress: When,
@@ -91,8 +92,8 @@ macro_rules! flags {
     #[argh(option)]
     pub min_hosts: Option<u32>,
     /// compress what the nodes send each other: auto (default), always or never
-    #[argh(option, default = "When::Auto")]
-    pub compress: When,
+    #[argh(option, default = "Compression::Auto")]
+    pub compress: Compression,
     /// progress line: auto (default: on a terminal), always or never
     #[argh(option, default = "When::Auto")]
     pub progress: When,
@@ -315,6 +316,7 @@ macro_rules! words {
 words!(View: "auto" => Auto, "namespace" => Namespace, "none" => None);
 words!(StdinTo: "0" => First, "all" => All, "none" => None);
 words!(Binding: "none" => None, "compact" => Compact, "spread" => Spread);
+words!(Compression: "auto" => Auto, "always" => Always, "never" => Never);
 words!(When: "auto" => Auto, "always" => Always, "never" => Never);
 
 impl std::str::FromStr for AgentKind {

@@ -22,7 +22,7 @@ use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
 use crate::loader::capture;
 use crate::loader::closure::Environment;
-use crate::loader::source::{Counters, Finding, Source};
+use crate::loader::source::{Compression, Counters, Finding, Source};
 use crate::net::wire::session::JobSpec;
 use crate::{Error, Result, error::Context};
 
@@ -58,8 +58,8 @@ impl Reading {
     ///
     /// # Errors
     /// Its threads cannot be started.
-    pub fn start(compress: bool) -> Result<Reading> {
-        let (source, found) = Source::start(compress)?;
+    pub fn start(compression: Compression) -> Result<Reading> {
+        let (source, found) = Source::start(compression)?;
         Ok(Reading { source, found })
     }
 

@@ -57,7 +57,7 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
             Error::new("start the agents", format!("ended by {}", signal.as_str()))
         };
         // The closure is found and read while the agents start, and sent on as soon as they are up.
-        let reading = Reading::start(flags.compress == When::Always)?;
+        let reading = Reading::start(flags.compress)?;
         let resolving = reading.resolve(&tasks, &spec);
         let session = Session::start(Rc::clone(&tasks), reading, hosts, &setup, show, interrupted).await?;
         phases.start_agents = session.started;

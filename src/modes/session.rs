@@ -14,7 +14,7 @@ use super::job::{self, Where};
 use crate::cli::{SessionRun, SessionStart};
 use crate::launch::console::{self, Console, catch_signals};
 use crate::launch::fold::fold;
-use crate::launch::progress::{Counters, Progress, When};
+use crate::launch::progress::{Counters, Progress};
 use crate::launch::resident::{self, Door};
 use crate::launch::session::{Reading, Session};
 use crate::net::auth;
@@ -62,7 +62,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
             let signal = console.ended_by().await;
             Error::new("start the agents", format!("ended by {}", signal.as_str()))
         };
-        let reading = Reading::start(flags.compress == When::Always)?;
+        let reading = Reading::start(flags.compress)?;
         let session = Session::start(Rc::clone(&tasks), reading, hosts, &setup, show, interrupted).await?;
         drop(progress);
         let door = match Door::open(&name) {
