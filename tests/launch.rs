@@ -179,6 +179,15 @@ fn a_closed_output_ends_the_job_quietly() {
 }
 
 #[test]
+fn a_closed_standard_error_ends_the_job_too() {
+    let mut command = Command::new("sh");
+    let run = "exec --hosts a,b --agent local -q -- sh -c 'exec yes >&2'";
+    let line = format!("{{ {} {run}; echo $?; }} 2>&1 >&3 | head -1 >/dev/null", env!("CARGO_BIN_EXE_hpcrt"));
+    command.args(["-c", &format!("exec 3>&1; {line}")]);
+    assert_eq!(Run::new(command).within(Duration::from_secs(10)).end().code(0).text(), "141\n");
+}
+
+#[test]
 fn a_closed_standard_error_is_no_panic() {
     let mut command = Command::new("sh");
     let line = format!(
