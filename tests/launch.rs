@@ -1,5 +1,6 @@
 //! Programs started on hosts that are processes of this machine, and once through an agent command: exit codes, environment,
 //! streams, signals, placement, and what happens when it cannot be done.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod common;
 

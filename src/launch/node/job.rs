@@ -272,7 +272,7 @@ impl Job {
             // Once per node is enough: the ranks of a node fail alike.
             _ if self.start_failed.replace(true) => {}
             STAGE_CWD => {
-                self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await
+                self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
             _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }
