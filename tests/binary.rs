@@ -1,4 +1,5 @@
 //! What the binary is made of: static, without name service modules, and with a bootstrapper that needs no loader.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,6 @@
 //! The tree over hosts that are network namespaces: through the agent command and over ssh, as root and as an ordinary user, with and
 //! without a route back, with strangers at the ports and with a link that is cut. Needs root; says so and passes otherwise.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod common;
 

@@ -2,6 +2,7 @@
 //!
 //! Deadlines: a killed process is noticed at once, and the job has ended within [`ENDED`]; an agent that does not speak is lost after
 //! 15 s of silence, and the job has ended [`ENDED`] later.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Programs started on hosts that are processes of this machine, and once through an agent command: exit codes, environment,
 //! streams, signals, placement, and what happens when it cannot be done.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod common;
 
@@ -176,6 +177,15 @@ fn a_closed_output_ends_the_job_quietly() {
     let output = child.wait_with_output().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(128 + 13), ""));
+}
+
+#[test]
+fn a_closed_standard_error_ends_the_job_too() {
+    let mut command = Command::new("sh");
+    let run = "exec --hosts a,b --agent local -q -- sh -c 'exec yes >&2'";
+    let line = format!("{{ {} {run}; echo $?; }} 2>&1 >&3 | head -1 >/dev/null", env!("CARGO_BIN_EXE_hpcrt"));
+    command.args(["-c", &format!("exec 3>&1; {line}")]);
+    assert_eq!(Run::new(command).within(Duration::from_secs(10)).end().code(0).text(), "141\n");
 }
 
 #[test]

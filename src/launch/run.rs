@@ -403,7 +403,7 @@ struct Presenter {
     err: Unblock<File>,
     /// Written, but perhaps only to the thread that writes to the stream.
     unflushed: bool,
-    /// Nobody reads our standard output any more.
+    /// Nobody reads one of our streams any more.
     closed: bool,
     files: Option<super::output_files::OutputFiles>,
 }
@@ -463,6 +463,8 @@ impl Presenter {
             if !out.is_empty() && !self.closed {
                 self.unflushed = true;
                 match self.out.write(out).await {
+                    // The thread that writes has met its failure, which was told once.
+                    Ok(0) => self.closed = true,
                     Ok(count) => self.output.consume(Stream::Out, count),
                     Err(error) => self.broken(error)?,
                 }
@@ -472,7 +474,9 @@ impl Presenter {
             } else if !err.is_empty() {
                 self.unflushed = true;
                 // Nobody can be told that standard error does not take it.
-                let count = self.err.write(err).await.unwrap_or(err.len());
+                let count = self.err.write(err).await.unwrap_or(0);
+                self.closed |= count == 0;
+                let count = if count == 0 { err.len() } else { count };
                 self.output.consume(Stream::Err, count);
             } else if self.unflushed {
                 if let Err(error) = self.out.flush().await {
