@@ -141,7 +141,7 @@ fn output_arrives_whole() {
     fs::write(&file, (0..).flat_map(|n: u32| format!("{n}\n").into_bytes()).take(EACH).collect::<Vec<u8>>()).unwrap();
     let one = fs::read(&file).unwrap();
     let done = exec(&format!("{ABC} -n 6 --label")).arg("--").arg("cat").arg(&file).end().code(0);
-    let mut streams = vec![Vec::with_capacity(EACH); 6];
+    let mut streams = vec![Vec::new(); 6];
     for line in done.out.split_inclusive(|b| *b == b'\n') {
         let rank = usize::from(line[1] - b'0');
         assert_eq!((line[0], &line[2..4]), (b'[', &b"] "[..]));
