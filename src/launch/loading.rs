@@ -213,8 +213,8 @@ pub fn resolve(
     });
     let closure = match closure {
         Ok(closure) => closure,
-        // Not a program of ours to judge: the node's exec will say what is wrong with it.
-        Err(error) if !program.exists() => {
+        // Not a program of ours to judge: the node's exec will say what is wrong with it, or run what may be executed but not read.
+        Err(error) if !readable(program) => {
             log::debug!("{error}");
             return Ok(needs);
         }
@@ -247,6 +247,10 @@ pub fn resolve(
         preload.path(path(root));
     }
     Ok(needs)
+}
+
+fn readable(program: &Path) -> bool {
+    rustix::fs::access(program, rustix::fs::Access::READ_OK).is_ok()
 }
 
 fn is_script(path: &Path) -> bool {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
-use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
+use rustix::fs::{AtFlags, Mode, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
@@ -395,6 +395,11 @@ impl Source {
         };
         self.counters.files.fetch_add(1, Ordering::Relaxed);
         self.begin_log();
+        if changes_user(stat) {
+            let name = String::from_utf8_lossy(path).into_owned();
+            let warning = format!("{name} is set-user-ID or set-group-ID: ranks run it with their own rights");
+            self.state().warnings.push(warning);
+        }
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Some(id) }, Vec::new());
         Some((id, version))
     }
@@ -547,6 +552,14 @@ impl Drop for Preload {
     fn drop(&mut self) {
         self.source.done(Some(&self.load));
     }
+}
+
+/// Whether executing the file would give it rights that its caller lacks; file systems of a view are `nosuid`.
+fn changes_user(stat: &Stat) -> bool {
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    mode.intersects(Mode::XUSR | Mode::XGRP | Mode::XOTH)
+        && (mode.contains(Mode::SUID) && stat.st_uid != rustix::process::geteuid().as_raw()
+            || mode.contains(Mode::SGID | Mode::XGRP) && stat.st_gid != rustix::process::getegid().as_raw())
 }
 
 fn attr(stat: &Stat) -> Attr {

@@ -95,13 +95,6 @@ impl View {
         let content_wanted = match catalog.lookup(path) {
             Known::Dir { attr, listing } => return Some((Facts::Dir(*attr, listing.clone()), question)),
             Known::Link { attr, target } => return Some((Facts::Link(*attr, target.into()), question)),
-            Known::File { attr, content: None }
-                if matches!(question, Question::Open { .. })
-                    && attr.mode & 0o111 != 0
-                    && self.parked().ask_content(path) =>
-            {
-                true
-            }
             Known::File { attr, content } => return Some((Facts::File(*attr, content), question)),
             Known::Absent(e) => return Some((Facts::Absent(errno(e)), question)),
             Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),

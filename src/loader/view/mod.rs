@@ -12,6 +12,7 @@ mod parked;
 pub mod probe;
 mod server;
 pub mod skeleton;
+mod ssh;
 
 pub use attributes::Identity;
 pub use skeleton::{DEADLINE, Need, Serving, Setup, Skeleton, Upcall};

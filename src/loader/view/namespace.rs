@@ -97,6 +97,9 @@ impl Base {
         rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
             .map_err(|e| forbidden("change mounts", e))?;
         let (store, sealed) = mount_store(place)?;
+        if !root && let Err(error) = super::ssh::own_configuration(store.as_fd(), &sealed) {
+            log::warn!("{error}: ssh may refuse its configuration in ranks");
+        }
         let namespace = |name: &str| {
             let path = format!("/proc/self/ns/{name}");
             rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).op_on("open", path)
@@ -169,7 +172,7 @@ fn open_directory(path: impl AsRef<Path>, how: OFlags) -> Result<OwnedFd, Error>
 }
 
 /// A path to `name` in a directory known by descriptor.
-fn of(directory: &impl AsFd, name: &str) -> String {
+pub(super) fn of(directory: &impl AsFd, name: &str) -> String {
     format!("/proc/self/fd/{}/{name}", directory.as_fd().as_raw_fd())
 }
 
