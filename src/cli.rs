@@ -60,6 +60,9 @@ macro_rules! flags {
     /// put each node's store into this directory instead of a private RAM disk
     #[argh(option)]
     pub store: Option<PathBuf>,
+    /// seconds after which names that others make on the shared file system are seen (default 5)
+    #[argh(option, default = "Duration::from_secs(5)", from_str_fn(seconds))]
+    pub fresh: Duration,
     /// start with at least this many hosts when others cannot be reached (default: all)
     #[argh(option)]
     pub min_hosts: Option<u32>,
@@ -88,6 +91,9 @@ macro_rules! flags {
     /// put each node's store into this directory instead of a private RAM disk
     #[argh(option)]
     pub store: Option<PathBuf>,
+    /// seconds after which names that others make on the shared file system are seen (default 5)
+    #[argh(option, default = "Duration::from_secs(5)", from_str_fn(seconds))]
+    pub fresh: Duration,
     /// start with at least this many hosts when others cannot be reached (default: all)
     #[argh(option)]
     pub min_hosts: Option<u32>,

@@ -39,6 +39,8 @@ pub struct Setup {
     /// Jobs with captured files will come.
     pub view: bool,
     pub store: Option<Vec<u8>>,
+    /// What others change on the shared file system is seen within this time.
+    pub fresh: Duration,
 }
 
 /// Who starts each of nodes 1..=`count`, by LIBI's greedy rule with what ssh costs (a quarter of a second, of which the one who

@@ -11,12 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_channel::Receiver;
-use smol::Task;
+use smol::future::FutureExt;
+use smol::{Task, Timer};
 
 use super::console::Console;
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
 use super::overlay::Spawner;
+use super::progress;
 use super::root::{Root, Setup};
 use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
@@ -49,6 +51,8 @@ pub struct Session {
     hosts: Vec<Host>,
     source: Arc<Source>,
     log: std::cell::RefCell<Option<Task<()>>>,
+    /// Time between two looks for what others changed.
+    fresh: Duration,
     /// How long it took to bring the nodes up.
     pub started: Duration,
 }
@@ -92,7 +96,14 @@ impl Session {
                 root.start_log(source, found).await;
             }
         });
-        Ok(Session { root, hosts, source, log: std::cell::RefCell::new(Some(log)), started: begun.elapsed() })
+        Ok(Session {
+            root,
+            hosts,
+            source,
+            log: std::cell::RefCell::new(Some(log)),
+            fresh: setup.fresh,
+            started: begun.elapsed(),
+        })
     }
 
     /// Begins to find and read what a job needs.
@@ -105,7 +116,40 @@ impl Session {
     /// # Errors
     /// The job could not be run; how it ended otherwise is its exit code.
     pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
-        let Resolving { found, before } = resolving;
+        let running = self.run_resolving(job, resolving, phases, console);
+        running.or(self.show_progress(console)).or(self.stay_fresh()).await
+    }
+
+    /// Looks at the shared file system for what others changed, from time to time; never ends.
+    async fn stay_fresh(&self) -> Result<u8> {
+        loop {
+            Timer::after(self.fresh).await;
+            let source = Arc::clone(&self.source);
+            smol::unblock(move || source.look_for_changes(false)).await;
+        }
+    }
+
+    /// Keeps the progress line up to date; never ends.
+    async fn show_progress(&self, console: &Console) -> Result<u8> {
+        /// Time between two looks.
+        const TICK: Duration = Duration::from_millis(100);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        loop {
+            let Counted { files, bytes, .. } = Counted::of(&self.source.counters);
+            let (hosts_up, hosts) = (count(self.root.up().len()), count(self.hosts.len()));
+            console.show(&progress::Counters { hosts_up, hosts, files, bytes });
+            Timer::after(TICK).await;
+        }
+    }
+
+    async fn run_resolving(
+        &self,
+        job: &JobSpec,
+        resolving: Resolving,
+        phases: Phases,
+        console: &Console,
+    ) -> Result<u8> {
+        let (begun, Resolving { found, before }) = (Instant::now(), resolving);
         let sent_before = self.sent();
         let (needs, resolve) = found.await?;
         if !needs.roots.is_empty() {
@@ -116,6 +160,10 @@ impl Session {
             }
         }
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
+        if begun.elapsed() > self.fresh {
+            let source = Arc::clone(&self.source);
+            smol::unblock(move || source.look_for_changes(true)).await;
+        }
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = Counted::of(&self.source.counters);
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };

@@ -102,6 +102,8 @@ struct State {
     /// Paths that the log describes, with the version of files whose content it has or will have.
     described: HashMap<Vec<u8>, Option<(Version, FileId)>>,
     asked: HashSet<Vec<u8>>,
+    /// Directories that the log lists, as they were then.
+    listed: HashMap<Vec<u8>, Version>,
     /// Paths that a reader is looking at, with the changes that were heard of meanwhile: what it found may be older, and stands in the log
     /// behind them, so they are said again.
     describing: HashMap<Vec<u8>, Vec<(Vec<u8>, Option<u8>)>>,
@@ -224,6 +226,7 @@ impl Source {
         let mut state = self.state();
         state.described.retain(|known, _| *known != path && !is_below(known, &path));
         state.asked.retain(|known| *known != path && !is_below(known, &path));
+        state.listed.retain(|known, _| *known != path && !is_below(known, &path));
         for (seen, overtaken) in &mut state.describing {
             if *seen == path || is_below(seen, &path) || parent(&path) == Some(seen) {
                 overtaken.push((path.clone(), exists));
@@ -231,6 +234,38 @@ impl Source {
         }
         // With the lock: who asks after this is answered behind it.
         self.find(Record::Changed { path, exists }, Vec::new());
+    }
+
+    /// Compares what the log says with the shared file system: directories that others changed are listed again, and, with `files`,
+    /// captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
+    pub fn look_for_changes(&self, files: bool) {
+        let (directories, captured) = {
+            let state = self.state();
+            let captured = state.described.iter().filter_map(|(path, content)| Some((path.clone(), (*content)?.0)));
+            let captured: Vec<_> = if files { captured.collect() } else { Vec::new() };
+            (state.listed.clone(), captured)
+        };
+        let look = |path: &[u8]| {
+            self.operation();
+            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).map(|stat| version(&stat))
+        };
+        for (path, known) in directories {
+            if look(&path) != Ok(known) {
+                log::debug!("{} changed", String::from_utf8_lossy(&path));
+                self.enqueue(Work::Describe { path, job: None });
+            }
+        }
+        for (path, known) in captured {
+            if look(&path) != Ok(known) {
+                let name = String::from_utf8_lossy(&path).into_owned();
+                let warning =
+                    format!("{name} changed on the shared file system; what was running kept the old content");
+                let mut state = self.state();
+                state.described.remove(&path);
+                state.asked.remove(&path);
+                state.warnings.push(warning);
+            }
+        }
     }
 
     /// Begins what a job needs before it can start; see [`Preload`].
@@ -365,7 +400,10 @@ impl Source {
     }
 
     fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
-        self.state().described.insert(path.to_vec(), None);
+        let mut state = self.state();
+        state.described.insert(path.to_vec(), None);
+        state.listed.insert(path.to_vec(), version(stat));
+        drop(state);
         let names = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
         self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names }, Vec::new());
     }
