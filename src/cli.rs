@@ -9,9 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use argh::{ArgsInfo, FlagInfoKind, FromArgs};
+use argh::{ArgsInfo, CommandInfoWithArgs, FlagInfoKind, FromArgs};
 
 use crate::launch::progress::When;
+use crate::loader::source::Compression;
 use crate::net::wire::control::{AgentKind, Binding, StdinTo};
 use crate::{Error, Result};
 
@@ -33,30 +34,17 @@ struct Command {
 #[allow(clippy::large_enum_variant, reason = "there is one, and it is taken apart at once")]
 enum Mode {
     Exec(Exec),
+    Session(SessionCommand),
     Serve(Serve),
     Doctor(Doctor),
     Ldd(Ldd),
     Completions(Completions),
 }
 
-/// Run a program on many hosts, or here.
-#[derive(FromArgs, ArgsInfo, Debug)]
-#[argh(
-    subcommand,
-    name = "exec",
-    example = "Four ranks on each of eight hosts, over ssh:\n  {command_name} --hosts n[01-08] --ppn 4 -- ./app input.dat",
-    example = "Try it on this machine; every name is a host of its own:\n  {command_name} --hosts a,b,c --agent local -n 6 --label -- hostname",
-    example = "See where ranks would run, without running them:\n  {command_name} --hosts n[01-08] --ppn 4 --dry-run -- ./app",
-    example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
-    note = "Without hosts and without an allocation the program runs on this machine.\nExit code: that of the first rank that failed by itself (128+signal for a killed one)."
-)]
-pub struct Exec {
-    /// ranks in all (default: one per slot)
-    #[argh(option, short = 'n')]
-    pub ranks: Option<NonZeroU32>,
-    /// ranks per host (default: as many as it has slots)
-    #[argh(option)]
-    pub ppn: Option<NonZeroU32>,
+/// A mode's flags, made of those that say where to run (`start`), those that say what (`job`), and its own. argh has no such thing.
+macro_rules! flags {
+    ($(#[$attribute:meta])* $name:ident start { $($own:tt)* }) => {
+        flags! { $(#[$attribute])* $name { $($own)*
     /// hosts, as n[01-04,7]:2,login1 (":2" slots); - reads them from stdin (default: the allocation's, else this machine)
     #[argh(option)]
     pub hosts: Option<String>,
@@ -66,18 +54,65 @@ pub struct Exec {
     /// how to start agents: ssh (default with hosts), local (all on this machine) or a command with {host}
     #[argh(option)]
     pub agent: Option<AgentKind>,
-    /// how the program sees its captured files: auto (default), namespace or none
-    #[argh(option, default = "View::Auto")]
-    pub view: View,
-    /// capture this directory tree too (repeatable)
-    #[argh(option)]
-    pub prefix: Vec<PathBuf>,
     /// children of a node in the control tree, at most (default 32)
     #[argh(option, default = "32")]
     pub fan_out: u32,
     /// put each node's store into this directory instead of a private RAM disk
     #[argh(option)]
     pub store: Option<PathBuf>,
+    /// start with at least this many hosts when others cannot be reached (default: all)
+    #[argh(option)]
+    pub min_hosts: Option<u32>,
+    /// compress what the nodes send each other: auto (default), always or never
+    #[argh(option, default = "Compression::Auto")]
+    pub compress: Compression,
+    /// progress line: auto (default: on a terminal), always or never
+    #[argh(option, default = "When::Auto")]
+    pub progress: When,
+        } }
+    };
+    ($(#[$attribute:meta])* $name:ident start job { $($own:tt)* }) => {
+        flags! { $(#[$attribute])* $name job { $($own)*
+    /// hosts, as n[01-04,7]:2,login1 (":2" slots); - reads them from stdin (default: the allocation's, else this machine)
+    #[argh(option)]
+    pub hosts: Option<String>,
+    /// file of hosts, written as for MPICH, Open MPI, PBS or GNU parallel
+    #[argh(option)]
+    pub hostfile: Option<PathBuf>,
+    /// how to start agents: ssh (default with hosts), local (all on this machine) or a command with {host}
+    #[argh(option)]
+    pub agent: Option<AgentKind>,
+    /// children of a node in the control tree, at most (default 32)
+    #[argh(option, default = "32")]
+    pub fan_out: u32,
+    /// put each node's store into this directory instead of a private RAM disk
+    #[argh(option)]
+    pub store: Option<PathBuf>,
+    /// start with at least this many hosts when others cannot be reached (default: all)
+    #[argh(option)]
+    pub min_hosts: Option<u32>,
+    /// compress what the nodes send each other: auto (default), always or never
+    #[argh(option, default = "Compression::Auto")]
+    pub compress: Compression,
+    /// progress line: auto (default: on a terminal), always or never
+    #[argh(option, default = "When::Auto")]
+    pub progress: When,
+        } }
+    };
+    ($(#[$attribute:meta])* $name:ident job { $($own:tt)* }) => {
+        flags! { $(#[$attribute])* $name { $($own)*
+    /// ranks in all (default: one per slot)
+    #[argh(option, short = 'n')]
+    pub ranks: Option<NonZeroU32>,
+    /// ranks per host (default: as many as it has slots)
+    #[argh(option)]
+    pub ppn: Option<NonZeroU32>,
+    /// how the program sees its captured files: auto (default), namespace or none
+    #[argh(option, default = "View::Auto")]
+    pub view: View,
+    /// capture this directory tree too (repeatable)
+    #[argh(option)]
+    pub prefix: Vec<PathBuf>,
     /// set or pass on an environment variable: VAR=VALUE or VAR (repeatable)
     #[argh(option, short = 'x')]
     pub env: Vec<String>,
@@ -105,21 +140,9 @@ pub struct Exec {
     /// let the other ranks go on when one fails
     #[argh(switch)]
     pub keep_going: bool,
-    /// start with at least this many hosts when others cannot be reached (default: all)
-    #[argh(option)]
-    pub min_hosts: Option<u32>,
-    /// compress what the nodes send each other: auto (default), always or never
-    #[argh(option, default = "When::Auto")]
-    pub compress: When,
     /// write a JSON object of what was done, in seconds, bytes and operations
     #[argh(option)]
     pub stats: Option<PathBuf>,
-    /// progress line: auto (default: on a terminal), always or never
-    #[argh(option, default = "When::Auto")]
-    pub progress: When,
-    /// print the map of ranks and the tree, and run nothing
-    #[argh(switch)]
-    pub dry_run: bool,
     /// no summary and no progress
     #[argh(switch, short = 'q')]
     pub quiet: bool,
@@ -130,6 +153,82 @@ pub struct Exec {
     #[argh(positional, greedy, arg_name = "-- program")]
     #[allow(dead_code, reason = "stands in the usage line")]
     words: Vec<String>,
+        } }
+    };
+    ($(#[$attribute:meta])* $name:ident { $($fields:tt)* }) => {
+        $(#[$attribute])*
+        pub struct $name { $($fields)* }
+    };
+}
+
+flags! {
+/// Run a program on many hosts, or here.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    subcommand,
+    name = "exec",
+    example = "Four ranks on each of eight hosts, over ssh:\n  {command_name} --hosts n[01-08] --ppn 4 -- ./app input.dat",
+    example = "Try it on this machine; every name is a host of its own:\n  {command_name} --hosts a,b,c --agent local -n 6 --label -- hostname",
+    example = "See where ranks would run, without running them:\n  {command_name} --hosts n[01-08] --ppn 4 --dry-run -- ./app",
+    example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
+    note = "Without hosts and without an allocation the program runs on this machine.\nExit code: that of the first rank that failed by itself (128+signal for a killed one)."
+)]
+Exec start job {
+    /// print the map of ranks and the tree, and run nothing
+    #[argh(switch)]
+    pub dry_run: bool,
+}}
+
+/// Keep hosts and files warm between jobs.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    subcommand,
+    name = "session",
+    example = "Bring hosts up once, and run many jobs on them at once or one after the other:\n  id=$({command_name} start --hosts n[01-08])\n  {command_name} run $id -- ./app\n  {command_name} stop $id"
+)]
+pub struct SessionCommand {
+    #[argh(subcommand)]
+    act: SessionAct,
+}
+
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one, and it is taken apart at once")]
+enum SessionAct {
+    Start(SessionStart),
+    Run(SessionRun),
+    List(SessionList),
+    Stop(SessionStop),
+}
+
+flags! {
+/// Bring hosts up and leave them so; prints the session's name.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "start")]
+SessionStart start {}}
+
+flags! {
+/// Run a program on a session's hosts; the session's name comes first.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "run")]
+SessionRun job {
+    /// the session
+    #[argh(positional)]
+    pub session: String,
+}}
+
+/// Show this user's sessions on this host.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "list")]
+pub struct SessionList {}
+
+/// End a session, and the jobs that run in it.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "stop")]
+pub struct SessionStop {
+    /// the session
+    #[argh(positional)]
+    pub session: String,
 }
 
 /// Be a node's agent (started by exec).
@@ -177,6 +276,12 @@ pub struct Completions {
 pub enum Options {
     /// Run a program: its flags, and argv.
     Exec(Box<Exec>, Vec<OsString>),
+    SessionStart(SessionStart),
+    /// Run a program in a session: its flags, and argv.
+    SessionRun(Box<SessionRun>, Vec<OsString>),
+    SessionList,
+    /// The session to stop.
+    SessionStop(String),
     Serve,
     Doctor(Doctor),
     Ldd(Ldd),
@@ -211,6 +316,7 @@ macro_rules! words {
 words!(View: "auto" => Auto, "namespace" => Namespace, "none" => None);
 words!(StdinTo: "0" => First, "all" => All, "none" => None);
 words!(Binding: "none" => None, "compact" => Compact, "spread" => Spread);
+words!(Compression: "auto" => Auto, "always" => Always, "never" => Never);
 words!(When: "auto" => Auto, "always" => Always, "never" => Never);
 
 impl std::str::FromStr for AgentKind {
@@ -237,7 +343,14 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
 /// # Errors
 /// What cannot be understood, with the nearest option where one is close.
 pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
-    let program = if args.first().is_some_and(|a| a == "exec") { cut_program(&mut args) } else { Vec::new() };
+    let is = |at: usize, word: &str| args.get(at).is_some_and(|a| a == word);
+    let program = if is(0, "exec") {
+        cut_program(&mut args, 1, 0, &Exec::get_args_info())
+    } else if is(0, "session") && is(1, "run") {
+        cut_program(&mut args, 2, 1, &SessionRun::get_args_info())
+    } else {
+        Vec::new()
+    };
     let mut words = Vec::with_capacity(args.len());
     for arg in args {
         let word =
@@ -254,10 +367,18 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Err(exit) => return Err(misunderstood(&words, &exit.output)),
     };
     match mode {
-        Mode::Exec(flags) if program.is_empty() => {
-            let _ = flags;
+        Mode::Exec(_) if program.is_empty() => {
             Err(Error::usage("run", "no program is named").remedy("hpcrt exec [FLAGS] -- PROGRAM [ARGS]"))
         }
+        Mode::Session(SessionCommand { act: SessionAct::Run(_) }) if program.is_empty() => {
+            Err(Error::usage("run", "no program is named").remedy("hpcrt session run ID [FLAGS] -- PROGRAM [ARGS]"))
+        }
+        Mode::Session(SessionCommand { act }) => Ok(match act {
+            SessionAct::Start(flags) => Options::SessionStart(flags),
+            SessionAct::Run(flags) => Options::SessionRun(Box::new(flags), program),
+            SessionAct::List(SessionList {}) => Options::SessionList,
+            SessionAct::Stop(flags) => Options::SessionStop(flags.session),
+        }),
         Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
         Mode::Serve(Serve {}) => Ok(Options::Serve),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
@@ -266,26 +387,28 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
     }
 }
 
-/// Takes the program and its arguments off the end: after `--`, or from the first word that is neither a flag nor a flag's value.
-fn cut_program(args: &mut Vec<OsString>) -> Vec<OsString> {
+/// Takes the program and its arguments off the end: after `--`, or from the first word that is neither a flag, nor a flag's value, nor
+/// one of the `own` words that come first.
+fn cut_program(args: &mut Vec<OsString>, mut at: usize, mut own: usize, mode: &CommandInfoWithArgs) -> Vec<OsString> {
     let takes_value = |word: &[u8]| {
-        Exec::get_args_info().flags.iter().any(|f| {
+        mode.flags.iter().any(|f| {
             matches!(f.kind, FlagInfoKind::Option { .. })
                 && (f.long.as_bytes() == word || f.short.is_some_and(|c| word == format!("-{c}").as_bytes()))
         })
     };
-    let mut at = 1;
     while at < args.len() {
         let word = args[at].as_bytes();
-        if word == b"--" {
-            let program = args.split_off(at + 1);
-            args.truncate(at);
-            return program;
+        match word {
+            b"--" => {
+                let program = args.split_off(at + 1);
+                args.truncate(at);
+                return program;
+            }
+            b"help" => return Vec::new(),
+            _ if word.starts_with(b"-") => at += 1 + usize::from(takes_value(word)),
+            _ if own > 0 => (at, own) = (at + 1, own - 1),
+            _ => return args.split_off(at),
         }
-        if word == b"help" || !word.starts_with(b"-") {
-            return if word == b"help" { Vec::new() } else { args.split_off(at) };
-        }
-        at += 1 + usize::from(takes_value(word));
     }
     Vec::new()
 }

@@ -1,5 +1,6 @@
 //! Programs started on hosts that are processes of this machine, and once through an agent command: exit codes, environment,
 //! streams, signals, placement, and what happens when it cannot be done.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod common;
 
@@ -140,7 +141,7 @@ fn output_arrives_whole() {
     fs::write(&file, (0..).flat_map(|n: u32| format!("{n}\n").into_bytes()).take(EACH).collect::<Vec<u8>>()).unwrap();
     let one = fs::read(&file).unwrap();
     let done = exec(&format!("{ABC} -n 6 --label")).arg("--").arg("cat").arg(&file).end().code(0);
-    let mut streams = vec![Vec::with_capacity(EACH); 6];
+    let mut streams: [Vec<u8>; 6] = std::array::from_fn(|_| Vec::with_capacity(EACH));
     for line in done.out.split_inclusive(|b| *b == b'\n') {
         let rank = usize::from(line[1] - b'0');
         assert_eq!((line[0], &line[2..4]), (b'[', &b"] "[..]));
@@ -176,6 +177,15 @@ fn a_closed_output_ends_the_job_quietly() {
     let output = child.wait_with_output().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(128 + 13), ""));
+}
+
+#[test]
+fn a_closed_standard_error_ends_the_job_too() {
+    let mut command = Command::new("sh");
+    let run = "exec --hosts a,b --agent local -q -- sh -c 'exec yes >&2'";
+    let line = format!("{{ {} {run}; echo $?; }} 2>&1 >&3 | head -1 >/dev/null", env!("CARGO_BIN_EXE_hpcrt"));
+    command.args(["-c", &format!("exec 3>&1; {line}")]);
+    assert_eq!(Run::new(command).within(Duration::from_secs(10)).end().code(0).text(), "141\n");
 }
 
 #[test]
@@ -267,6 +277,15 @@ fn ignored_signals_stay_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("trap '' HUP; {} exec --hosts a,b --agent local -q -- sh -c 'sleep 1; echo done' & sleep 0.5; kill -HUP $!; wait $!", env!("CARGO_BIN_EXE_hpcrt"))]);
     assert_eq!(Run::new(command).end().code(0).lines(), ["done", "done"]);
+}
+
+/// Some daemons start their children so; `wait(2)` then tells nothing.
+#[test]
+fn an_inherited_disposition_of_sigchld_does_no_harm() {
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_hpcrt")]);
+    command.args(["exec", "--hosts", "a,b", "--agent", "local", "--", "sh", "-c", "exit 3"]);
+    Run::new(command).end().code(3);
 }
 
 #[test]

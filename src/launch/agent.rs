@@ -86,11 +86,11 @@ for c in "${XDG_RUNTIME_DIR:-/nonexistent}/hpcrt-@H" "/dev/shm/hpcrt-$u/bin-@H" 
 [ -O "$c" ] && [ -x "$c" ] && exec "$c" serve
 done
 echo
-echo hpcrt:need
 for d in "${XDG_RUNTIME_DIR:-/nonexistent}" /dev/shm /tmp; do
 [ -d "$d" ] && f=`mktemp "$d/.hpcrt.XXXXXXXX" 2>/dev/null` || continue
 chmod 700 "$f"
 [ -x "$f" ] || { rm -f "$f"; continue; }
+echo hpcrt:need
 exec 3>"$f" 4<"$f"
 rm -f "$f"
 head -c @N >&3

@@ -14,7 +14,7 @@ use super::plan::KEEPER_AT;
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Job as View, Lacks};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::keeper::{Ask, Tell};
+use crate::net::wire::keeper::{Ask, Ended, Tell};
 use crate::sys::boot_plan::{Failure as Excuse, STAGE_HOME};
 use crate::sys::process;
 
@@ -47,7 +47,7 @@ struct Ending {
 impl JobKeeper {
     pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
         process::become_subreaper();
-        process::default_sigpipe();
+        process::default_action(Signal::SIGPIPE);
         let plan = process::above_standard(plan)?;
         let pid = u32::try_from(getpid().as_raw()).unwrap_or(0);
         rustix::io::pwrite(&plan, &pid.to_ne_bytes(), KEEPER_AT)?;
@@ -192,14 +192,24 @@ impl JobKeeper {
     }
 
     fn reap(&mut self) -> io::Result<()> {
-        while let Some(status) = process::reap() {
-            let Some((pid, status)) = ended(status) else { continue };
-            let Some(index) = self.ranks.remove(&pid) else { continue };
+        /// Ends in one message: all that are there, but no more than a datagram takes.
+        const BATCH: usize = 1024;
+        loop {
+            let mut ranks = Vec::new();
+            while ranks.len() < BATCH
+                && let Some(status) = process::reap()
+            {
+                let Some((pid, status)) = ended(status) else { continue };
+                let Some(index) = self.ranks.remove(&pid) else { continue };
+                ranks.push(Ended { index, status, by_us: self.ending.is_some() });
+            }
             self.read_failures()?;
-            let by_us = self.ending.is_some() || self.not_started.contains(&index);
-            self.agent.send(&Tell::Exited { index, status, by_us }, &[])?;
+            if ranks.is_empty() {
+                return Ok(());
+            }
+            ranks.iter_mut().for_each(|r| r.by_us |= self.not_started.contains(&r.index));
+            self.agent.send(&Tell::Exited { ranks }, &[])?;
         }
-        self.read_failures()
     }
 
     fn read_failures(&mut self) -> io::Result<()> {

@@ -65,6 +65,8 @@ impl Keeper {
         rustix::stdio::dup2_stdout(&null)?;
         rustix::thread::set_name(c"hpcrt-keeper")?;
         process::become_subreaper();
+        // Who kills the agent's process group must leave the keepers, so that they can remove what it ran.
+        nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
         Ok(Keeper {
             agent,
             children_died: watch_children()?,

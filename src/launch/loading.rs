@@ -1,6 +1,6 @@
 //! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -20,12 +20,18 @@ use crate::Result;
 use crate::error::Context;
 use crate::loader::capture::{self, Capture};
 use crate::loader::closure::{self, Environment};
-use crate::loader::source::{Finding, Preload, Source};
+use crate::loader::source::{Finding, Preload, READERS, Source};
 use crate::net::link::Packet;
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
 use crate::net::wire::control::{Feeder, NodeId};
 use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
+
+/// Bytes sent before the speed of the links is believed.
+const MEASURED: u64 = 4 << 20;
+/// Bytes per second and core that are worth compressing: a third of what zstd's fast end does with libraries, since the other two thirds
+/// have their own use for the cores.
+const COMPRESSED_PER_CORE: f64 = 100e6;
 
 /// The first nodes attach to the log within this time; after it, what they missed is read again for them.
 const ATTACH: Duration = Duration::from_secs(5);
@@ -57,13 +63,11 @@ pub struct Loading {
     pub topology: Topology,
     /// Children that are fed over their control link.
     feeding: RefCell<HashMap<NodeId, Sender<Packet>>>,
-    /// Records in the log.
-    records: Cell<u64>,
 }
 
 impl std::fmt::Debug for Loading {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loading").field("records", &self.records.get()).finish_non_exhaustive()
+        f.debug_struct("Loading").field("topology", &self.topology).finish_non_exhaustive()
     }
 }
 
@@ -99,7 +103,7 @@ impl Loading {
     ) -> Rc<Loading> {
         let topology = topology(nodes);
         let log = Log::new(true, topology.stripes());
-        let this = Rc::new(Loading { source, log, topology, feeding: RefCell::default(), records: Cell::new(0) });
+        let this = Rc::new(Loading { source, log, topology, feeding: RefCell::default() });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         let (spawner, arrivals, feeder) = (Rc::clone(tasks), arrivals.clone(), Rc::clone(&this));
         tasks.spawn(async move { feed_arrivals(spawner, arrivals, feeder).await }).detach();
@@ -134,8 +138,18 @@ impl Loading {
             while !self.log.wants_more() {
                 let _ = woken.recv().await;
             }
-            self.records.set(self.records.get() + 1);
             self.log.append(record, body, hash);
+            self.decide();
+        }
+    }
+
+    /// Compresses when the links turn out to be slower than this machine compresses; the nodes decompress faster than that.
+    fn decide(&self) {
+        if self.source.is_undecided() && self.log.sent() > MEASURED {
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(READERS);
+            let pays = self.log.rate() < COMPRESSED_PER_CORE * cores as f64;
+            log::debug!("links take {:.0} MB/s; compressing: {pays}", self.log.rate() / 1e6);
+            self.source.decide(pays);
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod allocation;
+pub mod console;
 pub mod exit;
 pub mod fold;
 mod gather;
@@ -17,8 +18,10 @@ pub mod overlay;
 pub mod placement;
 pub mod plan;
 pub mod progress;
+pub mod resident;
 pub mod root;
 pub mod run;
+pub mod session;
 pub mod start_tree;
 pub mod stats;
 pub mod subtree;

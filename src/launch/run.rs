@@ -1,18 +1,22 @@
 //! One job, seen from the front end: places its ranks, relays its streams, decides when it is over and with which exit code.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, IsTerminal};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_channel::Receiver;
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
 use smol::future::FutureExt;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
-use smol::{Async, Timer, Unblock};
+use smol::{Timer, Unblock};
 
+use super::console::{Console, ends};
 use super::exit::{End, Ends};
 use super::hostlist::Host;
 use super::keeper::KILLED;
@@ -20,8 +24,9 @@ use super::loading::Needs;
 use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
 use super::root::{News, Root};
-use crate::error::{EXIT_FAILED, say};
-use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
+use crate::error::EXIT_FAILED;
+use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
+use crate::net::wire::session::JobSpec;
 use crate::sys::process;
 use crate::{Result, error::Context};
 
@@ -32,26 +37,6 @@ const STOPPED_GRACE: Duration = Duration::from_secs(2);
 
 /// Bytes of output that wait for our own streams before the ranks have to.
 const BACKLOG: usize = 1 << 20;
-
-/// What to run, and how its output is shown.
-#[derive(Debug, Clone)]
-pub struct Job {
-    pub hosts: Vec<Host>,
-    pub ranks: Option<u32>,
-    pub per_host: Option<u32>,
-    /// Absolute path.
-    pub program: Vec<u8>,
-    pub argv: Vec<Vec<u8>>,
-    pub env: Vec<Vec<u8>>,
-    pub cwd: Vec<u8>,
-    pub stdin: StdinTo,
-    pub binding: Binding,
-    pub label: bool,
-    pub gather: bool,
-    pub output: Option<std::path::PathBuf>,
-    pub timeout: Option<Duration>,
-    pub keep_going: bool,
-}
 
 /// How a job went.
 #[derive(Debug)]
@@ -68,54 +53,6 @@ pub struct Outcome {
     pub relayed: u64,
 }
 
-/// The signals that are passed on to the ranks.
-const FORWARDED: [Signal; 9] = [
-    Signal::SIGINT,
-    Signal::SIGTERM,
-    Signal::SIGHUP,
-    Signal::SIGQUIT,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-    Signal::SIGTSTP,
-    Signal::SIGCONT,
-    Signal::SIGWINCH,
-];
-
-/// Signals to this process, from now on read instead of acted upon; before any thread exists.
-///
-/// # Errors
-/// No descriptor is free.
-pub fn catch_signals() -> Result<SignalFd> {
-    // Blocked signals would be heard even if this process was started to ignore them, as by nohup.
-    let set: SigSet = FORWARDED.into_iter().filter(|signal| !process::ignores(*signal)).collect();
-    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None).op("block signals")?;
-    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).op("watch signals")
-}
-
-/// The next signal.
-async fn next_signal(signals: &Async<SignalFd>) -> Result<Signal> {
-    let got =
-        signals.read_with(|s| s.read_signal().map_err(io::Error::from)?.ok_or(io::ErrorKind::WouldBlock.into())).await;
-    let number = i32::try_from(got.op("read a signal")?.ssi_signo).unwrap_or(0);
-    Signal::try_from(number).op("read a signal")
-}
-
-/// Whether a signal asks this process to end.
-fn ends(signal: Signal) -> bool {
-    matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
-}
-
-/// Waits for a signal that asks this process to end.
-pub async fn ended_by(signals: &Async<SignalFd>) -> Signal {
-    loop {
-        match next_signal(signals).await {
-            Ok(signal) if ends(signal) => return signal,
-            Ok(_) => {}
-            Err(_) => return smol::future::pending().await,
-        }
-    }
-}
-
 /// What the loop waits for.
 enum Next {
     News(News),
@@ -129,6 +66,7 @@ enum Next {
 /// A running job.
 struct Running<'a> {
     root: &'a Rc<Root>,
+    console: &'a Console,
     job: JobId,
     placement: Arc<Placement>,
     /// Node of each share of the placement.
@@ -152,11 +90,11 @@ struct Running<'a> {
 ///
 /// # Errors
 /// The ranks cannot be placed, or the output cannot be written.
-pub async fn run(root: &Rc<Root>, job: &Job, needs: Needs, signals: &Async<SignalFd>) -> Result<Outcome> {
+pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, console: &Console) -> Result<Outcome> {
     let up = root.up();
-    let hosts: Vec<Host> = up.iter().map(|(_, at)| job.hosts[*at].clone()).collect();
-    let placement = Arc::new(Placement::new(hosts, job.ranks, job.per_host)?);
-    let nodes = nodes_of(&placement, &up, job);
+    let up_hosts: Vec<Host> = up.iter().map(|(_, at)| hosts[*at].clone()).collect();
+    let placement = Arc::new(Placement::new(up_hosts, job.ranks, job.per_host)?);
+    let nodes = nodes_of(&placement, &up, hosts);
     let (id, news) = root.new_job();
     let places = placement.shares.iter().zip(&nodes).map(|(share, node)| Place {
         node: *node,
@@ -179,11 +117,12 @@ pub async fn run(root: &Rc<Root>, job: &Job, needs: Needs, signals: &Async<Signa
     };
     let mut running = Running {
         root,
+        console,
         job: id,
         busy: nodes.iter().copied().collect(),
         nodes,
         ends: Ends::new(placement.ranks(), job.keep_going),
-        output: Presenter::new(job, &placement)?,
+        output: Presenter::new(job, &placement, console)?,
         placement,
         errors: Vec::new(),
         failed: false,
@@ -195,13 +134,13 @@ pub async fn run(root: &Rc<Root>, job: &Job, needs: Needs, signals: &Async<Signa
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
-    running.drive(job, &news, signals).await?;
+    running.drive(job, &news).await?;
     root.forget(id);
-    running.show_rest(signals).await?;
+    running.show_rest().await?;
     let ended = running.last_exit.unwrap_or_else(Instant::now);
     let loaded = running.last_loaded.unwrap_or(started);
     for error in &running.errors {
-        say(error);
+        console.say(error);
     }
     let code = match &running {
         Running { failed: true, .. } => EXIT_FAILED,
@@ -221,22 +160,23 @@ pub async fn run(root: &Rc<Root>, job: &Job, needs: Needs, signals: &Async<Signa
 }
 
 /// The node behind each share: shares keep the order of the hosts, but hosts without ranks have none.
-fn nodes_of(placement: &Placement, up: &[(NodeId, usize)], job: &Job) -> Vec<NodeId> {
+fn nodes_of(placement: &Placement, up: &[(NodeId, usize)], hosts: &[Host]) -> Vec<NodeId> {
     let mut candidates = up.iter();
     let node = |share: &super::placement::Share| {
-        candidates.find(|(_, at)| job.hosts[*at] == share.host).map_or(0, |(node, _)| *node)
+        candidates.find(|(_, at)| hosts[*at] == share.host).map_or(0, |(node, _)| *node)
     };
     placement.shares.iter().map(node).collect()
 }
 
 impl Running<'_> {
-    async fn drive(&mut self, job: &Job, news: &Receiver<News>, signals: &Async<SignalFd>) -> Result<()> {
-        let timeout = job.timeout.map(|limit| Instant::now() + limit);
+    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) -> Result<()> {
+        let limit = job.timeout_ms.map(Duration::from_millis);
+        let timeout = limit.map(|limit| Instant::now() + limit);
         let mut timed_out = false;
-        let mut input = Input::new(job.stdin);
+        let mut input = Input::new(job.stdin, self.console);
         while !self.busy.is_empty() {
             let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake()].into_iter().flatten().min();
-            match self.next(news, signals, &mut input, wake).await? {
+            match self.next(news, &mut input, wake).await? {
                 Next::News(news) => self.handle(news, &mut input).await,
                 Next::Signal(signal) => self.signalled(signal).await,
                 Next::Input(bytes) => {
@@ -255,7 +195,7 @@ impl Running<'_> {
             self.output.tick(now);
             if timeout.is_some_and(|t| now >= t) && !timed_out {
                 timed_out = true;
-                let limit = job.timeout.unwrap_or_default().as_secs_f64();
+                let limit = limit.unwrap_or_default().as_secs_f64();
                 self.fail(format!("the job did not end within its {limit} s"));
                 self.end(STOPPED_GRACE).await;
             }
@@ -271,13 +211,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    async fn next(
-        &mut self,
-        news: &Receiver<News>,
-        signals: &Async<SignalFd>,
-        input: &mut Input,
-        wake: Option<Instant>,
-    ) -> Result<Next> {
+    async fn next(&mut self, news: &Receiver<News>, input: &mut Input, wake: Option<Instant>) -> Result<Next> {
         // Ranks that write faster than our own output is read have to wait; but the end of the job does not wait for a reader.
         let full = self.give_up.is_none() && self.output.is_full();
         let hear = async {
@@ -290,7 +224,13 @@ impl Running<'_> {
             self.output.write().await?;
             Ok(Next::Written)
         };
-        let signal = async { Ok(Next::Signal(next_signal(signals).await?)) };
+        let signals = &self.console.signals;
+        let signal = async {
+            match signals.recv().await {
+                Ok(signal) => Ok(Next::Signal(signal)),
+                Err(_) => smol::future::pending().await,
+            }
+        };
         let type_in = async { Ok(Next::Input(input.read().await)) };
         let time = async {
             match wake {
@@ -303,14 +243,14 @@ impl Running<'_> {
     }
 
     /// Writes what is left; a reader that does not read holds up only as long as nobody wants an end.
-    async fn show_rest(&mut self, signals: &Async<SignalFd>) -> Result<()> {
-        let ended = self.failed;
+    async fn show_rest(&mut self) -> Result<()> {
+        let (ended, console) = (self.failed, self.console);
         let finish = self.output.finish();
         let stop = async {
             if ended {
                 Timer::after(STOPPED_GRACE).await;
             } else {
-                ended_by(signals).await;
+                console.ended_by().await;
             }
             Ok(())
         };
@@ -341,7 +281,7 @@ impl Running<'_> {
             }
             News::Done { node, warnings, sent } => {
                 self.relayed += sent;
-                warnings.into_iter().for_each(say);
+                warnings.into_iter().for_each(|warning| self.console.say(warning));
                 self.busy.remove(&node);
                 // What it was sent last may have come after its readers were gone.
                 input.taken(node);
@@ -379,11 +319,11 @@ impl Running<'_> {
                 return self.end(Duration::ZERO).await;
             }
             if signal == Signal::SIGINT {
-                say("passed the interrupt on; interrupt again to end the job");
+                self.console.say("passed the interrupt on; interrupt again to end the job");
             }
         }
         self.pass_on(signal).await;
-        if signal == Signal::SIGTSTP {
+        if signal == Signal::SIGTSTP && self.console.own {
             // The order must leave before this process stops.
             Timer::after(Duration::from_millis(50)).await;
             process::stop_here();
@@ -422,18 +362,14 @@ impl Running<'_> {
 
 /// Standard input on its way to the ranks: one block at a time, the next when every reader took the last.
 struct Input {
-    from: Option<Unblock<io::Stdin>>,
+    from: Option<Unblock<File>>,
     waiting: BTreeSet<NodeId>,
 }
 
 impl Input {
-    fn new(to: StdinTo) -> Input {
-        let stdin = io::stdin();
-        // Reading a terminal from the background would stop us.
-        let background = stdin.is_terminal()
-            && rustix::termios::tcgetpgrp(&stdin).is_ok_and(|group| group != rustix::process::getpgrp());
-        let reads = to != StdinTo::None && !background;
-        Input { from: reads.then(|| Unblock::with_capacity(64 << 10, stdin)), waiting: BTreeSet::new() }
+    fn new(to: StdinTo, console: &Console) -> Input {
+        let from = console.stdin.as_ref().filter(|_| to != StdinTo::None).and_then(|stdin| stdin.try_clone().ok());
+        Input { from: from.map(|stdin| Unblock::with_capacity(64 << 10, stdin)), waiting: BTreeSet::new() }
     }
 
     /// The next block; empty at the end. Safe to cancel: what was read stays in the buffer of `from`.
@@ -463,27 +399,31 @@ impl Input {
 /// Shows what ranks write: on our own streams, or in a file for each.
 struct Presenter {
     output: Output,
-    out: Unblock<io::Stdout>,
-    err: Unblock<io::Stderr>,
+    out: Unblock<File>,
+    err: Unblock<File>,
     /// Written, but perhaps only to the thread that writes to the stream.
     unflushed: bool,
-    /// Nobody reads our standard output any more.
+    /// Nobody reads one of our streams any more.
     closed: bool,
     files: Option<super::output_files::OutputFiles>,
 }
 
 impl Presenter {
-    fn new(job: &Job, placement: &Arc<Placement>) -> Result<Presenter> {
+    fn new(job: &JobSpec, placement: &Arc<Placement>, console: &Console) -> Result<Presenter> {
         const GATHERED: usize = 256 << 20;
-        let (out, err) = (io::stdout(), io::stderr());
+        let copy = |file: &File| file.try_clone().op("use the standard streams");
+        let (out, err) = (copy(&console.stdout)?, copy(&console.stderr)?);
         let style = match job {
-            Job { gather: true, .. } => Style::Gathered { memory: GATHERED },
-            Job { label: true, .. } => Style::Labelled,
+            JobSpec { gather: true, .. } => Style::Gathered { memory: GATHERED },
+            JobSpec { label: true, .. } => Style::Labelled,
             _ => Style::Plain { prompt: out.is_terminal().then_some(PROMPT_DELAY) },
         };
         let same = out.is_terminal() && err.is_terminal();
         let files = match &job.output {
-            Some(directory) => Some(super::output_files::OutputFiles::create(directory, placement.ranks())?),
+            Some(directory) => {
+                let directory = Path::new(OsStr::from_bytes(directory));
+                Some(super::output_files::OutputFiles::create(directory, placement.ranks())?)
+            }
             None => None,
         };
         let output = Output::new(style, Arc::clone(placement), same);
@@ -523,6 +463,8 @@ impl Presenter {
             if !out.is_empty() && !self.closed {
                 self.unflushed = true;
                 match self.out.write(out).await {
+                    // The thread that writes has met its failure, which was told once.
+                    Ok(0) => self.closed = true,
                     Ok(count) => self.output.consume(Stream::Out, count),
                     Err(error) => self.broken(error)?,
                 }
@@ -532,7 +474,9 @@ impl Presenter {
             } else if !err.is_empty() {
                 self.unflushed = true;
                 // Nobody can be told that standard error does not take it.
-                let count = self.err.write(err).await.unwrap_or(err.len());
+                let count = self.err.write(err).await.unwrap_or(0);
+                self.closed |= count == 0;
+                let count = if count == 0 { err.len() } else { count };
                 self.output.consume(Stream::Err, count);
             } else if self.unflushed {
                 if let Err(error) = self.out.flush().await {

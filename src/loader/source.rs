@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 
@@ -26,13 +26,22 @@ use crate::error::Context;
 use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record};
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
-const READERS: usize = 8;
+pub const READERS: usize = 8;
 /// Chunks that wait for the log, at most.
 const CHUNKS: usize = 16;
 /// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
 const LEVEL: i32 = 1;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
+
+/// Whether what the nodes send each other is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// When the links turn out to be slower than the machines.
+    Auto,
+    Always,
+    Never,
+}
 
 /// A record for the log, with its body (empty: none) and the body's BLAKE3.
 #[derive(Debug)]
@@ -112,7 +121,9 @@ pub struct Source {
     queue: Sender<Work>,
     state: Mutex<State>,
     capture: RwLock<Capture>,
-    compress: bool,
+    compress: AtomicBool,
+    /// Nobody has said yet whether to compress.
+    undecided: AtomicBool,
     loads: AtomicU32,
     pub counters: Counters,
 }
@@ -122,7 +133,7 @@ impl Source {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(compress: bool) -> Result<(Arc<Source>, Receiver<Finding>)> {
+    pub fn start(compression: Compression) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
         let (queue, work) = unbounded();
         let room = bounded(CHUNKS);
@@ -134,7 +145,8 @@ impl Source {
             queue,
             state,
             capture,
-            compress,
+            compress: AtomicBool::new(compression == Compression::Always),
+            undecided: AtomicBool::new(compression == Compression::Auto),
             loads: AtomicU32::new(1),
             counters,
         });
@@ -400,6 +412,17 @@ impl Source {
         }
     }
 
+    /// Whether somebody who knows the links should [`decide`](Source::decide).
+    pub fn is_undecided(&self) -> bool {
+        self.undecided.load(Ordering::Relaxed)
+    }
+
+    /// Whether chunks are compressed from now on, if they shrink.
+    pub fn decide(&self, compress: bool) {
+        self.undecided.store(false, Ordering::Relaxed);
+        self.compress.store(compress, Ordering::Relaxed);
+    }
+
     /// There will be a log, even if no file is captured.
     pub fn begin_log(&self) {
         self.begun.0.close();
@@ -436,7 +459,7 @@ impl Source {
 
     fn encode(&self, raw: &mut Vec<u8>) -> (Codec, Vec<u8>) {
         // What does not shrink by an eighth is not worth every node's time.
-        if self.compress
+        if self.compress.load(Ordering::Relaxed)
             && let Ok(small) = zstd::bulk::compress(raw, LEVEL)
             && small.len() < raw.len() - raw.len() / 8
         {

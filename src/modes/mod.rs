@@ -2,7 +2,9 @@
 
 mod doctor;
 mod exec;
+mod job;
 pub mod ldd;
+mod session;
 
 use std::io::Write;
 
@@ -16,6 +18,10 @@ use crate::cli::Options;
 pub fn run(options: Options) -> Result<u8> {
     match options {
         Options::Exec(flags, program) => exec::run(&flags, &program),
+        Options::SessionStart(flags) => session::start(&flags),
+        Options::SessionRun(flags, program) => session::run(&flags, &program),
+        Options::SessionList => session::list(),
+        Options::SessionStop(name) => session::stop(&name),
         Options::Serve => crate::launch::node::serve(),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Doctor(flags) => doctor::run(flags.json),

@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded};
 use rkyv::util::AlignedVec;
@@ -47,6 +48,8 @@ pub struct Log {
     stripes: u64,
     /// Bytes sent to children, bodies only.
     sent: Cell<u64>,
+    /// Time spent waiting for links to take bodies.
+    blocked: Cell<Duration>,
 }
 
 impl std::fmt::Debug for Log {
@@ -78,12 +81,18 @@ impl Log {
             next_child,
             stripes: stripes.into(),
             sent: Cell::new(0),
+            blocked: Cell::default(),
         })
     }
 
     /// The stripe in which an entry travels.
     pub fn stripe_of(&self, seq: u64) -> usize {
         usize::try_from(seq % self.stripes).unwrap_or(0)
+    }
+
+    /// What the links to the children took so far, in bytes per second: far more than they can where they did not have to wait.
+    pub fn rate(&self) -> f64 {
+        self.sent.get() as f64 / self.blocked.get().as_secs_f64().max(1e-6)
     }
 
     /// Children being fed, once for each stripe.
@@ -187,7 +196,9 @@ impl Log {
                     let body = entry.body.map_or_else(Arc::default, |b| b.0);
                     self.sent.set(self.sent.get() + body.len() as u64);
                     let packet = Packet { kind: Kind::Log, header: Arc::clone(&entry.header.header), body };
+                    let waiting = Instant::now();
                     outbox.send(packet).await.map_err(|_| LinkError::Closed)?;
+                    self.blocked.set(self.blocked.get() + waiting.elapsed());
                     // At the root, room in the window lets the readers go on.
                     self.notify();
                 }

@@ -105,11 +105,12 @@ pub fn die_with(parent: Pid) -> bool {
     nix::unistd::getppid() == parent
 }
 
-/// Gives SIGPIPE, which Rust ignores, back its default: an ignored signal would stay ignored in the program.
-pub fn default_sigpipe() {
+/// Gives a signal its default disposition: SIGPIPE, which Rust ignores, because an ignored signal would stay ignored in the program;
+/// SIGCHLD, because a parent that ignores it (and whoever it starts) hears nothing of its children's ends.
+pub fn default_action(signal: Signal) {
     let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     // SAFETY: the default disposition runs no code of ours.
-    let _ = unsafe { sigaction(Signal::SIGPIPE, &action) };
+    let _ = unsafe { sigaction(signal, &action) };
 }
 
 /// Bytes that files in memory may take here: half of what the machine has, or of what the cgroup leaves.

@@ -1,5 +1,5 @@
 //! Runs the built program with a deadline, and finds what it may have left behind.
-#![allow(dead_code, unreachable_pub, reason = "each test crate uses its part")]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test crate uses its part")]
 
 use std::ffi::OsStr;
 use std::fs;

@@ -9,6 +9,10 @@ use crate::{binary, packages};
 
 /// All tests of the workspace, with cargo-nextest where it is installed. The runner's own summary comes last.
 pub(crate) fn test(arguments: &[String]) -> Result<()> {
+    run_tests(arguments, &[])
+}
+
+fn run_tests(arguments: &[String], environment: &[(&str, &str)]) -> Result<()> {
     packages::install();
     if !rustix::process::geteuid().is_root() {
         eprintln!("xtask: not root: the tests on a cluster of namespaces are SKIPPED");
@@ -18,7 +22,7 @@ pub(crate) fn test(arguments: &[String]) -> Result<()> {
     }
     let nextest = succeeds(&mut cargo(&["nextest", "--version"]));
     let runner: &[&str] = if nextest { &["nextest", "run"] } else { &["test"] };
-    run(cargo(runner).args(["--workspace", "--no-fail-fast"]).args(arguments))
+    run(cargo(runner).args(["--workspace", "--no-fail-fast"]).args(arguments).envs(environment.iter().copied()))
 }
 
 /// Format, lints, release build, and then the tests.
@@ -30,7 +34,8 @@ pub(crate) fn ci() -> Result<()> {
     run(&mut cargo(&["clippy", "--manifest-path", BOOTSTRAP, "--workspace", "--", "-D", "warnings"]))?;
     other_processor()?;
     binary::check()?;
-    test(&[])
+    // A minute of fuzzing in all.
+    run_tests(&[], &[("HPCRT_FUZZ_SECONDS", "10")])
 }
 
 /// Compiles for this processor, and for the other one where that is possible.
@@ -49,6 +54,5 @@ fn other_processor() -> Result<()> {
         return Ok(());
     }
     run(cargo(&["check", "--target", OTHER])
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
-        .env("RUSTC_LINKER", "aarch64-linux-gnu-gcc"))
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"))
 }

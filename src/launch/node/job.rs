@@ -240,10 +240,12 @@ impl Job {
     }
 
     async fn spawn(self: &Rc<Self>) -> Result<()> {
-        let batch = u32::try_from(FDS_MAX / 3).unwrap_or(1);
+        // Small, so that the keeper forks the first while the pipes of the next are made.
+        const BATCH: u32 = 16;
+        const { assert!(BATCH as usize * 3 <= FDS_MAX) };
         let mut first = 0;
         while first < self.place.count {
-            let count = batch.min(self.place.count - first);
+            let count = BATCH.min(self.place.count - first);
             let mut fds = Vec::with_capacity(count as usize * 3);
             for index in first..first + count {
                 let rank = self.place.first + index;
@@ -305,8 +307,13 @@ impl Job {
                 heard => heard,
             };
             match heard {
-                Ok(Some((Tell::Exited { index, status, by_us }, _))) => {
-                    exits.push(Exit { rank: self.place.first + index, status, by_us });
+                Ok(Some((Tell::Exited { ranks }, _))) => {
+                    let first = self.place.first;
+                    exits.extend(ranks.into_iter().map(|r| Exit {
+                        rank: first + r.index,
+                        status: r.status,
+                        by_us: r.by_us,
+                    }));
                 }
                 Ok(Some((Tell::NotStarted { stage, errno, .. }, _))) => self.not_started(stage, errno).await,
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,

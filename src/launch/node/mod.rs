@@ -43,6 +43,7 @@ const ENROLMENT: Duration = Duration::from_secs(30);
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    process::default_action(Signal::SIGCHLD);
     // The keepers receive hundreds of descriptors at once.
     process::raise_nofile();
     // Before anything that might start a thread.

@@ -42,6 +42,8 @@ pub enum Kind {
     Log = 3,
     /// Between a node agent and its keeper: `wire::keeper`.
     Keeper = 4,
+    /// Between a resident session and its commands: `wire::session`.
+    Session = 5,
 }
 
 /// A frame's prefix, checked.
@@ -99,6 +101,7 @@ impl Prefix {
             2 => Kind::Control,
             3 => Kind::Log,
             4 => Kind::Keeper,
+            5 => Kind::Session,
             other => return Err(FrameError::Kind(other)),
         };
         let (header, body) = (word(8) as usize, word(12) as usize);

@@ -37,14 +37,24 @@ pub enum Tell {
     Fuse,
     /// Ranks started from now on see the view. `fuse`: whether names are served, or only staged files bound.
     Shown { fuse: bool },
-    /// A rank ended (index on this node).
-    Exited { index: u32, status: Status, by_us: bool },
+    /// Ranks ended.
+    Exited { ranks: Vec<Ended> },
     /// A rank could not become the program.
     NotStarted { index: u32, stage: u32, errno: i32 },
     /// Something asked for could not be done.
     Failed { error: String },
     /// No process of the job is left; the keeper is about to exit.
     Done,
+}
+
+/// The end of a rank.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Its index on this node.
+    pub index: u32,
+    pub status: Status,
+    /// hpcrt ended it, or could not start it.
+    pub by_us: bool,
 }
 
 impl Message for Ask {

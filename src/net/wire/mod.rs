@@ -6,3 +6,4 @@ pub mod hello;
 pub mod keeper;
 pub mod log;
 pub mod record;
+pub mod session;

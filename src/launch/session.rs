@@ -1,0 +1,240 @@
+//! A session: nodes that are up, their log and stores, and the jobs that run on them, one or many.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_channel::Receiver;
+use smol::Task;
+
+use super::console::Console;
+use super::hostlist::Host;
+use super::loading::{self, Needs, Wishes};
+use super::overlay::Spawner;
+use super::root::{Root, Setup};
+use super::run::{self, Outcome};
+use super::stats::{Phases, Stats};
+use crate::loader::capture;
+use crate::loader::closure::Environment;
+use crate::loader::source::{Compression, Counters, Finding, Source};
+use crate::net::wire::session::JobSpec;
+use crate::{Error, Result, error::Context};
+
+/// Reading begins before the nodes are up; this is the reader.
+#[derive(Debug)]
+pub struct Reading {
+    source: Arc<Source>,
+    found: Receiver<Finding>,
+}
+
+/// What a job needs, being found and read.
+#[derive(Debug)]
+pub struct Resolving {
+    /// The needs, and how long it took to find them.
+    found: Task<Result<(Needs, Duration)>>,
+    /// What the reader had done before.
+    before: Counted,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session {
+    root: Rc<Root>,
+    hosts: Vec<Host>,
+    source: Arc<Source>,
+    log: std::cell::RefCell<Option<Task<()>>>,
+    /// How long it took to bring the nodes up.
+    pub started: Duration,
+}
+
+impl Reading {
+    /// A reader that has read nothing.
+    ///
+    /// # Errors
+    /// Its threads cannot be started.
+    pub fn start(compression: Compression) -> Result<Reading> {
+        let (source, found) = Source::start(compression)?;
+        Ok(Reading { source, found })
+    }
+
+    /// Begins to find and read what a job needs.
+    pub fn resolve(&self, tasks: &Spawner, job: &JobSpec) -> Resolving {
+        resolve(tasks, &self.source, job)
+    }
+}
+
+impl Session {
+    /// Brings the nodes up; see [`Root::start`].
+    ///
+    /// # Errors
+    /// Fewer hosts than needed are up, or `interrupted` came first.
+    pub async fn start(
+        tasks: Spawner,
+        reading: Reading,
+        hosts: Vec<Host>,
+        setup: &Setup,
+        progress: impl FnMut(u32),
+        interrupted: impl Future<Output = Error>,
+    ) -> Result<Session> {
+        let begun = Instant::now();
+        let root = Root::start(Rc::clone(&tasks), setup, progress, interrupted).await?;
+        let Reading { source, found } = reading;
+        let log = tasks.spawn({
+            let (root, source) = (Rc::clone(&root), Arc::clone(&source));
+            async move {
+                source.begun().await;
+                root.start_log(source, found).await;
+            }
+        });
+        Ok(Session { root, hosts, source, log: std::cell::RefCell::new(Some(log)), started: begun.elapsed() })
+    }
+
+    /// Begins to find and read what a job needs.
+    pub fn resolve(&self, tasks: &Spawner, job: &JobSpec) -> Resolving {
+        resolve(tasks, &self.source, job)
+    }
+
+    /// Runs a job to its end and shows how it went. `phases`: what happened before.
+    ///
+    /// # Errors
+    /// The job could not be run; how it ended otherwise is its exit code.
+    pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
+        let Resolving { found, before } = resolving;
+        let sent_before = self.sent();
+        let (needs, resolve) = found.await?;
+        if !needs.roots.is_empty() {
+            self.source.begin_log();
+            let log = self.log.borrow_mut().take();
+            if let Some(log) = log {
+                log.await;
+            }
+        }
+        let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
+        self.source.warnings().iter().for_each(|warning| console.say(warning));
+        let now = Counted::of(&self.source.counters);
+        let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };
+        let stats = Stats {
+            hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
+            ranks: outcome.placement.ranks(),
+            phases,
+            files: now.files - before.files,
+            bytes_read: now.bytes - before.bytes,
+            bytes_sent: outcome.relayed + self.sent() - sent_before,
+            cache_hits: now.hits - before.hits,
+            operations_done: now.operations - before.operations,
+            exit_code: outcome.code,
+            failures: outcome.ends.to_json(&outcome.placement),
+            ..Stats::default()
+        };
+        show(job, &outcome, &stats, console)?;
+        Ok(outcome.code)
+    }
+
+    fn sent(&self) -> u64 {
+        self.root.loading().map_or(0, |l| l.sent())
+    }
+
+    /// The hosts that are up.
+    pub fn hosts(&self) -> Vec<String> {
+        self.root.up().iter().map(|(_, at)| self.hosts[*at].name.clone()).collect()
+    }
+
+    /// Bytes of files read into the session.
+    pub fn stored(&self) -> u64 {
+        self.source.counters.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Ends the session: nothing of it is left when this returns, or its hosts are given up.
+    pub async fn stop(&self) {
+        self.root.stop().await;
+    }
+}
+
+/// What a session's reader has done.
+#[derive(Debug)]
+struct Counted {
+    files: u64,
+    bytes: u64,
+    operations: u64,
+    hits: u64,
+}
+
+impl Counted {
+    fn of(counters: &Counters) -> Counted {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { files, bytes, operations, hits } = counters;
+        Counted { files: get(files), bytes: get(bytes), operations: get(operations), hits: get(hits) }
+    }
+}
+
+/// The closure on a thread of its own.
+fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
+    let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
+    let (program, view, before) = (path(&job.program), job.view, Counted::of(&source.counters));
+    let found = tasks.spawn(smol::unblock(move || {
+        if !view {
+            return Ok((Needs::default(), Duration::ZERO));
+        }
+        let begun = Instant::now();
+        let needs = loading::resolve(&source, &source.preload(), &program, &env, &wishes)?;
+        Ok((needs, begun.elapsed()))
+    }));
+    Resolving { found, before }
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(bytes.to_vec()))
+}
+
+fn wishes(job: &JobSpec) -> Wishes {
+    let cwd = path(&job.cwd);
+    let arguments = job.argv.iter().skip(1).map(|word| cwd.join(path(word))).collect();
+    Wishes { prefixes: job.prefixes.iter().map(|p| path(p)).collect(), arguments }
+}
+
+/// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.
+pub fn may_share(job: &JobSpec) -> bool {
+    let Wishes { prefixes, arguments } = wishes(job);
+    let env = closure_environment(job);
+    let python = variable(job, "PYTHONPATH");
+    let lists = [env.library_path, env.preload, python].into_iter().flatten();
+    let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
+    let all = std::iter::once(path(&job.program)).chain(prefixes).chain(arguments).chain(listed);
+    job.view && all.into_iter().any(|path| capture::is_shared(&path))
+}
+
+fn variable(job: &JobSpec, name: &str) -> Option<OsString> {
+    let found = job.env.iter().find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    found.map(|value| OsString::from_vec(value.to_vec()))
+}
+
+/// What steers the dynamic linker of the ranks.
+fn closure_environment(job: &JobSpec) -> Environment {
+    Environment {
+        cwd: path(&job.cwd),
+        library_path: variable(job, "LD_LIBRARY_PATH"),
+        preload: variable(job, "LD_PRELOAD"),
+        path: variable(job, "PATH"),
+    }
+}
+
+fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> Result<()> {
+    let _ = write!(&console.stderr, "{}", outcome.ends.table(&outcome.placement));
+    let worth_it = stats.hosts > 1 || stats.ranks > 1 || stats.files > 0;
+    if !job.quiet && (worth_it || job.verbose) {
+        let _ = write!(&console.stderr, "{}", stats.summary());
+    }
+    match &job.stats {
+        Some(path) => {
+            let path = Path::new(OsStr::from_bytes(path));
+            fs::write(path, format!("{:#}\n", stats.to_json())).op_on("write the statistics", path)
+        }
+        None => Ok(()),
+    }
+}

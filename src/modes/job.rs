@@ -1,0 +1,160 @@
+//! What the flags of `exec` and `session run` have in common: where to run, and what.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::launch::allocation::{self, Source};
+use crate::launch::hostlist::Host;
+use crate::net::wire::control::AgentKind;
+use crate::{Error, Result, error::Context};
+
+/// Variables of this process that mean nothing, or something wrong, on another host or in another launcher's job.
+const NOT_PASSED: [&str; 14] = [
+    "HOSTNAME",
+    "HOST",
+    "SSH_CLIENT",
+    "SSH_CONNECTION",
+    "SSH_TTY",
+    "SSH_AUTH_SOCK",
+    "XDG_RUNTIME_DIR",
+    "XDG_SESSION_ID",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DISPLAY",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_FD",
+    "PMI_PORT",
+];
+
+/// The hosts, and how agents get there.
+pub(super) struct Where {
+    pub(super) hosts: Vec<Host>,
+    pub(super) agent: AgentKind,
+    /// Nobody named hosts: this machine.
+    pub(super) here: bool,
+}
+
+/// Finds the hosts.
+pub(super) fn place(list: Option<&str>, file: Option<&Path>, agent: Option<AgentKind>) -> Result<Where> {
+    let text = |path: &Path| match path.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Err(Error::usage("read the hostfile", "its name is not UTF-8").on(path)),
+    };
+    let found = allocation::hosts(list, file.map(text).transpose()?.as_deref(), &allocation::Here)?;
+    let here = found.source == Source::Localhost;
+    let agent = agent.unwrap_or(if here { AgentKind::Local } else { AgentKind::Ssh });
+    Ok(Where { hosts: found.hosts, agent, here })
+}
+
+/// How a session is set up, from flags of `exec` or `session start`; with views.
+macro_rules! setup {
+    ($flags:expr, $hosts:expr, $agent:expr) => {
+        $crate::launch::root::Setup {
+            hosts: $hosts.iter().map($crate::launch::hostlist::Host::login).collect(),
+            agent: $agent,
+            fan_out: $flags.fan_out,
+            min_hosts: $flags.min_hosts,
+            view: true,
+            store: $flags.store.as_ref().map(|d| $crate::modes::job::bytes(d)),
+        }
+    };
+}
+pub(super) use setup;
+
+/// What to run, from flags of `exec` or `session run`. `$agent`: how the hosts are reached.
+macro_rules! spec {
+    ($flags:expr, $program:expr, $agent:expr) => {
+        (|| {
+            use $crate::modes::job;
+            let here = job::Here::find($flags.cwd.as_deref())?;
+            Ok::<_, $crate::Error>($crate::net::wire::session::JobSpec {
+                ranks: $flags.ranks.map(u32::from),
+                per_host: $flags.ppn.map(u32::from),
+                program: here.program(&$program[0])?,
+                argv: $program.iter().map(|word| job::bytes(word)).collect(),
+                env: job::environment(&$flags.env, *$agent == $crate::net::wire::control::AgentKind::Local)?,
+                cwd: job::bytes(&here.job),
+                stdin: $flags.stdin,
+                binding: $flags.bind,
+                label: $flags.label,
+                gather: $flags.gather,
+                output: $flags.output.as_ref().map(|d| job::bytes(&here.own.join(d))),
+                timeout_ms: $flags.timeout.map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX)),
+                keep_going: $flags.keep_going,
+                view: $flags.view != $crate::cli::View::None,
+                prefixes: $flags.prefix.iter().map(|d| job::bytes(&here.own.join(d))).collect(),
+                stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
+                quiet: $flags.quiet,
+                verbose: $flags.verbose,
+            })
+        })()
+    };
+}
+pub(super) use spec;
+
+/// The directories that relative paths start from.
+pub(super) struct Here {
+    /// This process's.
+    pub(super) own: PathBuf,
+    /// The ranks'.
+    pub(super) job: PathBuf,
+}
+
+impl Here {
+    pub(super) fn find(cwd: Option<&Path>) -> Result<Here> {
+        let own = env::current_dir().op("find the working directory")?;
+        let job = cwd.map_or_else(|| own.clone(), |d| own.join(d));
+        Ok(Here { own, job })
+    }
+
+    /// The program as an absolute path, found as a shell would. A path that does not exist here may exist on the nodes.
+    pub(super) fn program(&self, word: &OsStr) -> Result<Vec<u8>> {
+        if word.as_bytes().contains(&b'/') {
+            let path = self.own.join(word);
+            let problem = match fs::metadata(&path) {
+                Ok(meta) if meta.is_dir() => "it is a directory",
+                Ok(meta) if meta.permissions().mode() & 0o111 == 0 => "it is not executable",
+                _ => return Ok(bytes(path)),
+            };
+            return Err(Error::usage("run", problem).on(path));
+        }
+        let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+        let mut candidates = env::split_paths(&path).map(|dir| self.own.join(dir).join(word));
+        let executable =
+            |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+        match candidates.find(executable) {
+            Some(path) => Ok(bytes(path)),
+            None => Err(Error::usage("run", "there is no such program in PATH").on(word)),
+        }
+    }
+}
+
+/// The environment of the ranks: this one, without what belongs to this host or to another launcher, and with what `-x` says.
+pub(super) fn environment(set: &[String], here: bool) -> Result<Vec<Vec<u8>>> {
+    let passed = |name: &OsStr| here || !NOT_PASSED.iter().any(|n| name == *n);
+    let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| passed(name)).collect();
+    for word in set {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, OsString::from(value)),
+            None => match env::var_os(word) {
+                Some(value) => (word.as_str(), value),
+                None => return Err(Error::usage("pass on a variable", "it is not set here").on(word)),
+            },
+        };
+        if name.is_empty() {
+            return Err(Error::usage("set a variable", "its name is empty").on(word));
+        }
+        vars.retain(|(n, _)| n != name);
+        vars.push((name.into(), value));
+    }
+    let line = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
+    Ok(vars.into_iter().map(line).collect())
+}
+
+pub(super) fn bytes(text: impl AsRef<OsStr>) -> Vec<u8> {
+    text.as_ref().to_owned().into_vec()
+}

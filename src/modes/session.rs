@@ -1,0 +1,173 @@
+//! `hpcrt session`: hosts and files stay warm between jobs.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use smol::future::FutureExt;
+use smol::{Async, LocalExecutor, Timer};
+
+use super::job::{self, Where};
+use crate::cli::{SessionRun, SessionStart};
+use crate::launch::console::{self, Console, catch_signals};
+use crate::launch::fold::fold;
+use crate::launch::progress::{Counters, Progress};
+use crate::launch::resident::{self, Door};
+use crate::launch::session::{Reading, Session};
+use crate::net::auth;
+use crate::net::seqpacket::Seqpacket;
+use crate::net::wire::control::AgentKind;
+use crate::net::wire::session::{SessionAsk, SessionTell};
+use crate::sys::process;
+use crate::{Error, Result, error::Context};
+
+/// A session ends within this time when it is told to.
+const STOP: Duration = Duration::from_secs(15);
+
+/// Brings a session up in the background and prints its name.
+pub(super) fn start(flags: &SessionStart) -> Result<u8> {
+    let signals = catch_signals()?;
+    let Where { hosts, agent, .. } =
+        job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
+    let setup = job::setup!(flags, &hosts, agent);
+    let name = blake3::hash(&auth::nonce()).to_hex()[..8].to_owned();
+    let (mut ready, tell_ready) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map(|(r, w)| (File::from(r), w)).op("make a pipe")?;
+    if process::fork().op("go into the background")?.is_some() {
+        drop(tell_ready);
+        let mut word = Vec::new();
+        ready.read_to_end(&mut word).op("wait for the session")?;
+        // Without a word it failed, and said why.
+        if word.is_empty() {
+            return Ok(crate::error::EXIT_FAILED);
+        }
+        let _ = writeln!(io::stdout(), "{name}");
+        return Ok(0);
+    }
+    let mut tell_ready = Some(File::from(tell_ready));
+    drop(ready);
+    let _ = rustix::process::setsid();
+    process::raise_nofile();
+    process::keep_freed_memory();
+    let tasks = Rc::new(LocalExecutor::new());
+    let served = smol::block_on(tasks.run(async {
+        let mut console = Console::own(&tasks, signals)?;
+        let mut progress = Progress::new(flags.progress);
+        let counters = Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
+        let show = |up| progress.update(&Counters { hosts_up: up, ..counters }, std::time::Instant::now());
+        let interrupted = async {
+            let signal = console.ended_by().await;
+            Error::new("start the agents", format!("ended by {}", signal.as_str()))
+        };
+        let reading = Reading::start(flags.compress)?;
+        let session = Session::start(Rc::clone(&tasks), reading, hosts, &setup, show, interrupted).await?;
+        drop(progress);
+        let door = match Door::open(&name) {
+            Ok(door) => door,
+            Err(error) => {
+                session.stop().await;
+                return Err(error);
+            }
+        };
+        detach(&mut console).op("go into the background")?;
+        if let Some(mut ready) = tell_ready.take() {
+            let _ = ready.write_all(b"ready");
+        }
+        let signalled = async {
+            console.ended_by().await;
+        };
+        door.serve(&tasks, session, signalled).await;
+        Ok(())
+    }));
+    if let Err(error) = &served {
+        crate::error::say(error);
+    }
+    process::leave(i32::from(served.is_err()))
+}
+
+/// Lets go of the terminal, or of whoever reads what this command writes.
+fn detach(console: &mut Console) -> io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    (console.stdin, console.stdout, console.stderr) = (None, null.try_clone()?, null.try_clone()?);
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// Runs a job in a session.
+pub(super) fn run(flags: &SessionRun, program: &[OsString]) -> Result<u8> {
+    let signals = catch_signals()?;
+    // What belongs to this host only is not passed on: the session's hosts may be others.
+    let spec = job::spec!(flags, program, &AgentKind::Ssh)?;
+    let session = resident::connect(&flags.session)?;
+    let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("hand over the standard streams");
+    let mut fds = vec![resident::write_spec(&spec)?, copy(io::stdout().as_fd())?, copy(io::stderr().as_fd())?];
+    fds.extend(console::readable_stdin());
+    resident::ask(&session, &SessionAsk::Run, &fds)?;
+    drop::<Vec<OwnedFd>>(fds);
+    smol::block_on(async {
+        let (session, signals) =
+            (Async::new(session).op("hear the session")?, Async::new(signals).op("watch signals")?);
+        let ended = async {
+            match session.read_with(Seqpacket::receive_now::<SessionTell>).await {
+                Ok(Some((SessionTell::Ended { code }, _))) => Ok(code),
+                _ => Err(Error::new("run the job", "the session ended")),
+            }
+        };
+        let pass_on = async {
+            loop {
+                let signal = console::next_signal(&signals).await?;
+                resident::ask(session.get_ref(), &SessionAsk::Signal { signal: signal as i32 }, &[])?;
+                if signal == nix::sys::signal::Signal::SIGTSTP {
+                    process::stop_here();
+                    let resumed = nix::sys::signal::Signal::SIGCONT as i32;
+                    resident::ask(session.get_ref(), &SessionAsk::Signal { signal: resumed }, &[])?;
+                }
+            }
+        };
+        ended.or(pass_on).await
+    })
+}
+
+/// Shows the sessions.
+pub(super) fn list() -> Result<u8> {
+    for name in resident::names()? {
+        let Ok(session) = resident::connect(&name) else { continue };
+        resident::ask(&session, &SessionAsk::About, &[])?;
+        if let Some((SessionTell::About { hosts, jobs, stored }, _)) = answer(session)? {
+            let _ = writeln!(
+                io::stdout(),
+                "{name}  {} hosts ({})  {jobs} jobs  {} MiB of files",
+                hosts.len(),
+                fold(&hosts),
+                stored >> 20
+            );
+        }
+    }
+    Ok(0)
+}
+
+/// Ends a session and waits until it is gone.
+pub(super) fn stop(name: &str) -> Result<u8> {
+    let session = resident::connect(name)?;
+    resident::ask(&session, &SessionAsk::Stop, &[])?;
+    answer(session)?;
+    Ok(0)
+}
+
+/// The session's answer, or its end.
+fn answer(session: Seqpacket) -> Result<Option<(SessionTell, Vec<OwnedFd>)>> {
+    smol::block_on(async {
+        let session = Async::new(session).op("hear the session")?;
+        let heard = async { session.read_with(Seqpacket::receive_now::<SessionTell>).await.op("hear the session") };
+        let late = async {
+            Timer::after(STOP).await;
+            Err(Error::new("hear the session", format!("it did not answer within {} s", STOP.as_secs())))
+        };
+        heard.or(late).await
+    })
+}

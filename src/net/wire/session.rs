@@ -1,0 +1,74 @@
+//! Between a resident session and the commands that use it: one message per datagram on a Unix socket that only its owner can reach.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::control::{Binding, StdinTo};
+use super::frame::{Kind, Message};
+
+/// What to run, and how its output is shown.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone)]
+pub struct JobSpec {
+    pub ranks: Option<u32>,
+    pub per_host: Option<u32>,
+    /// Absolute path.
+    pub program: Vec<u8>,
+    pub argv: Vec<Vec<u8>>,
+    /// "NAME=value".
+    pub env: Vec<Vec<u8>>,
+    pub cwd: Vec<u8>,
+    pub stdin: StdinTo,
+    pub binding: Binding,
+    pub label: bool,
+    pub gather: bool,
+    /// Directory for a file per rank; absolute.
+    pub output: Option<Vec<u8>>,
+    pub timeout_ms: Option<u64>,
+    pub keep_going: bool,
+    /// Show the program its captured files.
+    pub view: bool,
+    /// Directories to capture besides those of the closure; absolute.
+    pub prefixes: Vec<Vec<u8>>,
+    /// Where to write the statistics; absolute.
+    pub stats: Option<Vec<u8>>,
+    pub quiet: bool,
+    pub verbose: bool,
+}
+
+/// What a command asks of a session.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub enum SessionAsk {
+    /// Run a job. Descriptors: a file with a [`JobSpec`], standard output, standard error, and standard input if it may be read.
+    Run,
+    /// The command got a signal.
+    Signal {
+        signal: i32,
+    },
+    About,
+    /// End the jobs and the session; the socket closes when nothing is left.
+    Stop,
+}
+
+/// What a session answers.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub enum SessionTell {
+    /// The job is over; the command exits with this code.
+    Ended { code: u8 },
+    About {
+        hosts: Vec<String>,
+        jobs: u32,
+        /// Bytes of files in each node's store.
+        stored: u64,
+    },
+}
+
+impl Message for JobSpec {
+    const KIND: Kind = Kind::Session;
+}
+
+impl Message for SessionAsk {
+    const KIND: Kind = Kind::Session;
+}
+
+impl Message for SessionTell {
+    const KIND: Kind = Kind::Session;
+}

@@ -1,0 +1,129 @@
+//! SIGKILL and SIGSTOP to every kind of process of a job at every phase: a right result or one clear error in time, and nothing left.
+//!
+//! Deadlines: a killed process is noticed at once, and the job has ended within [`ENDED`]; an agent that does not speak is lost after
+//! 15 s of silence, and the job has ended [`ENDED`] later.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Done, Role, Running, exec, role, sh, until};
+use nix::sys::signal::{Signal, kill};
+
+/// From the loss of a process to the end of the front end.
+const ENDED: Duration = Duration::from_secs(10);
+
+const HOSTS: &str = "--hosts a,b,c,d --agent local -q --fan-out 2 -n 8";
+
+/// Ranks with children of their own, one of them a daemon.
+const FAMILY: &str = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & sleep 1000 & wait";
+
+/// Kills one process of a role once the job runs.
+fn kill_while_running(victim: Role) -> (Done, Duration) {
+    let run = sh(HOSTS, FAMILY).start();
+    until(|| (role(&run.mark, Role::Rank).len() >= 24).then_some(()));
+    let victims = role(&run.mark, victim);
+    let since = Instant::now();
+    kill(victims[victims.len() / 2], Signal::SIGKILL).unwrap();
+    let done = run.end();
+    (done, since.elapsed())
+}
+
+#[test]
+fn a_killed_front_end() {
+    let (done, took) = kill_while_running(Role::FrontEnd);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    done.gone();
+}
+
+#[test]
+fn a_killed_agent() {
+    let (done, took) = kill_while_running(Role::Agent);
+    assert!(took < ENDED, "{took:?}");
+    done.gone().code(125).says("cannot reach the agent: the connection was closed");
+}
+
+#[test]
+fn a_killed_session_keeper() {
+    let (done, took) = kill_while_running(Role::Keeper);
+    assert!(took < ENDED, "{took:?}");
+    done.gone().code(125).says("its keeper on this node was killed");
+}
+
+#[test]
+fn a_killed_job_keeper() {
+    let (done, took) = kill_while_running(Role::JobKeeper);
+    assert!(took < ENDED, "{took:?}");
+    done.gone().code(125).says("its keeper on this node was killed");
+}
+
+#[test]
+fn a_killed_rank() {
+    let run = exec(HOSTS).program(&["sleep", "1000"]).start();
+    until(|| (role(&run.mark, Role::Rank).len() == 8).then_some(()));
+    thread::sleep(Duration::from_millis(100));
+    let since = Instant::now();
+    kill(role(&run.mark, Role::Rank)[3], Signal::SIGKILL).unwrap();
+    run.end().code(128 + 9).says("killed by SIGKILL");
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_stopped_agent() {
+    let run = sh(HOSTS, FAMILY).start();
+    until(|| (role(&run.mark, Role::Rank).len() >= 24).then_some(()));
+    let since = Instant::now();
+    kill(role(&run.mark, Role::Agent)[1], Signal::SIGSTOP).unwrap();
+    run.end().gone().code(125).says("nothing was heard for 15 s");
+    let took = since.elapsed();
+    assert!(took > Duration::from_secs(10) && took < Duration::from_secs(15) + ENDED, "{took:?}");
+}
+
+/// Kills a process at a time that is spread over start, run and end.
+fn kill_at(run: Running, victim: Role, after: Duration) {
+    thread::sleep(after);
+    let (mark, since) = (run.mark.clone(), Instant::now());
+    let victims = role(&mark, victim);
+    let hit = victims.get(victims.len() / 2).is_some_and(|pid| kill(*pid, Signal::SIGKILL).is_ok());
+    let done = run.end();
+    assert!(since.elapsed() < ENDED, "{victim:?} after {after:?}: {:?}\n{}", since.elapsed(), done.err);
+    let expected: &[Option<i32>] = match (hit, victim) {
+        (false, _) => &[Some(0)],
+        // It may have ended by itself when the signal came.
+        (true, Role::FrontEnd) => &[None, Some(0)],
+        (true, Role::Rank) => &[Some(128 + 9), Some(0)],
+        (true, _) => &[Some(125), Some(0)],
+    };
+    let code = done.status.code();
+    assert!(expected.contains(&code), "{victim:?} after {after:?}: {:?}\n{}", done.status, done.err);
+    if code == Some(0) {
+        assert_eq!(done.lines(), ["done"; 8], "{victim:?} after {after:?}: {}", done.err);
+    } else if code == Some(125) {
+        assert!(done.err.starts_with("hpcrt: "), "{}", done.err);
+    }
+    assert!(!done.err.contains("panicked"), "{}", done.err);
+    done.gone();
+}
+
+fn at_any_moment(rounds: u64) {
+    for round in 0..rounds {
+        for victim in [Role::FrontEnd, Role::Agent, Role::Keeper, Role::JobKeeper, Role::Rank] {
+            let run = sh(HOSTS, "sleep 0.05; echo done").start();
+            // 0 to 400 ms, in steps that differ from round to round.
+            kill_at(run, victim, Duration::from_millis((round * 89 + victim as u64 * 31) % 400));
+        }
+    }
+}
+
+#[test]
+fn killed_at_any_moment() {
+    at_any_moment(12);
+}
+
+#[test]
+#[ignore = "many minutes"]
+fn killed_at_any_moment_for_long() {
+    at_any_moment(400);
+}
