@@ -13,7 +13,7 @@ const PREFIX: &str = "hpcrt-store.";
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
 #[derive(Debug)]
-pub(super) struct Directory {
+pub struct Directory {
     parent: OwnedFd,
     pub(super) name: String,
     pub(super) own: OwnedFd,

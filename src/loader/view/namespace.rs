@@ -73,7 +73,8 @@ pub struct Base {
     pub store: OwnedFd,
     /// The same, read-only, as a mount of the base's namespace: what files are bound from.
     pub sealed: OwnedFd,
-    directory: Option<Directory>,
+    /// Where the store is in a directory of the user's.
+    pub directory: Option<Directory>,
 }
 
 impl Base {
