@@ -173,7 +173,7 @@ fn base_of(mut fds: Vec<OwnedFd>) -> Base {
     let user = (fds.len() == 4).then(|| fds.pop().unwrap());
     let mount = fds.pop().unwrap();
     let sealed = fds.pop().unwrap();
-    Base { user, mount, sealed, store: fds.pop().unwrap() }
+    Base { user, mount, sealed, store: fds.pop().unwrap(), directory: None }
 }
 
 struct Keeper {

@@ -77,6 +77,25 @@ impl Keeper {
     }
 
     fn serve(mut self) -> io::Result<()> {
+        let obeyed = self.obey();
+        // The agent is gone. The jobs' keepers see the end of their own sockets; give them time to end in order.
+        let end = Instant::now() + KILLED;
+        while !self.jobs.is_empty() && Instant::now() < end {
+            let left = end.saturating_duration_since(Instant::now());
+            if let [true] = wait([self.children_died.as_fd()], Some(left))? {
+                self.children_died.read_signal()?;
+                self.reap();
+            }
+        }
+        process::kill_descendants(&[], KILLED);
+        if let Some(base) = &self.base {
+            base.remove_store();
+        }
+        obeyed
+    }
+
+    /// Follows the agent until it is gone.
+    fn obey(&mut self) -> io::Result<()> {
         loop {
             let [asked, died] = wait([self.agent.as_fd(), self.children_died.as_fd()], None)?;
             if died {
@@ -88,21 +107,10 @@ impl Keeper {
                     Some((Ask::Job { job }, fds)) => self.fork_job(job, fds)?,
                     Some((Ask::Store { directory, bytes }, _)) => self.make_store(directory, bytes)?,
                     Some(_) => {}
-                    None => break,
+                    None => return Ok(()),
                 }
             }
         }
-        // The agent is gone. The jobs' keepers see the end of their own sockets; give them time to end in order.
-        let end = Instant::now() + KILLED;
-        while !self.jobs.is_empty() && Instant::now() < end {
-            let left = end.saturating_duration_since(Instant::now());
-            if let [true] = wait([self.children_died.as_fd()], Some(left))? {
-                self.children_died.read_signal()?;
-                self.reap();
-            }
-        }
-        process::kill_descendants(&[], KILLED);
-        Ok(())
     }
 
     /// A dead job's keeper may leave orphans, which are our children now.

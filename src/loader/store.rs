@@ -36,16 +36,26 @@ impl Store {
         self.directory.as_fd()
     }
 
-    /// Fails now rather than in the middle when `bytes` more do not fit.
+    /// Fails now rather than in the middle when `bytes`, what is here included, do not fit.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         let stat = rustix::fs::fstatvfs(&self.directory).op("measure the node's store")?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_add(self.used());
         if bytes > free {
             let cause = format!("{} MiB are needed and {} MiB are free", bytes.div_ceil(1 << 20), free >> 20);
             return Err(Error::new("stage the program's files in the node's store", cause)
-                .remedy("choose a larger place with --store DIR, or capture less with --exclude"));
+                .remedy("choose a larger place with --store DIR, or capture less with --view none"));
         }
         Ok(())
+    }
+
+    /// Bytes that its files occupy.
+    fn used(&self) -> u64 {
+        let entries = rustix::fs::Dir::read_from(&self.directory).into_iter().flatten().flatten();
+        let blocks = entries
+            .filter(|e| e.file_type() == rustix::fs::FileType::RegularFile)
+            .filter_map(|e| rustix::fs::statat(&self.directory, e.file_name(), AtFlags::SYMLINK_NOFOLLOW).ok())
+            .map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0));
+        blocks.sum::<u64>() << 9
     }
 
     /// Begins file `id` of `size` bytes; `mode` and `mtime` (seconds, nanoseconds) of the original are given to it by [`Store::finish`].
@@ -77,7 +87,7 @@ impl Store {
                 Err(e) => {
                     return Err(Error::new("write into the store", e)
                         .on(name(id))
-                        .remedy("choose a larger place with --store DIR, or capture less with --exclude"));
+                        .remedy("choose a larger place with --store DIR, or capture less with --view none"));
                 }
             }
         }

@@ -122,12 +122,18 @@ pub fn memory_for_files() -> u64 {
     let limits = groups.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        let file = match controllers {
-            "" => format!("/sys/fs/cgroup{path}/memory.max"),
-            c if c.split(',').any(|c| c == "memory") => format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"),
+        let (mount, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             _ => return None,
         };
-        number(fs::read_to_string(file).ok()?)
+        // A group is bound by those above it, too.
+        let groups = std::path::Path::new(path).ancestors();
+        let limit = |group: &std::path::Path| {
+            let group = group.strip_prefix("/").unwrap_or(group);
+            number(fs::read_to_string(std::path::Path::new(mount).join(group).join(file)).ok()?)
+        };
+        groups.filter_map(limit).min()
     });
     let total = total.map_or(1 << 30, |kib| kib << 10);
     limits.fold(total, u64::min) / 2
@@ -232,6 +238,16 @@ pub fn kill_descendants(spare: &[Pid], deadline: Duration) -> bool {
             return false;
         }
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until a child has ended and reaps it, or the time is over.
+pub fn await_end(child: Pid, deadline: Duration) {
+    let end = Instant::now() + deadline;
+    while let Ok(WaitStatus::StillAlive) = waitpid(child, Some(WaitPidFlag::WNOHANG))
+        && Instant::now() < end
+    {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -198,12 +198,28 @@ impl Job {
             view.serve(fuse, threads.clamp(2, 8))?;
             *self.view.borrow_mut() = Some(view);
             self.tell_keeper(&Ask::Show, &[]).await.op("mount the view")?;
-            self.shown().await?;
+            let broken = async { Err(replica.broken().await) };
+            if let Err(error) = self.shown().or(broken).await {
+                // The keeper may be waiting in the kernel for a question that nobody will answer now.
+                if let Some(view) = &*self.view.borrow() {
+                    view.close();
+                }
+                let late = async {
+                    smol::Timer::after(std::time::Duration::from_secs(1)).await;
+                    Ok(None)
+                };
+                let _ = self.shown().or(late).await;
+                replica.reserve(self.launch.bytes)?;
+                return Err(error);
+            }
         } else {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
             self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
         }
-        replica.loaded(self.launch.load).await?;
+        if let Err(error) = replica.loaded(self.launch.load).await {
+            replica.reserve(self.launch.bytes)?;
+            return Err(error);
+        }
         for files in batches(replica.images(roots)) {
             self.tell_keeper(&Ask::Bind { files }, &[]).await.op("bind the program's files")?;
         }

@@ -48,12 +48,15 @@ pub fn serve() -> Result<u8> {
     process::raise_nofile();
     // Before anything that might start a thread.
     let (keeper, keeper_pid) = keeper::start().op("start the keeper")?;
+    let hang_up = keeper.try_clone().op("start the keeper")?;
     process::become_subreaper();
     process::keep_freed_memory();
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let ended = smol::block_on(tasks.run(live(Rc::clone(&tasks), input, output, keeper, keeper_pid)));
-    // The keeper saw its socket close with the node; whatever it left is ours.
+    // The keeper sees its socket close; whatever it leaves is ours.
+    let _ = rustix::net::shutdown(&hang_up, rustix::net::Shutdown::Both);
+    process::await_end(keeper_pid, keeper::KILLED);
     process::kill_descendants(&[], keeper::KILLED);
     ended.map(|()| 0)
 }

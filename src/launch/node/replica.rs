@@ -48,6 +48,8 @@ pub(super) struct Replica {
     coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
     /// Files that were begun in the store.
     announced: RefCell<HashSet<FileId>>,
+    /// Files that found no room in the store: whoever wants them reads the originals.
+    lost: RefCell<HashSet<FileId>>,
     /// Complete ELF files: they are bound, not read through the view.
     images: RefCell<Vec<(Vec<u8>, FileId)>>,
     /// Bodies that came before the record that announces their file.
@@ -98,6 +100,7 @@ impl Replica {
             views: RefCell::default(),
             coming: RefCell::default(),
             announced: RefCell::default(),
+            lost: RefCell::default(),
             images: RefCell::default(),
             early: RefCell::default(),
             open_questions: RefCell::new(SingleFlight::new(ASK_AGAIN)),
@@ -114,9 +117,9 @@ impl Replica {
         self.bytes.get()
     }
 
-    /// Fails now rather than in the middle when `bytes` more do not fit into the store.
+    /// Fails now rather than in the middle when `bytes`, what is here included, do not fit into the store.
     pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
-        self.store.reserve(bytes.saturating_sub(self.bytes.get()))
+        self.store.reserve(bytes)
     }
 
     /// A view of these directory trees, fed by this replica.
@@ -132,6 +135,16 @@ impl Replica {
         let view = Rc::new(Skeleton::new(setup, roots.to_vec()));
         self.views.borrow_mut().push(Rc::downgrade(&view));
         view
+    }
+
+    /// Waits until no content can be stored any more.
+    pub(super) async fn broken(&self) -> Error {
+        loop {
+            if let Some(error) = &*self.broken.borrow() {
+                return Error::new("stage the program's files", error.clone());
+            }
+            let _ = self.progress.1.recv().await;
+        }
     }
 
     /// Waits until everything that belongs to a load is in the store.
@@ -229,25 +242,32 @@ impl Replica {
         }
         self.log.unlisten(waiter);
         let packet = next.await?;
-        if let Some(logged) = self.log.receive(stripe, packet)?
-            && let Err(error) = self.announce(&logged.record)
-        {
-            self.fail(&error);
+        if let Some(logged) = self.log.receive(stripe, packet)? {
+            self.announce(&logged.record);
         }
         Ok(())
     }
 
     /// Makes the file for content that is coming, before its turn in the log: chunks are written as they arrive.
-    fn announce(&self, record: &Record) -> Result<()> {
-        let Record::File { path, attr, content: Some(id) } = record else { return Ok(()) };
+    fn announce(&self, record: &Record) {
+        let Record::File { path, attr, content: Some(id) } = record else { return };
         if self.announced.borrow_mut().insert(*id) {
-            self.store.create(*id, attr.size, attr.mode, attr.mtime)?;
+            if let Err(error) = self.store.create(*id, attr.size, attr.mode, attr.mtime) {
+                self.lose(*id, &error);
+            }
             self.coming.borrow_mut().insert(*id, (path.clone(), attr.size));
             for (seq, entry) in std::mem::take(&mut *self.early.borrow_mut()) {
                 self.log.postpone(seq, entry);
             }
         }
-        Ok(())
+    }
+
+    /// A file cannot be stored: jobs that wait for files fail, those that run read its original.
+    fn lose(&self, file: FileId, error: &Error) {
+        if self.lost.borrow_mut().insert(file) {
+            self.fail(error);
+            self.learn(&Record::Void { file, errno: rustix::io::Errno::NOSPC.raw_os_error() });
+        }
     }
 
     /// Moves what arrives into the store, the catalog and the views.
@@ -269,20 +289,22 @@ impl Replica {
     }
 
     fn store_chunk(self: &Rc<Self>, seq: u64, entry: LogEntry, node: &Rc<Node>) {
-        let Record::Chunk { file, .. } = entry.header.record else {
+        let Record::Chunk { file, len, .. } = entry.header.record else {
             return self.log.stored(seq);
         };
+        if self.lost.borrow().contains(&file) {
+            return self.log.stored(seq);
+        }
         if !self.coming.borrow().contains_key(&file) {
             return self.early.borrow_mut().push((seq, entry));
         }
         let (this, store) = (Rc::clone(self), Arc::clone(&self.store));
         let work = async move {
-            let size = entry.body.as_ref().map_or(0, |b| b.0.len() as u64);
-            let written = smol::unblock(move || write_chunk(&store, &entry)).await;
-            if let Err(error) = written {
-                this.fail(&error);
+            let size = u64::from(len);
+            match smol::unblock(move || write_chunk(&store, &entry)).await {
+                Ok(()) => this.bytes.set(this.bytes.get() + size),
+                Err(error) => this.lose(file, &error),
             }
-            this.bytes.set(this.bytes.get() + size);
             this.log.stored(seq);
         };
         node.tasks.spawn(work).detach();
@@ -291,6 +313,11 @@ impl Replica {
     /// Takes in a record whose predecessors are all here.
     fn deliver(self: &Rc<Self>, record: &Record) -> Result<()> {
         match record {
+            Record::Complete { file } | Record::Void { file, .. } if self.lost.borrow().contains(file) => {
+                self.coming.borrow_mut().remove(file);
+                let _ = self.store.remove(*file);
+                return Ok(());
+            }
             Record::Complete { file } => {
                 self.store.finish(*file)?;
                 if let Some((path, size)) = self.coming.borrow_mut().remove(file) {
@@ -322,6 +349,12 @@ impl Replica {
         {
             self.open_questions.borrow_mut().answer(path);
         }
+        self.learn(record);
+        Ok(())
+    }
+
+    /// Tells the catalog and the views.
+    fn learn(&self, record: &Record) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = (now.as_secs().cast_signed(), now.subsec_nanos());
         let effects = self.catalog.write().unwrap_or_else(PoisonError::into_inner).apply(record, now);
@@ -329,7 +362,6 @@ impl Replica {
         for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
             view.applied(&effects);
         }
-        Ok(())
     }
 
     /// From now on every job that waits for files fails, with this reason.

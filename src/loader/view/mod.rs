@@ -4,6 +4,7 @@
 
 mod answers;
 mod attributes;
+mod directory;
 mod handles;
 mod inodes;
 pub mod namespace;

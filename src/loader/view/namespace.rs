@@ -17,8 +17,9 @@ use std::path::Path;
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
+use super::directory::Directory;
 use crate::error::{Context, Error};
 use crate::loader::catalog::is_below;
 use crate::loader::store;
@@ -72,6 +73,8 @@ pub struct Base {
     pub store: OwnedFd,
     /// The same, read-only, as a mount of the base's namespace: what files are bound from.
     pub sealed: OwnedFd,
+    /// Where the store is in a directory of the user's.
+    pub directory: Option<Directory>,
 }
 
 impl Base {
@@ -96,7 +99,15 @@ impl Base {
         // Slave, not private: what the host's automounter mounts later has to appear here.
         rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
             .map_err(|e| forbidden("change mounts", e))?;
-        let (store, sealed) = mount_store(place)?;
+        let directory = match place {
+            Place::Memory(_) => None,
+            Place::Directory(path) => Some(Directory::create(path)?),
+        };
+        let mounted = mount_store(place, directory.as_ref());
+        if let (Err(_), Some(directory)) = (&mounted, &directory) {
+            directory.remove();
+        }
+        let (store, sealed) = mounted?;
         if !root && let Err(error) = super::ssh::own_configuration(store.as_fd(), &sealed) {
             log::warn!("{error}: ssh may refuse its configuration in ranks");
         }
@@ -107,7 +118,16 @@ impl Base {
         let user = if root { None } else { Some(namespace("user")?) };
         let mount = namespace("mnt")?;
         rustix::process::chdir("/").op_on("enter", "/")?;
-        Ok(Base { user, mount, store, sealed })
+        Ok(Base { user, mount, store, sealed, directory })
+    }
+
+    /// At the end of the session: removes what it has in a directory of the user's; a RAM disk goes by itself.
+    pub fn remove_store(&self) {
+        if let Some(directory) = &self.directory {
+            // The cover lies on it, and what is mounted on cannot be removed.
+            let _ = rustix::mount::unmount(COVERED, UnmountFlags::DETACH);
+            directory.remove();
+        }
     }
 
     /// Enters a base that an earlier keeper made; the working directory becomes `/`.
@@ -126,27 +146,26 @@ fn forbidden(operation: &'static str, cause: impl std::fmt::Display) -> Failure 
 }
 
 /// The store's directory, writable and (as a path descriptor) read-only.
-fn mount_store(place: Place<'_>) -> Result<(OwnedFd, OwnedFd)> {
+fn mount_store(place: Place<'_>, directory: Option<&Directory>) -> Result<(OwnedFd, OwnedFd)> {
     // Before the stacking: a recursive bind would copy what is stacked, too. It waits on any other directory until it is moved on top.
     rustix::mount::mount_bind_recursive(COVERED, ASIDE).map_err(|e| forbidden("bind a directory", e))?;
     let store = match place {
+        Place::Directory(path) => {
+            let directory = directory.expect("made for this place");
+            let own = path.join(&directory.name);
+            rustix::mount::mount_bind(&own, COVERED).op_on("bind the store", own)?;
+            directory.own.try_clone().op("keep the store open")?
+        }
         Place::Memory(bytes) => {
             let options = CString::new(format!("size={bytes},mode=0700")).expect("no NUL in a number");
             // Not noexec: programs and libraries are what it is for.
             rustix::mount::mount("hpcrt-store", COVERED, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options)
                 .map_err(|e| forbidden("mount the store's RAM disk", e))?;
-            open_directory(COVERED, OFlags::RDONLY)?
-        }
-        Place::Directory(path) => {
-            let store = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-                .op_on("open the store", path)?;
-            rustix::mount::mount_bind(path, COVERED).op_on("bind the store", path)?;
+            let store = open_directory(COVERED, OFlags::RDONLY)?;
+            rustix::mount::mount_bind(COVERED, COVERED).op("bind the store")?;
             store
         }
     };
-    if matches!(place, Place::Memory(_)) {
-        rustix::mount::mount_bind(COVERED, COVERED).op("bind the store")?;
-    }
     // Flags that the mount inherited may be locked: a remount must repeat them.
     let flags = rustix::fs::statvfs(COVERED).op("inspect the store")?.f_flag;
     let mut keep = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;

@@ -1,0 +1,93 @@
+//! A session's own directory in `--store DIR`: locked as long as any process of the session lives, so that whoever comes next can tell what
+//! a killed session left there, and removes it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::{Context, Error, Result};
+
+const PREFIX: &str = "hpcrt-store.";
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+
+#[derive(Debug)]
+pub struct Directory {
+    parent: OwnedFd,
+    pub(super) name: String,
+    pub(super) own: OwnedFd,
+}
+
+impl Directory {
+    pub(super) fn create(place: &Path) -> Result<Directory> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = rustix::fs::open(place, flags, Mode::empty()).op_on("open the store", place)?;
+        sweep(&parent);
+        let make = || {
+            let name = format!("{PREFIX}{:016x}", fastrand::u64(..));
+            rustix::fs::mkdirat(&parent, &name, Mode::RWXU)?;
+            let own = rustix::fs::openat(&parent, &name, FLAGS, Mode::empty())?;
+            rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive)?;
+            // Between the first two steps another session may have taken it for a dead one's.
+            rustix::fs::statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+            Ok::<_, Errno>((name, own))
+        };
+        let (name, own) = make()
+            .or_else(|e| if matches!(e, Errno::NOENT | Errno::AGAIN) { make() } else { Err(e) })
+            .map_err(|e| Error::new("make the store", e).on(place).remedy("choose a directory where you may write"))?;
+        Ok(Directory { parent, name, own })
+    }
+
+    /// Removes it with its files.
+    pub(super) fn remove(&self) {
+        empty(&self.own);
+        let _ = rustix::fs::unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
+    }
+}
+
+/// Removes what nobody has locked.
+fn sweep(parent: &OwnedFd) {
+    for name in names(parent) {
+        if name.to_bytes().starts_with(PREFIX.as_bytes())
+            && let Ok(old) = rustix::fs::openat(parent, &*name, FLAGS, Mode::empty())
+            && rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            empty(&old);
+            let _ = rustix::fs::unlinkat(parent, &*name, AtFlags::REMOVEDIR);
+        }
+    }
+}
+
+fn empty(directory: &OwnedFd) {
+    for name in names(directory) {
+        let _ = rustix::fs::unlinkat(directory, &*name, AtFlags::empty());
+    }
+}
+
+fn names(directory: impl AsFd) -> Vec<std::ffi::CString> {
+    let entries = Dir::read_from(directory).into_iter().flatten().flatten();
+    entries.map(|e| e.file_name().to_owned()).filter(|n| n.to_bytes() != b"." && n.to_bytes() != b"..").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_dead_session_left_is_removed_and_a_living_one_is_not() {
+        let place = tempfile::tempdir().unwrap();
+        let count = || std::fs::read_dir(place.path()).unwrap().count();
+        let first = Directory::create(place.path()).unwrap();
+        std::fs::write(place.path().join(&first.name).join("0"), "x").unwrap();
+        let second = Directory::create(place.path()).unwrap();
+        assert_eq!(count(), 2);
+        drop(first);
+        let third = Directory::create(place.path()).unwrap();
+        assert_eq!(count(), 2, "the first one's is gone");
+        second.remove();
+        third.remove();
+        assert_eq!(count(), 0);
+        assert!(Directory::create(Path::new("/proc")).unwrap_err().to_string().contains("where you may write"));
+    }
+}
