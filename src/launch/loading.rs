@@ -213,12 +213,13 @@ pub fn resolve(
     });
     let closure = match closure {
         Ok(closure) => closure,
-        // Not a program of ours to judge: the node's exec will say what is wrong with it, or run what may be executed but not read.
-        Err(error) if !readable(program) => {
-            log::debug!("{error}");
-            return Ok(needs);
+        // The nodes may have what is missing here, and will say if they have not.
+        Err(error) => {
+            if program.exists() {
+                source.warn(format!("{error}; its files are not captured"));
+            }
+            return Ok(Needs::default());
         }
-        Err(error) => return Err(error),
     };
     for listing in &closure.directories {
         if source.shares_device(listing.stat.st_dev, &listing.canonical) {
@@ -247,10 +248,6 @@ pub fn resolve(
         preload.path(path(root));
     }
     Ok(needs)
-}
-
-fn readable(program: &Path) -> bool {
-    rustix::fs::access(program, rustix::fs::Access::READ_OK).is_ok()
 }
 
 fn is_script(path: &Path) -> bool {

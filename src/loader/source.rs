@@ -170,6 +170,11 @@ impl Source {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds to what the user should know.
+    pub fn warn(&self, warning: String) {
+        self.state().warnings.push(warning);
+    }
+
     /// What the user should know; each is said once.
     pub fn warnings(&self) -> Vec<String> {
         std::mem::take(&mut self.state().warnings)
