@@ -259,6 +259,11 @@ impl Root {
         self.children.order(to, order, body).await;
     }
 
+    /// The session is being ended.
+    pub fn is_stopping(&self) -> bool {
+        self.children.leaving()
+    }
+
     /// Ends the session: every node cleans up and leaves.
     pub async fn stop(&self) {
         self.children.expect_leaving();

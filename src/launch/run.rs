@@ -135,6 +135,9 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
     running.drive(job, &news).await?;
+    if root.is_stopping() {
+        running.fail("the session was stopped".to_owned());
+    }
     root.forget(id);
     console.clear();
     running.show_rest().await?;
