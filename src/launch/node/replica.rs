@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use async_channel::{Receiver, Sender, unbounded};
+use async_channel::{Receiver, Sender, bounded, unbounded};
+use rustix::io::Errno;
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -48,6 +49,8 @@ pub(super) struct Replica {
     coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
     /// Files that were begun in the store.
     announced: RefCell<HashSet<FileId>>,
+    /// Files whose content this node has not all of: theirs is the original.
+    holes: RefCell<HashSet<FileId>>,
     /// Complete ELF files: they are bound, not read through the view.
     images: RefCell<Vec<(Vec<u8>, FileId)>>,
     /// Bodies that came before the record that announces their file.
@@ -56,7 +59,8 @@ pub(super) struct Replica {
     preloaded: RefCell<HashSet<LoadId>>,
     /// Why no content can be stored any more.
     broken: RefCell<Option<String>>,
-    progress: (Sender<()>, Receiver<()>),
+    /// Closed, and replaced, when a load is complete or the replica broken: so everybody who waits hears of it.
+    progress: RefCell<(Sender<()>, Receiver<()>)>,
     bytes: Cell<u64>,
 }
 
@@ -98,12 +102,13 @@ impl Replica {
             views: RefCell::default(),
             coming: RefCell::default(),
             announced: RefCell::default(),
+            holes: RefCell::default(),
             images: RefCell::default(),
             early: RefCell::default(),
             open_questions: RefCell::new(SingleFlight::new(ASK_AGAIN)),
             preloaded: RefCell::default(),
             broken: RefCell::default(),
-            progress: unbounded(),
+            progress: RefCell::new(bounded(1)),
             bytes: Cell::new(0),
         };
         (Rc::new(replica), questions)
@@ -146,7 +151,8 @@ impl Replica {
             if self.preloaded.borrow().contains(&load) {
                 return Ok(());
             }
-            let _ = self.progress.1.recv().await;
+            let progress = self.progress.borrow().1.clone();
+            let _ = progress.recv().await;
         }
     }
 
@@ -166,30 +172,30 @@ impl Replica {
 
     /// Follows the log in one stripe: from the nearest of our feeders that can be reached, at last over the control link.
     pub(super) async fn follow(self: Rc<Self>, stripe: u8, feeders: Vec<Feeder>, key: SessionKey, parent: Uplink) {
-        let mut fed = Instant::now();
+        let fed = Cell::new(Instant::now());
+        // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
+        let mut parent_feeds = false;
         loop {
             for feeder in &feeders {
-                let before = self.log.next(stripe);
-                let ended = self.fed_by(stripe, feeder, &key).await;
-                if self.log.next(stripe) != before {
-                    fed = Instant::now();
-                }
+                let ended = self.fed_by(stripe, feeder, &key, &fed).await;
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
             }
             let before = self.log.next(stripe);
             let ended = self.fed_by_parent(stripe, &parent).await;
-            if self.log.next(stripe) != before {
-                fed = Instant::now();
+            parent_feeds |= self.log.next(stripe) != before;
+            if parent_feeds {
+                fed.set(Instant::now());
             }
             log::debug!("node {}: not fed by its parent any more: {ended}", self.node);
-            if fed.elapsed() > UNFED {
+            if fed.get().elapsed() > UNFED {
                 return self.fail(&Error::new("receive the program's files", "no node that has them can be reached"));
             }
             Timer::after(RETRY).await;
         }
     }
 
-    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey) -> LinkError {
+    /// `fed` becomes the time when something was heard last.
+    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey, fed: &Cell<Instant>) -> LinkError {
         let (mut reader, mut writer) = match listen::reach(&feeder.addresses, key, self.node, Purpose::Log).await {
             Ok(link) => link,
             Err(error) => return error,
@@ -199,7 +205,7 @@ impl Replica {
         }
         loop {
             match self.receive(stripe, reader.receive_within()).await {
-                Ok(()) => {}
+                Ok(()) => fed.set(Instant::now()),
                 Err(error) => return error,
             }
         }
@@ -229,10 +235,16 @@ impl Replica {
         }
         self.log.unlisten(waiter);
         let packet = next.await?;
-        if let Some(logged) = self.log.receive(stripe, packet)?
-            && let Err(error) = self.announce(&logged.record)
-        {
-            self.fail(&error);
+        let bare = packet.body.is_empty();
+        let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
+        match &logged.record {
+            // Nobody upstream could rebuild it.
+            Record::Chunk { file, .. } if bare => drop(self.holes.borrow_mut().insert(*file)),
+            record => {
+                if let Err(error) = self.announce(record) {
+                    self.fail(&error);
+                }
+            }
         }
         Ok(())
     }
@@ -279,6 +291,9 @@ impl Replica {
         let work = async move {
             let size = entry.body.as_ref().map_or(0, |b| b.0.len() as u64);
             let written = smol::unblock(move || write_chunk(&store, &entry)).await;
+            if written.is_err() {
+                this.holes.borrow_mut().insert(file);
+            }
             if let Err(error) = written {
                 this.fail(&error);
             }
@@ -290,6 +305,14 @@ impl Replica {
 
     /// Takes in a record whose predecessors are all here.
     fn deliver(self: &Rc<Self>, record: &Record) -> Result<()> {
+        let void;
+        let record = match record {
+            Record::Complete { file } if self.holes.borrow().contains(file) => {
+                void = Record::Void { file: *file, errno: Errno::IO.raw_os_error() };
+                &void
+            }
+            record => record,
+        };
         match record {
             Record::Complete { file } => {
                 self.store.finish(*file)?;
@@ -311,7 +334,7 @@ impl Replica {
             }
             Record::Preloaded { load } => {
                 self.preloaded.borrow_mut().insert(*load);
-                let _ = self.progress.0.try_send(());
+                self.progress.replace(bounded(1));
             }
             _ => {}
         }
@@ -335,7 +358,7 @@ impl Replica {
     /// From now on every job that waits for files fails, with this reason.
     fn fail(&self, error: &Error) {
         self.broken.borrow_mut().get_or_insert_with(|| error.to_string());
-        let _ = self.progress.0.try_send(());
+        self.progress.replace(bounded(1));
     }
 }
 
@@ -358,7 +381,6 @@ pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Ve
 
 fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
     let Record::Chunk { file, offset, len, codec } = entry.header.record else { return Ok(()) };
-    // A chunk without its body: nobody could rebuild it; the file is voided further on.
     let Some(body) = &entry.body else { return Ok(()) };
     match codec {
         Codec::Raw => store.write_chunk(file, offset, &body.0),
@@ -378,6 +400,9 @@ impl FeedsLog for Replica {
 impl Rebuild for Replica {
     async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
         let Record::Chunk { file, offset, len, .. } = *record else { return None };
+        if self.holes.borrow().contains(&file) {
+            return None;
+        }
         let store = Arc::clone(&self.store);
         let read = move || {
             let mut body = vec![0; len as usize];
