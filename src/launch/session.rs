@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use async_channel::Receiver;
+use async_channel::{Receiver, bounded};
 use smol::Task;
+use smol::future::FutureExt;
 
 use super::console::Console;
 use super::hostlist::Host;
@@ -48,7 +49,8 @@ pub struct Session {
     root: Rc<Root>,
     hosts: Vec<Host>,
     source: Arc<Source>,
-    log: std::cell::RefCell<Option<Task<()>>>,
+    /// Closed when the log is laid over the nodes.
+    log: Receiver<()>,
     /// How long it took to bring the nodes up.
     pub started: Duration,
 }
@@ -85,14 +87,17 @@ impl Session {
         let begun = Instant::now();
         let root = Root::start(Rc::clone(&tasks), setup, progress, interrupted).await?;
         let Reading { source, found } = reading;
-        let log = tasks.spawn({
+        let (laid, log) = bounded(1);
+        let lay = {
             let (root, source) = (Rc::clone(&root), Arc::clone(&source));
             async move {
                 source.begun().await;
                 root.start_log(source, found).await;
+                laid.close();
             }
-        });
-        Ok(Session { root, hosts, source, log: std::cell::RefCell::new(Some(log)), started: begun.elapsed() })
+        };
+        tasks.spawn(lay).detach();
+        Ok(Session { root, hosts, source, log, started: begun.elapsed() })
     }
 
     /// Begins to find and read what a job needs.
@@ -107,14 +112,22 @@ impl Session {
     pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
         let Resolving { found, before } = resolving;
         let sent_before = self.sent();
-        let (needs, resolve) = found.await?;
+        // The shared file system may hang.
+        let interrupted = async {
+            let signal = console.ended_by().await;
+            Err(Error::new("find the program's files", format!("ended by {}", signal.as_str())))
+        };
+        let (needs, resolve) = found.or(interrupted).await?;
         if !needs.roots.is_empty() {
             self.source.begin_log();
-            let log = self.log.borrow_mut().take();
-            if let Some(log) = log {
-                log.await;
-            }
+            let _ = self.log.recv().await;
         }
+        // At the start of a session, and while a job ran, they were named.
+        let lost = if console.own { Vec::new() } else { self.root.lost() };
+        if let Some(error) = lost.first().filter(|_| self.root.up().is_empty()) {
+            return Err(Error::new("run the job", format!("no host of the session is left: {error}")));
+        }
+        lost.iter().for_each(|error| console.say(format_args!("going on without a host: {error}")));
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = Counted::of(&self.source.counters);
