@@ -31,7 +31,7 @@ use crate::{Error, Result};
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// Pause between two rounds of attempts to find somebody who feeds us.
 const RETRY: Duration = Duration::from_millis(200);
-/// Without anybody who feeds us for this long, the node's jobs fail.
+/// Without anybody who feeds us for this long, jobs that wait for files fail.
 const UNFED: Duration = Duration::from_secs(30);
 /// First bytes of an ELF file.
 const ELF: &[u8; 4] = b"\x7fELF";
@@ -62,6 +62,8 @@ pub(super) struct Replica {
     /// Closed, and replaced, when a load is complete or the replica broken: so everybody who waits hears of it.
     progress: RefCell<(Sender<()>, Receiver<()>)>,
     bytes: Cell<u64>,
+    /// When something was heard last of who feeds us, by stripe.
+    fed: Vec<Cell<Instant>>,
 }
 
 /// The way from the view's threads to the node's task.
@@ -110,6 +112,7 @@ impl Replica {
             broken: RefCell::default(),
             progress: RefCell::new(bounded(1)),
             bytes: Cell::new(0),
+            fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
         };
         (Rc::new(replica), questions)
     }
@@ -142,8 +145,9 @@ impl Replica {
     /// Waits until everything that belongs to a load is in the store.
     ///
     /// # Errors
-    /// The store is full or broken.
+    /// The store is full or broken, or nobody feeds this node.
     pub(super) async fn loaded(&self, load: LoadId) -> Result<()> {
+        let begun = Instant::now();
         loop {
             if let Some(error) = &*self.broken.borrow() {
                 return Err(Error::new("stage the program's files", error.clone()));
@@ -151,8 +155,19 @@ impl Replica {
             if self.preloaded.borrow().contains(&load) {
                 return Ok(());
             }
+            let fed = self.fed.iter().map(Cell::get).min().unwrap_or(begun);
+            let unfed = fed.max(begun) + UNFED;
+            if unfed <= Instant::now() {
+                return Err(Error::new("receive the program's files", "no node that has them can be reached"));
+            }
             let progress = self.progress.borrow().1.clone();
-            let _ = progress.recv().await;
+            let progress = async {
+                let _ = progress.recv().await;
+            };
+            let late = async {
+                Timer::at(unfed).await;
+            };
+            progress.or(late).await;
         }
     }
 
@@ -172,30 +187,25 @@ impl Replica {
 
     /// Follows the log in one stripe: from the nearest of our feeders that can be reached, at last over the control link.
     pub(super) async fn follow(self: Rc<Self>, stripe: u8, feeders: Vec<Feeder>, key: SessionKey, parent: Uplink) {
-        let fed = Cell::new(Instant::now());
         // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
         let mut parent_feeds = false;
         loop {
             for feeder in &feeders {
-                let ended = self.fed_by(stripe, feeder, &key, &fed).await;
+                let ended = self.fed_by(stripe, feeder, &key).await;
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
             }
             let before = self.log.next(stripe);
             let ended = self.fed_by_parent(stripe, &parent).await;
             parent_feeds |= self.log.next(stripe) != before;
             if parent_feeds {
-                fed.set(Instant::now());
+                self.fed[usize::from(stripe)].set(Instant::now());
             }
             log::debug!("node {}: not fed by its parent any more: {ended}", self.node);
-            if fed.get().elapsed() > UNFED {
-                return self.fail(&Error::new("receive the program's files", "no node that has them can be reached"));
-            }
             Timer::after(RETRY).await;
         }
     }
 
-    /// `fed` becomes the time when something was heard last.
-    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey, fed: &Cell<Instant>) -> LinkError {
+    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey) -> LinkError {
         let (mut reader, mut writer) = match listen::reach(&feeder.addresses, key, self.node, Purpose::Log).await {
             Ok(link) => link,
             Err(error) => return error,
@@ -205,7 +215,7 @@ impl Replica {
         }
         loop {
             match self.receive(stripe, reader.receive_within()).await {
-                Ok(()) => fed.set(Instant::now()),
+                Ok(()) => {}
                 Err(error) => return error,
             }
         }
@@ -235,6 +245,7 @@ impl Replica {
         }
         self.log.unlisten(waiter);
         let packet = next.await?;
+        self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();
         let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
         match &logged.record {
