@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender, bounded, unbounded};
+use async_channel::{Receiver, Sender, bounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -137,7 +137,7 @@ impl Root {
             arrivals,
             loading: RefCell::default(),
             nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
-            changed: unbounded(),
+            changed: bounded(1),
             jobs: RefCell::default(),
             next_job: Cell::new(1),
         });
@@ -176,15 +176,7 @@ impl Root {
     fn enough(&self, min_hosts: Option<u32>) -> Result<()> {
         let up = self.count(|s| matches!(s, State::Up { .. }));
         let all = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
-        let errors: Vec<String> = self
-            .nodes
-            .borrow()
-            .values()
-            .filter_map(|s| match s {
-                State::Gone { error } => Some(error.clone()),
-                _ => None,
-            })
-            .collect();
+        let errors = self.lost();
         if up >= min_hosts.unwrap_or(all).max(1) {
             for error in errors {
                 say(format_args!("going on without a host: {error}"));
@@ -209,6 +201,16 @@ impl Root {
         let nodes = self.nodes.borrow();
         let up = nodes.iter().filter(|(_, s)| matches!(s, State::Up { .. }));
         up.map(|(node, _)| (*node, *node as usize - 1)).collect()
+    }
+
+    /// Why nodes are not up.
+    pub fn lost(&self) -> Vec<String> {
+        let nodes = self.nodes.borrow();
+        let error = |state: &State| match state {
+            State::Gone { error } => Some(error.clone()),
+            _ => None,
+        };
+        nodes.values().filter_map(error).collect()
     }
 
     /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use async_channel::Receiver;
+use async_channel::{Receiver, bounded};
 use smol::future::FutureExt;
 use smol::{Task, Timer};
 
@@ -50,7 +50,8 @@ pub struct Session {
     root: Rc<Root>,
     hosts: Vec<Host>,
     source: Arc<Source>,
-    log: std::cell::RefCell<Option<Task<()>>>,
+    /// Closed when the log is laid over the nodes.
+    log: Receiver<()>,
     /// Time between two looks for what others changed.
     fresh: Duration,
     /// How long it took to bring the nodes up.
@@ -89,21 +90,17 @@ impl Session {
         let begun = Instant::now();
         let root = Root::start(Rc::clone(&tasks), setup, progress, interrupted).await?;
         let Reading { source, found } = reading;
-        let log = tasks.spawn({
+        let (laid, log) = bounded(1);
+        let lay = {
             let (root, source) = (Rc::clone(&root), Arc::clone(&source));
             async move {
                 source.begun().await;
                 root.start_log(source, found).await;
+                laid.close();
             }
-        });
-        Ok(Session {
-            root,
-            hosts,
-            source,
-            log: std::cell::RefCell::new(Some(log)),
-            fresh: setup.fresh,
-            started: begun.elapsed(),
-        })
+        };
+        tasks.spawn(lay).detach();
+        Ok(Session { root, hosts, source, log, fresh: setup.fresh, started: begun.elapsed() })
     }
 
     /// Begins to find and read what a job needs.
@@ -151,14 +148,22 @@ impl Session {
     ) -> Result<u8> {
         let (begun, Resolving { found, before }) = (Instant::now(), resolving);
         let sent_before = self.sent();
-        let (needs, resolve) = found.await?;
+        // The shared file system may hang.
+        let interrupted = async {
+            let signal = console.ended_by().await;
+            Err(Error::new("find the program's files", format!("ended by {}", signal.as_str())))
+        };
+        let (needs, resolve) = found.or(interrupted).await?;
         if !needs.roots.is_empty() {
             self.source.begin_log();
-            let log = self.log.borrow_mut().take();
-            if let Some(log) = log {
-                log.await;
-            }
+            let _ = self.log.recv().await;
         }
+        // At the start of a session, and while a job ran, they were named.
+        let lost = if console.own { Vec::new() } else { self.root.lost() };
+        if let Some(error) = lost.first().filter(|_| self.root.up().is_empty()) {
+            return Err(Error::new("run the job", format!("no host of the session is left: {error}")));
+        }
+        lost.iter().for_each(|error| console.say(format_args!("going on without a host: {error}")));
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
         if begun.elapsed() > self.fresh {
             let source = Arc::clone(&self.source);
