@@ -343,8 +343,12 @@ impl Catalog {
         }
     }
 
-    /// Whether what this node did to `path` since may be news to the record.
+    /// Whether what a node did to `path` since may be news to the record: this one, of which the log will say so, or any in a volatile
+    /// directory, of which it will not.
     fn overtaken(&self, path: &[u8], record: &Record) -> bool {
+        if matches!((self.entries.get(path), record), (Some(Entry::Volatile), Record::Dir { .. })) {
+            return true;
+        }
         let agrees = matches!(
             (self.entries.get(path), record),
             (Some(Entry::Dir { .. }), Record::Dir { .. }) | (None, Record::Absent { .. })
