@@ -24,7 +24,7 @@ use crate::loader::source::{Finding, Preload, READERS, Source};
 use crate::net::link::Packet;
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
-use crate::net::wire::control::{Feeder, NodeId};
+use crate::net::wire::control::{Feeder, Need, NodeId};
 use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
 
 /// Bytes sent before the speed of the links is believed.
@@ -239,13 +239,13 @@ pub fn resolve(
         let Ok(canonical) = argument.canonicalize() else { continue };
         if source.shares(&canonical) && is_script(&canonical) {
             directories.insert(directory_of(&canonical));
-            preload.path(&canonical);
+            preload.path(&canonical, Need::Content);
         }
     }
     source.capture(Capture { trees, ..Capture::default() });
     needs.roots = capture::roots(directories);
     for root in &needs.roots {
-        preload.path(path(root));
+        preload.path(path(root), Need::Attributes);
     }
     Ok(needs)
 }

@@ -333,7 +333,7 @@ impl Root {
             Report::Done { job, node, warnings, sent } => self.tell(job, News::Done { node, warnings, sent }).await,
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
-            Report::Want { path, .. } => self.reader(|source| source.want(path)),
+            Report::Want { path, need } => self.reader(|source| source.want(path, need)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
             Report::Output { .. } | Report::Ping => {}
         }

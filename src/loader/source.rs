@@ -4,7 +4,7 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,11 +19,12 @@ use rustix::fs::{AtFlags, Mode, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{is_below, parent};
+use super::catalog::{file_name, is_below, parent};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use crate::Result;
 use crate::error::Context;
-use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record};
+use crate::net::wire::control::Need;
+use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
@@ -85,7 +86,7 @@ struct Version {
 
 #[derive(Debug)]
 enum Work {
-    Describe { path: Vec<u8>, job: Option<Arc<Load>> },
+    Describe { path: Vec<u8>, need: Need, job: Option<Arc<Load>> },
     Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
 }
 
@@ -96,12 +97,24 @@ struct Load {
     open: AtomicUsize,
 }
 
+/// What the log says of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Described {
+    /// Everything.
+    Whole,
+    /// A file's attributes ([`Supply::OnOpen`]).
+    Offered,
+    /// A file of which it has or will have the content.
+    Content(Version, FileId),
+}
+
 #[derive(Debug, Default)]
 struct State {
     next: FileId,
-    /// Paths that the log describes, with the version of files whose content it has or will have.
-    described: HashMap<Vec<u8>, Option<(Version, FileId)>>,
-    asked: HashSet<Vec<u8>>,
+    /// Paths that the log describes.
+    described: HashMap<Vec<u8>, Described>,
+    /// The most that was asked for of each path.
+    asked: HashMap<Vec<u8>, Need>,
     /// Directories that the log lists, as they were then.
     listed: HashMap<Vec<u8>, Version>,
     /// Paths that a reader is looking at, with the changes that were heard of meanwhile: what it found may be older, and stands in the log
@@ -110,6 +123,21 @@ struct State {
     /// Whether hosts share what lies on a device.
     devices: HashMap<u64, bool>,
     warnings: Vec<String>,
+}
+
+impl State {
+    /// Whether somebody has to look because of this question, the first of its kind. Notes it.
+    fn is_news(&mut self, path: &[u8], need: Need) -> bool {
+        match self.described.get(path) {
+            Some(Described::Offered) if need == Need::Content => {}
+            Some(_) => return false,
+            None => {}
+        }
+        match self.asked.get_mut(path) {
+            Some(asked) => std::mem::replace(asked, need.max(*asked)) < need,
+            None => self.asked.insert(path.to_vec(), need).is_none(),
+        }
+    }
 }
 
 /// See the module.
@@ -194,9 +222,9 @@ impl Source {
         rule.shared.iter().any(|s| is_below(path_bytes, s) || **s == *path_bytes) || capture::is_shared(path)
     }
 
-    /// A question from a node. What is captured is decided by the rule alone: whoever asks for the attributes of code will load it.
-    pub fn want(&self, path: Vec<u8>) {
-        self.ask(path, None);
+    /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
+    pub fn want(&self, path: Vec<u8>, need: Need) {
+        self.ask(path, need, None);
     }
 
     /// [`Source::shares`], asked once for each device.
@@ -209,13 +237,9 @@ impl Source {
         shared
     }
 
-    fn ask(&self, path: Vec<u8>, job: Option<Arc<Load>>) {
-        let known = {
-            let mut state = self.state();
-            state.described.contains_key(&path) || !state.asked.insert(path.clone())
-        };
-        if !known {
-            self.enqueue(Work::Describe { path, job });
+    fn ask(&self, path: Vec<u8>, need: Need, job: Option<Arc<Load>>) {
+        if self.state().is_news(&path, need) {
+            self.enqueue(Work::Describe { path, need, job });
         }
     }
 
@@ -230,7 +254,7 @@ impl Source {
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
         let mut state = self.state();
         state.described.retain(|known, _| *known != path && !is_below(known, &path));
-        state.asked.retain(|known| *known != path && !is_below(known, &path));
+        state.asked.retain(|known, _| *known != path && !is_below(known, &path));
         state.listed.retain(|known, _| *known != path && !is_below(known, &path));
         for (seen, overtaken) in &mut state.describing {
             if *seen == path || is_below(seen, &path) || parent(&path) == Some(seen) {
@@ -246,7 +270,10 @@ impl Source {
     pub fn look_for_changes(&self, files: bool) {
         let (directories, captured) = {
             let state = self.state();
-            let captured = state.described.iter().filter_map(|(path, content)| Some((path.clone(), (*content)?.0)));
+            let captured = state.described.iter().filter_map(|(path, described)| match described {
+                Described::Content(version, _) => Some((path.clone(), *version)),
+                Described::Whole | Described::Offered => None,
+            });
             let captured: Vec<_> = if files { captured.collect() } else { Vec::new() };
             (state.listed.clone(), captured)
         };
@@ -257,7 +284,7 @@ impl Source {
         for (path, known) in directories {
             if look(&path) != Ok(known) {
                 log::debug!("{} changed", String::from_utf8_lossy(&path));
-                self.enqueue(Work::Describe { path, job: None });
+                self.enqueue(Work::Describe { path, need: Need::Attributes, job: None });
             }
         }
         for (path, known) in captured {
@@ -303,9 +330,9 @@ impl Source {
 
     fn serve(&self, work: Work) {
         match work {
-            Work::Describe { path, job } => {
+            Work::Describe { path, need, job } => {
                 self.state().describing.insert(path.clone(), Vec::new());
-                self.describe(&path, job.as_ref());
+                self.describe(&path, need, job.as_ref());
                 let overtaken = self.state().describing.remove(&path).unwrap_or_default();
                 for (path, exists) in overtaken {
                     self.changed(path, exists);
@@ -339,14 +366,22 @@ impl Source {
     }
 
     fn absent(&self, path: &[u8], error: &io::Error) {
-        self.state().described.insert(path.to_vec(), None);
+        self.state().described.insert(path.to_vec(), Described::Whole);
         let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
         self.find(Record::Absent { path: path.to_vec(), errno }, Vec::new());
     }
 
     /// Says what a path is.
-    fn describe(&self, path: &[u8], job: Option<&Arc<Load>>) {
+    fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
+        if need == Need::Content && self.state().described.get(path) == Some(&Described::Offered) {
+            self.operation();
+            if let Ok(opened) = FileSystem.open(name)
+                && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
+            {
+                return self.publish(path, &opened.stat, opened.file, 1, job);
+            }
+        }
         self.operation();
         let stat = match rustix::fs::lstat(name) {
             Ok(stat) => stat,
@@ -358,7 +393,7 @@ impl Source {
                 self.operation();
                 match rustix::fs::readlink(name, Vec::new()) {
                     Ok(target) => {
-                        self.state().described.insert(path.to_vec(), None);
+                        self.state().described.insert(path.to_vec(), Described::Whole);
                         self.find(
                             Record::Link { path: path.to_vec(), attr: attr(&stat), target: target.into_bytes() },
                             Vec::new(),
@@ -375,6 +410,9 @@ impl Source {
                 if !takes {
                     return self.pass_through(path, &stat);
                 }
+                if need == Need::Attributes && !capture::is_loaded(file_name(path)) {
+                    return self.offer(path, &stat);
+                }
                 self.operation();
                 match FileSystem.open(name) {
                     Ok(opened) => self.publish(path, &opened.stat, opened.file, 1, job),
@@ -384,15 +422,25 @@ impl Source {
             }
             // It is there, but the log has no words for it.
             _ => {
-                self.state().described.insert(path.to_vec(), None);
+                self.state().described.insert(path.to_vec(), Described::Whole);
                 self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
             }
         }
     }
 
+    /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
+    fn offer(&self, path: &[u8], stat: &Stat) {
+        let mut state = self.state();
+        if !matches!(state.described.get(path), Some(Described::Content(..))) {
+            state.described.insert(path.to_vec(), Described::Offered);
+            // With the lock: the content's record stands behind it.
+            self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::OnOpen }, Vec::new());
+        }
+    }
+
     fn pass_through(&self, path: &[u8], stat: &Stat) {
-        self.state().described.insert(path.to_vec(), None);
-        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: None }, Vec::new());
+        self.state().described.insert(path.to_vec(), Described::Whole);
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
     fn describe_directory(&self, path: &[u8], name: &Path) {
@@ -406,7 +454,7 @@ impl Source {
 
     fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
         let mut state = self.state();
-        state.described.insert(path.to_vec(), None);
+        state.described.insert(path.to_vec(), Described::Whole);
         state.listed.insert(path.to_vec(), version(stat));
         drop(state);
         let names = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
@@ -425,7 +473,7 @@ impl Source {
         let version = version(stat);
         let id = {
             let mut state = self.state();
-            if let Some(Some((known, _))) = state.described.get(path)
+            if let Some(Described::Content(known, _)) = state.described.get(path)
                 && *known == version
             {
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
@@ -433,7 +481,7 @@ impl Source {
             }
             let id = state.next;
             state.next += 1;
-            state.described.insert(path.to_vec(), Some((version, id)));
+            state.described.insert(path.to_vec(), Described::Content(version, id));
             id
         };
         self.counters.files.fetch_add(1, Ordering::Relaxed);
@@ -443,7 +491,7 @@ impl Source {
             let warning = format!("{name} is set-user-ID or set-group-ID: ranks run it with their own rights");
             self.state().warnings.push(warning);
         }
-        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Some(id) }, Vec::new());
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Log(id) }, Vec::new());
         Some((id, version))
     }
 
@@ -517,7 +565,7 @@ impl Source {
         let (path, version) = {
             let state = self.state();
             let found = state.described.iter().find_map(|(path, content)| match content {
-                Some((version, known)) if *known == id => Some((path.clone(), *version)),
+                Described::Content(version, known) if *known == id => Some((path.clone(), *version)),
                 _ => None,
             });
             found?
@@ -558,8 +606,8 @@ impl Preload {
     }
 
     /// Anything else that will be asked for.
-    pub fn path(&self, path: &Path) {
-        self.source.ask(path.as_os_str().as_bytes().to_vec(), Some(Arc::clone(&self.load)));
+    pub fn path(&self, path: &Path, need: Need) {
+        self.source.ask(path.as_os_str().as_bytes().to_vec(), need, Some(Arc::clone(&self.load)));
     }
 }
 

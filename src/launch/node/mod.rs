@@ -256,8 +256,8 @@ impl Node {
     async fn relay_up(self: Rc<Self>, events: Receiver<Event>) {
         while let Ok(event) = events.recv().await {
             match event {
-                Event::Report { report: Report::Want { path, .. }, .. }
-                    if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path)) => {}
+                Event::Report { report: Report::Want { path, need }, .. }
+                    if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
                 Event::Report { packet, .. } => self.send_up(packet).await,
                 Event::Log { child, packet } => self.feed_child(child, packet).await,
                 Event::Broken { .. } if self.children.leaving() => {}

@@ -24,7 +24,7 @@ use crate::net::single_flight::{Asked, SingleFlight};
 use crate::net::topology::{Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId, Report};
 use crate::net::wire::hello::Purpose;
-use crate::net::wire::record::{Codec, FileId, LoadId, Record};
+use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
 
 /// A question that nobody answered is asked again after this long; the first may have been lost with a node.
@@ -55,7 +55,7 @@ pub(super) struct Replica {
     images: RefCell<Vec<(Vec<u8>, FileId)>>,
     /// Bodies that came before the record that announces their file.
     early: RefCell<Vec<(u64, LogEntry)>>,
-    open_questions: RefCell<SingleFlight<Vec<u8>, ()>>,
+    open_questions: RefCell<SingleFlight<(Vec<u8>, Need), ()>>,
     preloaded: RefCell<HashSet<LoadId>>,
     /// Why no content can be stored any more.
     broken: RefCell<Option<String>>,
@@ -189,11 +189,11 @@ impl Replica {
     }
 
     /// Whether a question has to go up, or is on its way.
-    pub(super) fn asks(&self, path: &[u8]) -> bool {
+    pub(super) fn asks(&self, path: &[u8], need: Need) -> bool {
         let mut open = self.open_questions.borrow_mut();
         let now = Instant::now();
         while open.poll_expired(now).is_some() {}
-        open.ask(path.to_vec(), (), now) == Asked::Forward
+        open.ask((path.to_vec(), need), (), now) == Asked::Forward
     }
 
     /// Follows the log in one stripe: from the nearest of our feeders that can be reached, at last over the control link.
@@ -269,7 +269,7 @@ impl Replica {
 
     /// Makes the file for content that is coming, before its turn in the log: chunks are written as they arrive.
     fn announce(&self, record: &Record) {
-        let Record::File { path, attr, content: Some(id) } = record else { return };
+        let Record::File { path, attr, content: Supply::Log(id) } = record else { return };
         if self.announced.borrow_mut().insert(*id) {
             if let Err(error) = self.store.create(*id, attr.size, attr.mode, attr.mtime) {
                 self.lose(*id, &error);
@@ -373,7 +373,11 @@ impl Replica {
         | Record::File { path, .. }
         | Record::Absent { path, .. } = record
         {
-            self.open_questions.borrow_mut().answer(path);
+            let mut open = self.open_questions.borrow_mut();
+            open.answer(&(path.clone(), Need::Attributes));
+            if !matches!(record, Record::File { content: Supply::OnOpen, .. }) {
+                open.answer(&(path.clone(), Need::Content));
+            }
         }
         self.learn(record);
         Ok(())
@@ -459,7 +463,9 @@ impl Node {
     pub(super) async fn ask(self: Rc<Self>, replica: Rc<Replica>, questions: Receiver<Question>) {
         while let Ok(question) = questions.recv().await {
             match question {
-                Question::Want(path, need) if replica.asks(&path) => self.report(&Report::Want { path, need }).await,
+                Question::Want(path, need) if replica.asks(&path, need) => {
+                    self.report(&Report::Want { path, need }).await
+                }
                 Question::Want(..) => {}
                 Question::Changed(path, exists) => self.report(&Report::Changed { path, exists }).await,
             }
