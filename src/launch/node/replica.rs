@@ -464,7 +464,7 @@ impl Node {
         while let Ok(question) = questions.recv().await {
             match question {
                 Question::Want(path, need) if replica.asks(&path, need) => {
-                    self.report(&Report::Want { path, need }).await
+                    self.report(&Report::Want { path, need }).await;
                 }
                 Question::Want(..) => {}
                 Question::Changed(path, exists) => self.report(&Report::Changed { path, exists }).await,
