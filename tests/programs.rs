@@ -365,7 +365,7 @@ fn stores(site: &Site, uid: u32) {
     }
     let app = site.place(uid, &format!("s{uid}"), &[]);
     fs::copy(site.backing("app/bin/dynamic"), app.join("large")).unwrap();
-    let noise: Vec<u8> = (0..16_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let noise: Vec<u8> = (0..28_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     fs::write(app.join("noise"), noise).unwrap();
     let large = app.join("large");
     let section = format!(".noise={}", app.join("noise").display());
@@ -374,7 +374,7 @@ fn stores(site: &Site, uid: u32) {
     for _ in 0..2 {
         let full = site.run(uid, HOSTS, &["--store", "/tmp/tiny"], &[&program]).code(125);
         assert!(full.took < Duration::from_secs(10), "{:?}", full.took);
-        full.says(&["hpc2: ", "62 MiB are needed and ", " MiB are free", "--store"]);
+        full.says(&["hpc2: ", "107 MiB are needed and ", " MiB are free", "--store"]);
         site.run(uid, HOSTS, &["--store", "/tmp/st"], &[&program]).code(0);
     }
     for host in ["hpc2", "hpc3"] {
@@ -394,7 +394,7 @@ fn stores(site: &Site, uid: u32) {
 /// The default store in a memory cgroup (version 1) that is too small for the program.
 fn small_memory(site: &Site, uid: u32, program: &str) {
     let group = Path::new("/sys/fs/cgroup/memory/hpcrt-t-programs");
-    if fs::create_dir(group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "120M").is_err() {
+    if fs::create_dir(group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "204M").is_err() {
         return eprintln!("SKIPPED the small memory cgroup: no version 1 memory controller to write to");
     }
     mode(&group.join("cgroup.procs"), 0o666);
@@ -408,7 +408,7 @@ fn small_memory(site: &Site, uid: u32, program: &str) {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Run { output, took: Duration::ZERO }.code(125).says(&["hpc2: ", "62 MiB are needed and ", "--store"]);
+    Run { output, took: Duration::ZERO }.code(125).says(&["hpc2: ", "107 MiB are needed and ", "--store"]);
 }
 
 /// In a user namespace root's files are nobody's, which ssh does not accept of its configuration.

@@ -136,7 +136,10 @@ pub fn memory_for_files() -> u64 {
         groups.filter_map(limit).min()
     });
     let total = total.map_or(1 << 30, |kib| kib << 10);
-    limits.fold(total, u64::min) / 2
+    let room = limits.fold(total, u64::min);
+    // What the agent itself may take, most of it for what it passes on.
+    const AGENT: u64 = 128 << 20;
+    (room / 2).min(room.saturating_sub(AGENT))
 }
 
 /// Has the allocator keep what is freed. Chunks come and go by the hundred; given back to the kernel each time, their pages would be

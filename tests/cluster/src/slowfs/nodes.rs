@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo};
@@ -20,6 +20,8 @@ pub(crate) struct Nodes {
     device: u64,
     root_ino: u64,
     known: Mutex<HashMap<u64, Node>>,
+    /// Held for writing until what is made has its owner: another host would remember the wrong one.
+    pub(crate) making: RwLock<()>,
 }
 
 struct Node {
@@ -34,7 +36,13 @@ impl Nodes {
     pub(crate) fn new(backing: &Path) -> io::Result<Nodes> {
         let root = File::from(rustix::fs::open(backing, PATH | OFlags::DIRECTORY, Mode::empty())?);
         let meta = root.metadata()?;
-        Ok(Nodes { root: Arc::new(root), device: meta.dev(), root_ino: meta.ino(), known: Mutex::default() })
+        Ok(Nodes {
+            root: Arc::new(root),
+            device: meta.dev(),
+            root_ino: meta.ino(),
+            known: Mutex::default(),
+            making: RwLock::default(),
+        })
     }
 
     pub(crate) fn get(&self, ino: INodeNo) -> io::Result<Arc<File>> {

@@ -198,11 +198,13 @@ impl Mounted {
     ) {
         self.count(|c| &c.other, parent);
         let nodes = &self.server.nodes;
+        let making = nodes.making.write().unwrap_or_else(PoisonError::into_inner);
         let result = nodes.get(parent).and_then(|dir| {
             make(&dir)?;
             files::adopt(&dir, name, owner(request))?;
             nodes.lookup(parent, name)
         });
+        drop(making);
         self.entry(result, reply);
     }
 }
@@ -225,7 +227,10 @@ impl Filesystem for Mounted {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let result = self.server.nodes.lookup(parent, name);
+        let nodes = &self.server.nodes;
+        let made = nodes.making.read().unwrap_or_else(PoisonError::into_inner);
+        let result = nodes.lookup(parent, name);
+        drop(made);
         match &result {
             Ok(attr) => self.count(|c| &c.lookup, attr.ino),
             Err(_) => {
@@ -364,10 +369,12 @@ impl Filesystem for Mounted {
         reply: ReplyCreate,
     ) {
         let nodes = &self.server.nodes;
+        let making = nodes.making.write().unwrap_or_else(PoisonError::into_inner);
         let result = nodes.get(parent).and_then(|dir| {
             let file = files::create(&dir, name, mode, flags, owner(request))?;
             Ok((nodes.lookup(parent, name)?, self.server.remember(file)))
         });
+        drop(making);
         self.count(|c| &c.open, parent);
         self.later(move || match result {
             Ok((attr, handle)) => reply.created(&TTL, &attr, Generation(0), handle, FopenFlags::FOPEN_KEEP_CACHE),
