@@ -51,6 +51,9 @@ pub struct Session {
     source: Arc<Source>,
     /// Closed when the log is laid over the nodes.
     log: Receiver<()>,
+    min_hosts: Option<u32>,
+    /// Hosts that did not come up.
+    missing: usize,
     /// How long it took to bring the nodes up.
     pub started: Duration,
 }
@@ -97,7 +100,8 @@ impl Session {
             }
         };
         tasks.spawn(lay).detach();
-        Ok(Session { root, hosts, source, log, started: begun.elapsed() })
+        let missing = root.lost().len();
+        Ok(Session { root, hosts, source, log, min_hosts: setup.min_hosts, missing, started: begun.elapsed() })
     }
 
     /// Begins to find and read what a job needs.
@@ -122,12 +126,11 @@ impl Session {
             self.source.begin_log();
             let _ = self.log.recv().await;
         }
-        // At the start of a session, and while a job ran, they were named.
-        let lost = if console.own { Vec::new() } else { self.root.lost() };
-        if let Some(error) = lost.first().filter(|_| self.root.up().is_empty()) {
-            return Err(Error::new("run the job", format!("no host of the session is left: {error}")));
+        // Hosts may have been lost since the start. A job of its own needs those it was given; a session's takes what is left.
+        if self.root.lost().len() > self.missing {
+            let tolerant = !console.own || job.keep_going;
+            self.root.enough(if tolerant { Some(1) } else { self.min_hosts }, |line| console.say(line))?;
         }
-        lost.iter().for_each(|error| console.say(format_args!("going on without a host: {error}")));
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = Counted::of(&self.source.counters);
