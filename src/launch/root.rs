@@ -152,7 +152,7 @@ impl Root {
                 let _ = root.changed.1.recv().await;
                 progress(root.count(|s| matches!(s, State::Up { .. })));
             }
-            root.enough(setup.min_hosts)
+            root.enough(setup.min_hosts, |line| say(line))
         };
         if let Err(error) = up.or(async { Err(interrupted.await) }).await {
             root.stop().await;
@@ -173,26 +173,27 @@ impl Root {
         u32::try_from(self.nodes.borrow().values().filter(|s| which(s)).count()).unwrap_or(u32::MAX)
     }
 
-    fn enough(&self, min_hosts: Option<u32>) -> Result<()> {
+    /// Says which hosts are missing.
+    ///
+    /// # Errors
+    /// They are too many: fewer than `min_hosts` are up (`None`: all are needed).
+    pub fn enough(&self, min_hosts: Option<u32>, say: impl Fn(String)) -> Result<()> {
         let up = self.count(|s| matches!(s, State::Up { .. }));
         let all = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
         let errors = self.lost();
         if up >= min_hosts.unwrap_or(all).max(1) {
             for error in errors {
-                say(format_args!("going on without a host: {error}"));
+                say(format!("going on without a host: {error}"));
             }
             return Ok(());
         }
         const SHOWN: usize = 8;
         for error in errors.iter().skip(1).take(SHOWN - 1) {
-            say(error);
+            say(error.clone());
         }
         let more = if errors.len() > SHOWN { format!(" and {} more", errors.len() - SHOWN) } else { String::new() };
-        let cause = format!(
-            "{} of {all} hosts did not come up{more}: {}",
-            all - up,
-            errors.first().cloned().unwrap_or_default()
-        );
+        let cause =
+            format!("{} of {all} hosts are missing{more}: {}", all - up, errors.first().cloned().unwrap_or_default());
         Err(Error::new("start the job", cause).remedy("--min-hosts N goes on with those that do"))
     }
 

@@ -54,6 +54,9 @@ pub struct Session {
     log: Receiver<()>,
     /// Time between two looks for what others changed.
     fresh: Duration,
+    min_hosts: Option<u32>,
+    /// Hosts that did not come up.
+    missing: usize,
     /// How long it took to bring the nodes up.
     pub started: Duration,
 }
@@ -100,7 +103,9 @@ impl Session {
             }
         };
         tasks.spawn(lay).detach();
-        Ok(Session { root, hosts, source, log, fresh: setup.fresh, started: begun.elapsed() })
+        let missing = root.lost().len();
+        let (fresh, min_hosts, started) = (setup.fresh, setup.min_hosts, begun.elapsed());
+        Ok(Session { root, hosts, source, log, fresh, min_hosts, missing, started })
     }
 
     /// Begins to find and read what a job needs.
@@ -158,12 +163,11 @@ impl Session {
             self.source.begin_log();
             let _ = self.log.recv().await;
         }
-        // At the start of a session, and while a job ran, they were named.
-        let lost = if console.own { Vec::new() } else { self.root.lost() };
-        if let Some(error) = lost.first().filter(|_| self.root.up().is_empty()) {
-            return Err(Error::new("run the job", format!("no host of the session is left: {error}")));
+        // Hosts may have been lost since the start. A job of its own needs those it was given; a session's takes what is left.
+        if self.root.lost().len() > self.missing {
+            let tolerant = !console.own || job.keep_going;
+            self.root.enough(if tolerant { Some(1) } else { self.min_hosts }, |line| console.say(line))?;
         }
-        lost.iter().for_each(|error| console.say(format_args!("going on without a host: {error}")));
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
         if begun.elapsed() > self.fresh {
             let source = Arc::clone(&self.source);

@@ -209,32 +209,25 @@ impl Job {
         let roots = &self.launch.roots;
         self.tell_keeper(&Ask::View { roots: roots.clone() }, &[]).await.map_err(|e| unheard("mount the view", e))?;
         let view = replica.view(roots);
-        if let Some(fuse) = self.shown().await? {
+        let served = self.shown().await?;
+        let named = served.is_some();
+        if let Some(fuse) = served {
             let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
             view.serve(fuse, threads.clamp(2, 8))?;
             *self.view.borrow_mut() = Some(view);
-            self.tell_keeper(&Ask::Show, &[]).await.map_err(|e| unheard("mount the view", e))?;
-            let broken = async { Err(replica.broken().await) };
-            if let Err(error) = self.shown().or(broken).await {
-                // The keeper may be waiting in the kernel for a question that nobody will answer now.
-                if let Some(view) = &*self.view.borrow() {
-                    view.close();
-                }
-                let late = async {
-                    Timer::after(Duration::from_secs(1)).await;
-                    Ok(None)
-                };
-                let _ = self.shown().or(late).await;
-                replica.reserve(self.launch.bytes)?;
-                return Err(error);
-            }
         } else {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
             self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
         }
         if let Err(error) = replica.loaded(self.launch.load).or(self.keeper_gone()).await {
+            // A store that is full says more of it when asked.
             replica.reserve(self.launch.bytes)?;
             return Err(error);
+        }
+        // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
+        if named {
+            self.tell_keeper(&Ask::Show, &[]).await.map_err(|e| unheard("mount the view", e))?;
+            self.shown().await?;
         }
         for files in batches(replica.images(roots)) {
             self.tell_keeper(&Ask::Bind { files }, &[]).await.map_err(|e| unheard("bind the program's files", e))?;
@@ -387,6 +380,10 @@ impl Job {
     }
 
     async fn report_failure(&self, error: String) {
+        // What failed because the view was closed under the preparations is no news.
+        if self.abort.0.is_closed() && !self.started.get() {
+            return log::debug!("while the job was ended: {error}");
+        }
         let host = &self.node.host;
         let error = if error.starts_with(host) { error } else { format!("{host}: {error}") };
         self.node.report(&Report::Failed { job: self.launch.job, node: self.node.id, error }).await;

@@ -154,6 +154,7 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
     });
     node.report(&Report::Joined { node: node.id, addresses, viewless }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
+    tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
     node.leave().await;
     drop(pipe);
@@ -250,6 +251,25 @@ impl Node {
     async fn send_up(&self, packet: Packet) {
         // A closed outbox means that the parent is gone; the node is leaving already.
         let _ = self.parent.send(packet).await;
+    }
+
+    /// Without its keeper a node runs no more jobs; it stays, for those below it.
+    async fn watch_keeper(self: Rc<Self>, keeper: Pid) {
+        let Some(keeper) = rustix::process::Pid::from_raw(keeper.as_raw()) else { return };
+        let flags = rustix::process::PidfdFlags::NONBLOCK;
+        // Before Linux 5.3 it is noticed with the next job.
+        let Ok(Ok(died)) = rustix::process::pidfd_open(keeper, flags).map(Async::new) else { return };
+        if died.readable().await.is_err() {
+            return;
+        }
+        // The jobs there are say so themselves.
+        for _ in 0..50 {
+            if self.jobs.borrow().is_empty() {
+                break;
+            }
+            Timer::after(Duration::from_millis(20)).await;
+        }
+        self.report(&Report::Lost { node: self.id, error: "its keeper on this node was killed".to_owned() }).await;
     }
 
     /// Passes on what the children report.

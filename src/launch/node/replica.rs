@@ -142,17 +142,6 @@ impl Replica {
         view
     }
 
-    /// Waits until no content can be stored any more.
-    pub(super) async fn broken(&self) -> Error {
-        loop {
-            if let Some(error) = &*self.broken.borrow() {
-                return Error::new("stage the program's files", error.clone());
-            }
-            let progress = self.progress.borrow().1.clone();
-            let _ = progress.recv().await;
-        }
-    }
-
     /// Waits until everything that belongs to a load is in the store.
     ///
     /// # Errors
