@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hpcrt::loader::catalog::{Catalog, Known};
+use hpcrt::loader::catalog::{Catalog, Known, is_code};
 use hpcrt::loader::store::Store;
 use hpcrt::loader::view::namespace::{Base, Job, Lacks, Place};
 use hpcrt::loader::view::{Identity, Need, Setup, Skeleton, Upcall};
@@ -272,6 +272,8 @@ impl Log {
         } else if meta.is_symlink() {
             let target = fs::read_link(path).unwrap().as_os_str().as_bytes().to_vec();
             self.append(&Record::Link { path: key, attr, target });
+        } else if !is_code(path.file_name().unwrap().as_bytes()) && meta.mode() & 0o111 == 0 {
+            self.append(&Record::File { path: key, attr, content: Supply::Original });
         } else if need == Need::Content {
             let id = FileId::try_from(self.files.fetch_add(1, Ordering::Relaxed)).unwrap();
             self.store.create(id, attr.size, attr.mode, attr.mtime).unwrap();

@@ -227,6 +227,9 @@ pub fn resolve(
             directories.insert(listing.canonical.as_os_str().as_bytes().to_vec());
         }
     }
+    if !trees.is_empty() {
+        source.expect_python();
+    }
     trees.extend(capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec()));
     for prefix in &wishes.prefixes {
         let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;

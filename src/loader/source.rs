@@ -2,7 +2,7 @@
 //!
 //! Questions and files wait in one queue that a few threads serve, so that the file system's latency overlaps; what they find goes into
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
-//! once, however many ask.
+//! once, however many ask. What a Python program will probably import is looked at when there is no question to answer.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,16 +11,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::fs::{AtFlags, Mode, Stat, StatxFlags, statx};
 use rustix::io::Errno;
+use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, parent};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
+use super::python::{Guess, Imports};
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
@@ -86,6 +88,7 @@ struct Version {
 
 #[derive(Debug)]
 enum Work {
+    Guess(Guess),
     Describe { path: Vec<u8>, need: Need, job: Option<Arc<Load>> },
     Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
 }
@@ -149,6 +152,10 @@ pub struct Source {
     /// Closed when the first file is captured.
     begun: (Sender<()>, Receiver<()>),
     queue: Sender<Work>,
+    /// What will probably be asked for; served when the queue is empty.
+    ahead: Sender<Guess>,
+    /// Once a Python program is among the jobs.
+    imports: OnceLock<Mutex<Imports>>,
     state: Mutex<State>,
     capture: RwLock<Capture>,
     compress: AtomicBool,
@@ -166,6 +173,7 @@ impl Source {
     pub fn start(compression: Compression) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
         let (queue, work) = unbounded();
+        let (ahead, guesses) = unbounded();
         let room = bounded(CHUNKS);
         let (state, capture, counters) = Default::default();
         let this = Arc::new(Source {
@@ -173,6 +181,8 @@ impl Source {
             room,
             begun: bounded(1),
             queue,
+            ahead,
+            imports: OnceLock::new(),
             state,
             capture,
             compress: AtomicBool::new(compression == Compression::Always),
@@ -181,9 +191,10 @@ impl Source {
             counters,
         });
         for _ in 0..READERS {
-            let (this, work) = (Arc::downgrade(&this), work.clone());
+            let (this, work, guesses) = (Arc::downgrade(&this), work.clone(), guesses.clone());
             let serve = move || {
-                while let Ok(work) = work.recv_blocking()
+                let guess = async || guesses.recv().await.map(Work::Guess);
+                while let Ok(work) = smol::block_on(work.recv().or(guess()))
                     && let Some(this) = this.upgrade()
                 {
                     this.serve(work);
@@ -213,6 +224,19 @@ impl Source {
         let mut rule = self.capture.write().unwrap_or_else(PoisonError::into_inner);
         rule.trees.extend(more.trees);
         rule.shared.extend(more.shared);
+    }
+
+    /// A job runs Python: from now on what it imports is guessed.
+    pub fn expect_python(&self) {
+        let _ = self.imports.set(Mutex::default());
+    }
+
+    fn guess(&self, guesses: impl FnOnce(&mut Imports) -> Vec<Guess>) {
+        let Some(imports) = self.imports.get() else { return };
+        let guesses = guesses(&mut imports.lock().unwrap_or_else(PoisonError::into_inner));
+        for guess in guesses {
+            let _ = self.ahead.try_send(guess);
+        }
     }
 
     /// Whether a path lies on a file system that the hosts share.
@@ -330,6 +354,16 @@ impl Source {
 
     fn serve(&self, work: Work) {
         match work {
+            Work::Guess(guess) => {
+                let (path, need) = match guess {
+                    Guess::Attributes(path) => (path, Need::Attributes),
+                    Guess::Content(path) => (path, Need::Content),
+                };
+                // It may have been asked for since it was guessed.
+                if self.state().is_news(&path, need) {
+                    self.serve(Work::Describe { path, need, job: None });
+                }
+            }
             Work::Describe { path, need, job } => {
                 self.state().describing.insert(path.clone(), Vec::new());
                 self.describe(&path, need, job.as_ref());
@@ -457,6 +491,7 @@ impl Source {
         state.described.insert(path.to_vec(), Described::Whole);
         state.listed.insert(path.to_vec(), version(stat));
         drop(state);
+        self.guess(|imports| imports.handle_listing(path, names.keys().map(|name| name.as_bytes())));
         let names = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
         self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names }, Vec::new());
     }
@@ -497,7 +532,7 @@ impl Source {
 
     /// Reads all of a file into the log, or voids it there and tries again.
     fn transfer(&self, id: FileId, path: &[u8], file: &File, version: Version, tries: u32, job: Option<&Arc<Load>>) {
-        if let Err(errno) = self.read(id, file, version) {
+        if let Err(errno) = self.read(id, path, file, version) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
             self.unsteady(path, errno, tries, job);
         }
@@ -525,7 +560,7 @@ impl Source {
     }
 
     /// Reads a file once, from its beginning to its end.
-    fn read(&self, id: FileId, file: &File, version: Version) -> Result<(), Errno> {
+    fn read(&self, id: FileId, path: &[u8], file: &File, version: Version) -> Result<(), Errno> {
         let (mut offset, mut buffer) = (0, Vec::new());
         while offset < version.size {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
@@ -537,6 +572,9 @@ impl Source {
             }
             self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
             let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
+            if offset == 0 && (path.ends_with(b".pyc") || path.ends_with(b".py")) {
+                self.guess(|imports| imports.handle_module(path, &buffer));
+            }
             let (codec, body) = self.encode(&mut buffer);
             self.find(Record::Chunk { file: id, offset, len, codec }, body);
             offset += got as u64;
