@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(imports.handle_module(b"/s/job.py", b"import a.b as c\nx = 1\nfrom m import (y,\n z)\n"), []);
         assert_eq!(
             listing(&mut imports, "/s", &["job.py", "a", "m.py", "z.txt"]),
-            [content("/s/m.py"), attributes("/s/a")].iter().cloned().collect::<Vec<_>>()
+            [content("/s/m.py"), attributes("/s/a")].to_vec()
         );
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let guesses: HashSet<Guess> = listing(&mut imports, "/s/a/__pycache__", &found).into_iter().collect();
         let init = [content("/s/a/__pycache__/__init__.cpython-311.pyc"), attributes("/s/a/__init__.py")];
         let b = [content("/s/a/__pycache__/b.cpython-311.pyc"), attributes("/s/a/b.py")];
-        assert_eq!(guesses, init.into_iter().chain(b).collect());
+        assert_eq!(guesses, init.into_iter().chain(b).collect::<HashSet<Guess>>());
         let code = b"\xda\x01cz\x05tests\xda\x04none";
         let guesses = imports.handle_module(b"/s/a/__pycache__/b.cpython-311.pyc", code);
         assert!(guesses.contains(&content("/s/a/__pycache__/c.cpython-311.pyc")));
