@@ -51,6 +51,8 @@ pub struct Outcome {
     pub cleanup: Duration,
     /// Bytes of files that nodes passed on to nodes.
     pub relayed: u64,
+    /// Questions of the ranks that nodes answered.
+    pub avoided: u64,
 }
 
 /// What the loop waits for.
@@ -84,6 +86,7 @@ struct Running<'a> {
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
     relayed: u64,
+    avoided: u64,
 }
 
 /// Runs a job on the nodes that are up and waits until nothing of it is left.
@@ -131,6 +134,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         last_loaded: None,
         last_exit: None,
         relayed: 0,
+        avoided: 0,
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
@@ -156,6 +160,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         ran: ended.saturating_duration_since(loaded),
         cleanup: ended.elapsed(),
         relayed: running.relayed,
+        avoided: running.avoided,
     })
 }
 
@@ -279,8 +284,9 @@ impl Running<'_> {
                 self.fail(error);
                 self.end(Duration::ZERO).await;
             }
-            News::Done { node, warnings, sent } => {
+            News::Done { node, warnings, sent, avoided } => {
                 self.relayed += sent;
+                self.avoided += avoided;
                 warnings.into_iter().for_each(|warning| self.console.say(warning));
                 self.busy.remove(&node);
                 // What it was sent last may have come after its readers were gone.

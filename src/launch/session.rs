@@ -128,9 +128,9 @@ impl Session {
             bytes_sent: outcome.relayed + self.sent() - sent_before,
             cache_hits: now.hits - before.hits,
             operations_done: now.operations - before.operations,
+            operations_avoided: outcome.avoided,
             exit_code: outcome.code,
             failures: outcome.ends.to_json(&outcome.placement),
-            ..Stats::default()
         };
         show(job, &outcome, &stats, console)?;
         Ok(outcome.code)
