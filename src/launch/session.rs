@@ -106,7 +106,6 @@ impl Session {
     /// The job could not be run; how it ended otherwise is its exit code.
     pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
         let Resolving { found, before } = resolving;
-        let sent_before = self.sent();
         let (needs, resolve) = found.await?;
         if !needs.roots.is_empty() {
             self.source.begin_log();
@@ -125,7 +124,7 @@ impl Session {
             phases,
             files: now.files - before.files,
             bytes_read: now.bytes - before.bytes,
-            bytes_sent: outcome.relayed + self.sent() - sent_before,
+            bytes_sent: outcome.received,
             cache_hits: now.hits - before.hits,
             operations_done: now.operations - before.operations,
             operations_avoided: outcome.avoided,
@@ -134,10 +133,6 @@ impl Session {
         };
         show(job, &outcome, &stats, console)?;
         Ok(outcome.code)
-    }
-
-    fn sent(&self) -> u64 {
-        self.root.loading().map_or(0, |l| l.sent())
     }
 
     /// The hosts that are up.

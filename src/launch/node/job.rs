@@ -68,7 +68,7 @@ impl Job {
                     job: id,
                     node: node.id,
                     warnings: Vec::new(),
-                    sent: node.sent(),
+                    received: node.received(),
                     avoided: 0,
                 })
                 .await;
@@ -188,7 +188,7 @@ impl Job {
         self.readers.borrow_mut().clear();
         let avoided = self.view.borrow_mut().take().map_or(0, |view| view.avoided());
         let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
-        self.node.report(&Report::Done { job, node, warnings, sent: self.node.sent(), avoided }).await;
+        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), avoided }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
     }
 

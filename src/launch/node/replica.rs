@@ -57,7 +57,10 @@ pub(super) struct Replica {
     /// Why no content can be stored any more.
     broken: RefCell<Option<String>>,
     progress: (Sender<()>, Receiver<()>),
+    /// Bodies received, as they came over the network.
     bytes: Cell<u64>,
+    /// Of [`Replica::bytes`], what a job's end has told already.
+    told: Cell<u64>,
 }
 
 /// The way from the view's threads to the node's task.
@@ -105,6 +108,7 @@ impl Replica {
             broken: RefCell::default(),
             progress: unbounded(),
             bytes: Cell::new(0),
+            told: Cell::new(0),
         };
         (Rc::new(replica), questions)
     }
@@ -112,6 +116,11 @@ impl Replica {
     /// Bytes of content in the store.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.get()
+    }
+
+    /// Bytes received since this was called last.
+    pub(super) fn received(&self) -> u64 {
+        self.bytes.get() - self.told.replace(self.bytes.get())
     }
 
     /// Fails now rather than in the middle when `bytes` more do not fit into the store.
@@ -404,7 +413,7 @@ impl Node {
         while let Ok(question) = questions.recv().await {
             match question {
                 Question::Want(path, need) if replica.asks(&path, need) => {
-                    self.report(&Report::Want { path, need }).await
+                    self.report(&Report::Want { path, need }).await;
                 }
                 Question::Want(..) => {}
                 Question::Changed(path, exists) => self.report(&Report::Changed { path, exists }).await,
