@@ -115,11 +115,6 @@ impl Loading {
         self.topology.shape() == Shape::TwoTrees
     }
 
-    /// Bytes that the root itself sent.
-    pub fn sent(&self) -> u64 {
-        self.log.sent()
-    }
-
     async fn write(self: Rc<Self>, found: Receiver<Finding>) {
         let (_, woken) = self.log.listener();
         // Content that nobody waits for yet would have to be read again for those who come.

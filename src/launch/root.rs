@@ -57,7 +57,7 @@ pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { error: String },
-    Done { node: NodeId, warnings: Vec<String>, sent: u64 },
+    Done { node: NodeId, warnings: Vec<String>, received: u64, avoided: u64 },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId, bytes: u64 },
     Lost { node: NodeId, error: String },
@@ -331,7 +331,9 @@ impl Root {
             Report::Lost { node, error } => self.lose(node, error).await,
             Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
             Report::Failed { job, node: _, error } => self.tell(job, News::Failed { error }).await,
-            Report::Done { job, node, warnings, sent } => self.tell(job, News::Done { node, warnings, sent }).await,
+            Report::Done { job, node, warnings, received, avoided } => {
+                self.tell(job, News::Done { node, warnings, received, avoided }).await;
+            }
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),

@@ -50,7 +50,9 @@ pub struct Outcome {
     pub ran: Duration,
     pub cleanup: Duration,
     /// Bytes of files that nodes passed on to nodes.
-    pub relayed: u64,
+    pub received: u64,
+    /// Questions of the ranks that nodes answered.
+    pub avoided: u64,
 }
 
 /// What the loop waits for.
@@ -83,7 +85,8 @@ struct Running<'a> {
     interrupts: u32,
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
-    relayed: u64,
+    received: u64,
+    avoided: u64,
 }
 
 /// Runs a job on the nodes that are up and waits until nothing of it is left.
@@ -130,7 +133,8 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
-        relayed: 0,
+        received: 0,
+        avoided: 0,
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
@@ -159,7 +163,8 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         loading: loaded - started,
         ran: ended.saturating_duration_since(loaded),
         cleanup: ended.elapsed(),
-        relayed: running.relayed,
+        received: running.received,
+        avoided: running.avoided,
     })
 }
 
@@ -286,8 +291,9 @@ impl Running<'_> {
                 self.fail(error);
                 self.end(Duration::ZERO).await;
             }
-            News::Done { node, warnings, sent } => {
-                self.relayed += sent;
+            News::Done { node, warnings, received, avoided } => {
+                self.received += received;
+                self.avoided += avoided;
                 warnings.into_iter().for_each(|warning| self.console.say(warning));
                 self.busy.remove(&node);
                 // What it was sent last may have come after its readers were gone.

@@ -152,7 +152,6 @@ impl Session {
         console: &Console,
     ) -> Result<u8> {
         let (begun, Resolving { found, before }) = (Instant::now(), resolving);
-        let sent_before = self.sent();
         // The shared file system may hang.
         let interrupted = async {
             let signal = console.ended_by().await;
@@ -182,19 +181,15 @@ impl Session {
             phases,
             files: now.files - before.files,
             bytes_read: now.bytes - before.bytes,
-            bytes_sent: outcome.relayed + self.sent() - sent_before,
+            bytes_sent: outcome.received,
             cache_hits: now.hits - before.hits,
             operations_done: now.operations - before.operations,
+            operations_avoided: outcome.avoided,
             exit_code: outcome.code,
             failures: outcome.ends.to_json(&outcome.placement),
-            ..Stats::default()
         };
         show(job, &outcome, &stats, console)?;
         Ok(outcome.code)
-    }
-
-    fn sent(&self) -> u64 {
-        self.root.loading().map_or(0, |l| l.sent())
     }
 
     /// The hosts that are up.

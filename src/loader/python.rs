@@ -71,7 +71,8 @@ impl Imports {
     pub fn handle_module(&mut self, path: &[u8], content: &[u8]) -> Vec<Guess> {
         let mut guesses = Vec::new();
         let Some(mut directory) = parent(path) else { return guesses };
-        let names = if path.ends_with(b".pyc") { names_in_bytecode(content) } else { names_in_source(content) };
+        let compiled = path.ends_with(b".pyc");
+        let names = if compiled { names_in_bytecode(content) } else { names_in_source(content) };
         if file_name(directory) == b"__pycache__" {
             directory = parent(directory).unwrap_or_default();
         } else if !self.listed.get(directory).is_some_and(|names| names.contains(&b"__init__.py"[..])) {
@@ -85,8 +86,14 @@ impl Imports {
             }
         }
         for name in names.into_iter().take(NAMES_MAX) {
-            for base in bases.iter().chain(&self.search.clone()) {
-                self.find(base, &name, &mut guesses);
+            // Any attribute has a plain name: beside the module it counts only as a module's, else every package's tests were read.
+            let plain = compiled && !name.contains(&b'.');
+            let near = if plain { &bases[..1] } else { &bases[..] };
+            for base in near.iter().filter(|base| !plain || self.is_module(base, &name)).cloned().collect::<Vec<_>>() {
+                self.find(&base, &name, &mut guesses);
+            }
+            for base in self.search.clone() {
+                self.find(&base, &name, &mut guesses);
             }
             self.names.insert(name);
         }
@@ -95,6 +102,10 @@ impl Imports {
 
     fn is_package(&self, directory: &[u8]) -> bool {
         self.listed.get(directory).is_some_and(|names| names.contains(&b"__init__.py"[..]))
+    }
+
+    fn is_module(&self, directory: &[u8], name: &[u8]) -> bool {
+        self.listed.get(directory).is_some_and(|names| names.contains(&[name, b".py"].concat()))
     }
 
     fn search(&mut self, directory: &[u8], guesses: &mut Vec<Guess>) {
@@ -243,10 +254,9 @@ mod tests {
     fn a_script_leads_to_its_modules() {
         let mut imports = Imports::default();
         assert_eq!(imports.handle_module(b"/s/job.py", b"import a.b as c\nx = 1\nfrom m import (y,\n z)\n"), []);
-        assert_eq!(
-            listing(&mut imports, "/s", &["job.py", "a", "m.py", "z.txt"]),
-            [content("/s/m.py"), attributes("/s/a")].to_vec()
-        );
+        let guesses: HashSet<Guess> =
+            listing(&mut imports, "/s", &["job.py", "a", "m.py", "z.txt"]).into_iter().collect();
+        assert_eq!(guesses, HashSet::from([content("/s/m.py"), attributes("/s/a")]));
     }
 
     #[test]
@@ -260,11 +270,11 @@ mod tests {
         let guesses: HashSet<Guess> = listing(&mut imports, "/s/a/__pycache__", &found).into_iter().collect();
         let init = [content("/s/a/__pycache__/__init__.cpython-311.pyc"), attributes("/s/a/__init__.py")];
         let b = [content("/s/a/__pycache__/b.cpython-311.pyc"), attributes("/s/a/b.py")];
-        assert_eq!(guesses, init.into_iter().chain(b).collect::<HashSet<Guess>>());
+        assert_eq!(guesses, init.into_iter().chain(b).collect::<HashSet<_>>());
         let code = b"\xda\x01cz\x05tests\xda\x04none";
         let guesses = imports.handle_module(b"/s/a/__pycache__/b.cpython-311.pyc", code);
         assert!(guesses.contains(&content("/s/a/__pycache__/c.cpython-311.pyc")));
-        assert!(guesses.contains(&attributes("/s/a/tests")) && guesses.len() == 3, "{guesses:?}");
+        assert!(guesses.contains(&attributes("/s/a/c.py")) && guesses.len() == 2, "{guesses:?}");
         assert_eq!(listing(&mut imports, "/s/a/tests", &["data.txt"]), [], "not a package");
     }
 

@@ -67,7 +67,14 @@ impl Job {
             Err(error) => {
                 let error = error.at(node.host.clone()).to_string();
                 node.report(&Report::Failed { job: id, node: node.id, error }).await;
-                node.report(&Report::Done { job: id, node: node.id, warnings: Vec::new(), sent: node.sent() }).await;
+                node.report(&Report::Done {
+                    job: id,
+                    node: node.id,
+                    warnings: Vec::new(),
+                    received: node.received(),
+                    avoided: 0,
+                })
+                .await;
                 None
             }
         }
@@ -195,9 +202,9 @@ impl Job {
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
-        self.view.borrow_mut().take();
+        let avoided = self.view.borrow_mut().take().map_or(0, |view| view.avoided());
         let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
-        self.node.report(&Report::Done { job, node, warnings, sent: self.node.sent() }).await;
+        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), avoided }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
     }
 

@@ -424,9 +424,9 @@ impl Node {
         self.subtree.reap().await;
     }
 
-    /// Bytes of files that this node passed on.
-    fn sent(&self) -> u64 {
-        self.replica.borrow().as_ref().map_or(0, |r| r.log().sent())
+    /// Bytes of files that this node received since the last job's end.
+    fn received(&self) -> u64 {
+        self.replica.borrow().as_ref().map_or(0, |r| r.received())
     }
 
     /// Hands a job to the keeper, which forks one for it.

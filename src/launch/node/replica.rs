@@ -61,7 +61,10 @@ pub(super) struct Replica {
     broken: RefCell<Option<String>>,
     /// Closed, and replaced, when a load is complete or the replica broken: so everybody who waits hears of it.
     progress: RefCell<(Sender<()>, Receiver<()>)>,
+    /// Bodies received, as they came over the network.
     bytes: Cell<u64>,
+    /// Of [`Replica::bytes`], what a job's end has told already.
+    told: Cell<u64>,
     /// When something was heard last of who feeds us, by stripe.
     fed: Vec<Cell<Instant>>,
 }
@@ -112,6 +115,7 @@ impl Replica {
             broken: RefCell::default(),
             progress: RefCell::new(bounded(1)),
             bytes: Cell::new(0),
+            told: Cell::new(0),
             fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
         };
         (Rc::new(replica), questions)
@@ -120,6 +124,11 @@ impl Replica {
     /// Bytes of content in the store.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.get()
+    }
+
+    /// Bytes received since this was called last.
+    pub(super) fn received(&self) -> u64 {
+        self.bytes.get() - self.told.replace(self.bytes.get())
     }
 
     /// Fails now rather than in the middle when `bytes`, what is here included, do not fit into the store.
@@ -304,7 +313,7 @@ impl Replica {
     }
 
     fn store_chunk(self: &Rc<Self>, seq: u64, entry: LogEntry, node: &Rc<Node>) {
-        let Record::Chunk { file, len, .. } = entry.header.record else {
+        let Record::Chunk { file, .. } = entry.header.record else {
             return self.log.stored(seq);
         };
         if self.lost.borrow().contains(&file) {
@@ -315,7 +324,7 @@ impl Replica {
         }
         let (this, store) = (Rc::clone(self), Arc::clone(&self.store));
         let work = async move {
-            let size = u64::from(len);
+            let size = entry.body.as_ref().map_or(0, |b| b.0.len() as u64);
             match smol::unblock(move || write_chunk(&store, &entry)).await {
                 Ok(()) => this.bytes.set(this.bytes.get() + size),
                 Err(error) => this.lose(file, &error),

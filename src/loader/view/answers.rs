@@ -123,6 +123,14 @@ impl View {
 
     fn answer_about(&self, path: &[u8], question: Question, until: Instant) {
         let Some((facts, question)) = self.facts(path, question, until) else { return };
+        let passed_on = match facts {
+            Facts::Volatile => true,
+            Facts::File(_, Supply::Original | Supply::OnOpen) => matches!(question, Question::Open { .. }),
+            _ => false,
+        };
+        if !passed_on {
+            self.avoid();
+        }
         match (question, facts) {
             (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 let id = self.inodes().look_up(path, attr.ino, attr.mode, true);
@@ -175,6 +183,10 @@ impl View {
             // The name means something else than when the kernel looked it up.
             (question, _) => question.refuse(Errno::ESTALE),
         }
+    }
+
+    fn avoid(&self) {
+        self.avoided.fetch_add(1, Ordering::Relaxed);
     }
 
     fn open_original(&self, ino: u64, path: &[u8], flags: OpenFlags, how: FopenFlags, reply: ReplyOpen) {
@@ -243,7 +255,14 @@ impl View {
         };
         let mut buffer = vec![0; size as usize];
         match store::read_at(file, offset, &mut buffer) {
-            Ok(n) => reply.data(&buffer[..n]),
+            Ok(n) => {
+                if let Some(Handle::Staged { fallback, .. }) = handle.as_deref()
+                    && fallback.get().is_none()
+                {
+                    self.avoid();
+                }
+                reply.data(&buffer[..n]);
+            }
             Err(e) => reply.error(errno(e)),
         }
     }

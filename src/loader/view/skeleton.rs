@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
@@ -99,6 +99,8 @@ pub(super) struct View {
     /// Files that jobs on this node wrote: what the root read of them may be older.
     written: Mutex<HashSet<Box<[u8]>>>,
     pub(super) closed: AtomicBool,
+    /// Questions answered from the catalog or the store.
+    pub(super) avoided: AtomicU64,
 }
 
 /// Of [`View::written`], at most. Beyond it is emptied: the files written last are written again soon, and noted again.
@@ -131,6 +133,7 @@ impl Skeleton {
             stale: Mutex::new(stale),
             written: Mutex::default(),
             closed: AtomicBool::new(false),
+            avoided: AtomicU64::new(0),
         };
         Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some(Idle { to_answer, to_invalidate })) }
     }
@@ -149,6 +152,12 @@ impl Skeleton {
         if !effects.stale.is_empty() {
             self.view.invalidate(effects.stale.clone(), effects.own);
         }
+    }
+
+    /// Questions of the kernel that were answered without the shared file system. What the kernel answers from its own cache is not
+    /// counted.
+    pub fn avoided(&self) -> u64 {
+        self.view.avoided.load(Ordering::Relaxed)
     }
 
     /// The job is being killed: whatever waits for the log fails now, and so does what would. (A process cannot even be killed while the

@@ -163,8 +163,9 @@ pub enum Report {
     Exited { job: JobId, ranks: Vec<Exit> },
     /// The node could not run its part of the job.
     Failed { job: JobId, node: NodeId, error: String },
-    /// Every process of the job on this node is gone. `sent`: bytes of files that the node passed on so far.
-    Done { job: JobId, node: NodeId, warnings: Vec<String>, sent: u64 },
+    /// Every process of the job on this node is gone. `received`: bytes of files that came to the node since its last job's end, as on the wire; `avoided`: questions of its
+    /// ranks that it answered instead of the shared file system.
+    Done { job: JobId, node: NodeId, warnings: Vec<String>, received: u64, avoided: u64 },
     /// The job's standard input was taken by its readers on this node: send more.
     StdinTaken { job: JobId, node: NodeId },
     /// The node has the job's files (bytes received so far in this session) and starts its ranks.
