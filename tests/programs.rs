@@ -43,7 +43,7 @@ impl Run {
 
     #[track_caller]
     fn code(self, expected: i32) -> Run {
-        assert_eq!(self.output.status.code(), Some(expected), "{}{}", self.out(), self.err());
+        assert_eq!(self.output.status.code(), Some(expected), "{:?} {}{}", self.output.status, self.out(), self.err());
         self
     }
 
@@ -166,7 +166,7 @@ fn build(site: &Site) {
         });
         let words: Vec<_> = words.collect();
         let done = Command::new(&words[0]).args(&words[1..]).current_dir(&app).output().unwrap();
-        assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+        assert!(done.status.success(), "{line}: {:?} {}", done.status, String::from_utf8_lossy(&done.stderr));
     };
     for who in ["lib", "run", "other"] {
         line(&format!("gcc -g -shared -fPIC -DWHO=\"{who}\" @part.c -o {who}/libpart.so -Wl,-soname,libpart.so"));
