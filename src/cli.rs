@@ -43,8 +43,8 @@ enum Mode {
 
 /// A mode's flags, made of those that say where to run (`start`), those that say what (`job`), and its own. argh has no such thing.
 macro_rules! flags {
-    ($(#[$attribute:meta])* $name:ident start { $($own:tt)* }) => {
-        flags! { $(#[$attribute])* $name { $($own)*
+    ($(#[$attribute:meta])* $name:ident [start $($more:ident)?] { $($own:tt)* }) => {
+        flags! { $(#[$attribute])* $name [$($more)?] { $($own)*
     /// hosts, as n[01-04,7]:2,login1 (":2" slots); - reads them from stdin (default: the allocation's, else this machine)
     #[argh(option)]
     pub hosts: Option<String>,
@@ -60,6 +60,9 @@ macro_rules! flags {
     /// put each node's store into this directory instead of a private RAM disk
     #[argh(option)]
     pub store: Option<PathBuf>,
+    /// seconds after which names that others make on the shared file system are seen (default 5)
+    #[argh(option, default = "Duration::from_secs(5)", from_str_fn(seconds))]
+    pub fresh: Duration,
     /// start with at least this many hosts when others cannot be reached (default: all)
     #[argh(option)]
     pub min_hosts: Option<u32>,
@@ -71,36 +74,8 @@ macro_rules! flags {
     pub progress: When,
         } }
     };
-    ($(#[$attribute:meta])* $name:ident start job { $($own:tt)* }) => {
-        flags! { $(#[$attribute])* $name job { $($own)*
-    /// hosts, as n[01-04,7]:2,login1 (":2" slots); - reads them from stdin (default: the allocation's, else this machine)
-    #[argh(option)]
-    pub hosts: Option<String>,
-    /// file of hosts, written as for MPICH, Open MPI, PBS or GNU parallel
-    #[argh(option)]
-    pub hostfile: Option<PathBuf>,
-    /// how to start agents: ssh (default with hosts), local (all on this machine) or a command with {host}
-    #[argh(option)]
-    pub agent: Option<AgentKind>,
-    /// children of a node in the control tree, at most (default 32)
-    #[argh(option, default = "32")]
-    pub fan_out: u32,
-    /// put each node's store into this directory instead of a private RAM disk
-    #[argh(option)]
-    pub store: Option<PathBuf>,
-    /// start with at least this many hosts when others cannot be reached (default: all)
-    #[argh(option)]
-    pub min_hosts: Option<u32>,
-    /// compress what the nodes send each other: auto (default), always or never
-    #[argh(option, default = "Compression::Auto")]
-    pub compress: Compression,
-    /// progress line: auto (default: on a terminal), always or never
-    #[argh(option, default = "When::Auto")]
-    pub progress: When,
-        } }
-    };
-    ($(#[$attribute:meta])* $name:ident job { $($own:tt)* }) => {
-        flags! { $(#[$attribute])* $name { $($own)*
+    ($(#[$attribute:meta])* $name:ident [job] { $($own:tt)* }) => {
+        flags! { $(#[$attribute])* $name [] { $($own)*
     /// ranks in all (default: one per slot)
     #[argh(option, short = 'n')]
     pub ranks: Option<NonZeroU32>,
@@ -155,7 +130,7 @@ macro_rules! flags {
     words: Vec<String>,
         } }
     };
-    ($(#[$attribute:meta])* $name:ident { $($fields:tt)* }) => {
+    ($(#[$attribute:meta])* $name:ident [] { $($fields:tt)* }) => {
         $(#[$attribute])*
         pub struct $name { $($fields)* }
     };
@@ -173,7 +148,7 @@ flags! {
     example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
     note = "Without hosts and without an allocation the program runs on this machine.\nExit code: that of the first rank that failed by itself (128+signal for a killed one)."
 )]
-Exec start job {
+Exec [start job] {
     /// print the map of ranks and the tree, and run nothing
     #[argh(switch)]
     pub dry_run: bool,
@@ -205,13 +180,13 @@ flags! {
 /// Bring hosts up and leave them so; prints the session's name.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "start")]
-SessionStart start {}}
+SessionStart [start] {}}
 
 flags! {
 /// Run a program on a session's hosts; the session's name comes first.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "run")]
-SessionRun job {
+SessionRun [job] {
     /// the session
     #[argh(positional)]
     pub session: String,

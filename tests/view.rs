@@ -19,11 +19,11 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hpcrt::loader::catalog::{Catalog, Known};
+use hpcrt::loader::catalog::{Catalog, Known, is_code};
 use hpcrt::loader::store::Store;
 use hpcrt::loader::view::namespace::{Base, Job, Lacks, Place};
 use hpcrt::loader::view::{Identity, Need, Setup, Skeleton, Upcall};
-use hpcrt::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, Name, Record};
+use hpcrt::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, Name, Record, Supply};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -272,10 +272,12 @@ impl Log {
         } else if meta.is_symlink() {
             let target = fs::read_link(path).unwrap().as_os_str().as_bytes().to_vec();
             self.append(&Record::Link { path: key, attr, target });
+        } else if !is_code(path.file_name().unwrap().as_bytes()) && meta.mode() & 0o111 == 0 {
+            self.append(&Record::File { path: key, attr, content: Supply::Original });
         } else if need == Need::Content {
             let id = FileId::try_from(self.files.fetch_add(1, Ordering::Relaxed)).unwrap();
             self.store.create(id, attr.size, attr.mode, attr.mtime).unwrap();
-            self.append(&Record::File { path: key, attr, content: Some(id) });
+            self.append(&Record::File { path: key, attr, content: Supply::Log(id) });
             if path.ends_with("void.py") {
                 return self.append(&Record::Void { file: id, errno: 5 });
             }
@@ -296,13 +298,13 @@ impl Log {
             self.store.finish(id).unwrap();
             self.append(&Record::Complete { file: id });
         } else {
-            self.append(&Record::File { path: key, attr, content: None });
+            self.append(&Record::File { path: key, attr, content: Supply::OnOpen });
         }
     }
 
     fn id_of(&self, path: &Path) -> FileId {
         match self.catalog.read().unwrap().lookup(path.as_os_str().as_bytes()) {
-            Known::File { content: Some(id), .. } => id,
+            Known::File { content: Supply::Log(id), .. } => id,
             other => panic!("{path:?}: {other:?}"),
         }
     }

@@ -119,7 +119,7 @@ fn image() -> io::Result<&'static (Vec<u8>, String)> {
 pub async fn start(tasks: &Spawner, kind: &AgentKind, host: &str) -> Result<Agent> {
     let starting = async {
         match kind {
-            AgentKind::Local => start_here(),
+            AgentKind::Local => start_here(tasks),
             AgentKind::Ssh => {
                 let mut ssh = Command::new("ssh");
                 ssh.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T", "-e", "none", host]);
@@ -147,14 +147,19 @@ fn shell(template: &str, host: &str) -> Command {
     command
 }
 
-fn start_here() -> Result<Agent> {
+fn start_here(tasks: &Spawner) -> Result<Agent> {
     let (ours, theirs) = UnixStream::pair().op("start the agent")?;
     let mut command = Command::new("/proc/self/exe");
-    command.arg("serve").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
-    let process = Process::start(&mut command).op("start the agent")?;
+    // Not our own standard error: a session outlives the command that started it, and whoever reads what that said.
+    command.arg("serve").stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut process = Process::start(&mut command).op("start the agent")?;
+    let said = Arc::default();
+    if let Some(errors) = process.0.stderr.take() {
+        tasks.spawn(listen(OwnedFd::from(errors), Arc::clone(&said))).detach();
+    }
     let stream = smol::net::unix::UnixStream::from(Async::new(ours).op("start the agent")?);
     let (reader, writer) = link::trusted(stream.clone(), stream);
-    Ok(Agent { reader, writer, process, said: Arc::default() })
+    Ok(Agent { reader, writer, process, said })
 }
 
 async fn start_there(tasks: &Spawner, mut command: Command) -> Result<Agent> {

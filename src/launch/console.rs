@@ -1,9 +1,11 @@
 //! Where a job's streams and signals come from and go to: this process's own, or those of the command that asked a session to run it.
 
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use async_channel::{Receiver, unbounded};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
@@ -11,6 +13,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use smol::Async;
 
 use super::overlay::Spawner;
+use super::progress::{Counters, Progress};
 use crate::sys::process;
 use crate::{Result, error::Context};
 
@@ -24,6 +27,8 @@ pub struct Console {
     pub signals: Receiver<Signal>,
     /// These are this process's own: a stop signal stops it.
     pub own: bool,
+    /// The line that shows how far the job is; gone with the first output.
+    pub progress: RefCell<Option<Progress>>,
 }
 
 /// The signals that are passed on to the ranks.
@@ -98,12 +103,29 @@ impl Console {
             stderr: copy(io::stderr().as_fd())?.into(),
             signals: receiver,
             own: true,
+            progress: RefCell::default(),
         })
     }
 
     /// Tells the user something; nobody can be told that this fails.
     pub fn say(&self, line: impl Display) {
-        let _ = writeln!(&self.stderr, "hpcrt: {line}");
+        let write = || drop(writeln!(&self.stderr, "hpcrt: {line}"));
+        match &*self.progress.borrow() {
+            Some(progress) => progress.suspend(write),
+            None => write(),
+        }
+    }
+
+    /// How far the job is.
+    pub fn show(&self, counters: &Counters) {
+        if let Some(progress) = &mut *self.progress.borrow_mut() {
+            progress.update(counters, Instant::now());
+        }
+    }
+
+    /// The ranks have begun to write, or it is all over: the line goes.
+    pub fn clear(&self) {
+        self.progress.borrow_mut().take();
     }
 
     /// Waits for a signal that asks the job to end.

@@ -24,7 +24,7 @@ use crate::loader::source::{Finding, Preload, READERS, Source};
 use crate::net::link::Packet;
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
-use crate::net::wire::control::{Feeder, NodeId};
+use crate::net::wire::control::{Feeder, Need, NodeId};
 use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
 
 /// Bytes sent before the speed of the links is believed.
@@ -213,18 +213,22 @@ pub fn resolve(
     });
     let closure = match closure {
         Ok(closure) => closure,
-        // Not a program of ours to judge: the node's exec will say what is wrong with it, or run what may be executed but not read.
-        Err(error) if !readable(program) => {
-            log::debug!("{error}");
-            return Ok(needs);
+        // The nodes may have what is missing here, and will say if they have not.
+        Err(error) => {
+            if program.exists() {
+                source.warn(format!("{error}; its files are not captured"));
+            }
+            return Ok(Needs::default());
         }
-        Err(error) => return Err(error),
     };
     for listing in &closure.directories {
         if source.shares_device(listing.stat.st_dev, &listing.canonical) {
             preload.directory(listing);
             directories.insert(listing.canonical.as_os_str().as_bytes().to_vec());
         }
+    }
+    if !trees.is_empty() {
+        source.expect_python();
     }
     trees.extend(capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec()));
     for prefix in &wishes.prefixes {
@@ -238,19 +242,15 @@ pub fn resolve(
         let Ok(canonical) = argument.canonicalize() else { continue };
         if source.shares(&canonical) && is_script(&canonical) {
             directories.insert(directory_of(&canonical));
-            preload.path(&canonical);
+            preload.path(&canonical, Need::Content);
         }
     }
     source.capture(Capture { trees, ..Capture::default() });
     needs.roots = capture::roots(directories);
     for root in &needs.roots {
-        preload.path(path(root));
+        preload.path(path(root), Need::Attributes);
     }
     Ok(needs)
-}
-
-fn readable(program: &Path) -> bool {
-    rustix::fs::access(program, rustix::fs::Access::READ_OK).is_ok()
 }
 
 fn is_script(path: &Path) -> bool {

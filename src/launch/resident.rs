@@ -1,7 +1,7 @@
 //! A session that outlives the command that started it: a socket in a directory that only its owner can enter, and a job for each
 //! command that asks for one. The command's own standard streams do the talking; they are handed over with the question.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
@@ -182,7 +182,7 @@ impl Resident {
         let mut fds = fds.into_iter().map(File::from);
         let (Some(spec), Some(stdout), Some(stderr)) = (fds.next(), fds.next(), fds.next()) else { return 125 };
         let (sender, signals) = unbounded();
-        let console = Console { stdin: fds.next(), stdout, stderr, signals, own: false };
+        let console = Console { stdin: fds.next(), stdout, stderr, signals, own: false, progress: RefCell::default() };
         // A command that is gone wants its job ended; its signals are passed on.
         let listen = async {
             while let Ok(Some((SessionAsk::Signal { signal }, _))) =

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender, bounded, unbounded};
+use async_channel::{Receiver, Sender, bounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -39,6 +39,8 @@ pub struct Setup {
     /// Jobs with captured files will come.
     pub view: bool,
     pub store: Option<Vec<u8>>,
+    /// What others change on the shared file system is seen within this time.
+    pub fresh: Duration,
 }
 
 /// Who starts each of nodes 1..=`count`, by LIBI's greedy rule with what ssh costs (a quarter of a second, of which the one who
@@ -135,7 +137,7 @@ impl Root {
             arrivals,
             loading: RefCell::default(),
             nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
-            changed: unbounded(),
+            changed: bounded(1),
             jobs: RefCell::default(),
             next_job: Cell::new(1),
         });
@@ -150,7 +152,7 @@ impl Root {
                 let _ = root.changed.1.recv().await;
                 progress(root.count(|s| matches!(s, State::Up { .. })));
             }
-            root.enough(setup.min_hosts)
+            root.enough(setup.min_hosts, say)
         };
         if let Err(error) = up.or(async { Err(interrupted.await) }).await {
             root.stop().await;
@@ -171,34 +173,27 @@ impl Root {
         u32::try_from(self.nodes.borrow().values().filter(|s| which(s)).count()).unwrap_or(u32::MAX)
     }
 
-    fn enough(&self, min_hosts: Option<u32>) -> Result<()> {
+    /// Says which hosts are missing.
+    ///
+    /// # Errors
+    /// They are too many: fewer than `min_hosts` are up (`None`: all are needed).
+    pub fn enough(&self, min_hosts: Option<u32>, say: impl Fn(String)) -> Result<()> {
         let up = self.count(|s| matches!(s, State::Up { .. }));
         let all = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
-        let errors: Vec<String> = self
-            .nodes
-            .borrow()
-            .values()
-            .filter_map(|s| match s {
-                State::Gone { error } => Some(error.clone()),
-                _ => None,
-            })
-            .collect();
+        let errors = self.lost();
         if up >= min_hosts.unwrap_or(all).max(1) {
             for error in errors {
-                say(format_args!("going on without a host: {error}"));
+                say(format!("going on without a host: {error}"));
             }
             return Ok(());
         }
         const SHOWN: usize = 8;
         for error in errors.iter().skip(1).take(SHOWN - 1) {
-            say(error);
+            say(error.clone());
         }
         let more = if errors.len() > SHOWN { format!(" and {} more", errors.len() - SHOWN) } else { String::new() };
-        let cause = format!(
-            "{} of {all} hosts did not come up{more}: {}",
-            all - up,
-            errors.first().cloned().unwrap_or_default()
-        );
+        let cause =
+            format!("{} of {all} hosts are missing{more}: {}", all - up, errors.first().cloned().unwrap_or_default());
         Err(Error::new("start the job", cause).remedy("--min-hosts N goes on with those that do"))
     }
 
@@ -207,6 +202,16 @@ impl Root {
         let nodes = self.nodes.borrow();
         let up = nodes.iter().filter(|(_, s)| matches!(s, State::Up { .. }));
         up.map(|(node, _)| (*node, *node as usize - 1)).collect()
+    }
+
+    /// Why nodes are not up.
+    pub fn lost(&self) -> Vec<String> {
+        let nodes = self.nodes.borrow();
+        let error = |state: &State| match state {
+            State::Gone { error } => Some(error.clone()),
+            _ => None,
+        };
+        nodes.values().filter_map(error).collect()
     }
 
     /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.
@@ -255,6 +260,11 @@ impl Root {
     /// Sends an order down the tree.
     pub async fn order(&self, to: Target, order: Order, body: Vec<u8>) {
         self.children.order(to, order, body).await;
+    }
+
+    /// The session is being ended.
+    pub fn is_stopping(&self) -> bool {
+        self.children.leaving()
     }
 
     /// Ends the session: every node cleans up and leaves.
@@ -324,7 +334,7 @@ impl Root {
             Report::Done { job, node, warnings, sent } => self.tell(job, News::Done { node, warnings, sent }).await,
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
-            Report::Want { path, .. } => self.reader(|source| source.want(path)),
+            Report::Want { path, need } => self.reader(|source| source.want(path, need)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
             Report::Output { .. } | Report::Ping => {}
         }

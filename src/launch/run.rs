@@ -135,7 +135,11 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
     running.drive(job, &news).await?;
+    if root.is_stopping() {
+        running.fail("the session was stopped".to_owned());
+    }
     root.forget(id);
+    console.clear();
     running.show_rest().await?;
     let ended = running.last_exit.unwrap_or_else(Instant::now);
     let loaded = running.last_loaded.unwrap_or(started);
@@ -259,7 +263,10 @@ impl Running<'_> {
 
     async fn handle(&mut self, news: News, input: &mut Input) {
         match news {
-            News::Output { rank, stream, packet } => self.output.bytes(rank, stream, &packet.body),
+            News::Output { rank, stream, packet } => {
+                self.console.clear();
+                self.output.bytes(rank, stream, &packet.body);
+            }
             News::Exited(exits) => {
                 self.last_exit = Some(Instant::now());
                 let mut end = false;

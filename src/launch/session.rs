@@ -10,13 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use async_channel::Receiver;
-use smol::Task;
+use async_channel::{Receiver, bounded};
+use smol::future::FutureExt;
+use smol::{Task, Timer};
 
 use super::console::Console;
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
 use super::overlay::Spawner;
+use super::progress;
 use super::root::{Root, Setup};
 use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
@@ -48,7 +50,13 @@ pub struct Session {
     root: Rc<Root>,
     hosts: Vec<Host>,
     source: Arc<Source>,
-    log: std::cell::RefCell<Option<Task<()>>>,
+    /// Closed when the log is laid over the nodes.
+    log: Receiver<()>,
+    /// Time between two looks for what others changed.
+    fresh: Duration,
+    min_hosts: Option<u32>,
+    /// Hosts that did not come up.
+    missing: usize,
     /// How long it took to bring the nodes up.
     pub started: Duration,
 }
@@ -85,14 +93,19 @@ impl Session {
         let begun = Instant::now();
         let root = Root::start(Rc::clone(&tasks), setup, progress, interrupted).await?;
         let Reading { source, found } = reading;
-        let log = tasks.spawn({
+        let (laid, log) = bounded(1);
+        let lay = {
             let (root, source) = (Rc::clone(&root), Arc::clone(&source));
             async move {
                 source.begun().await;
                 root.start_log(source, found).await;
+                laid.close();
             }
-        });
-        Ok(Session { root, hosts, source, log: std::cell::RefCell::new(Some(log)), started: begun.elapsed() })
+        };
+        tasks.spawn(lay).detach();
+        let missing = root.lost().len();
+        let (fresh, min_hosts, started) = (setup.fresh, setup.min_hosts, begun.elapsed());
+        Ok(Session { root, hosts, source, log, fresh, min_hosts, missing, started })
     }
 
     /// Begins to find and read what a job needs.
@@ -105,17 +118,61 @@ impl Session {
     /// # Errors
     /// The job could not be run; how it ended otherwise is its exit code.
     pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
-        let Resolving { found, before } = resolving;
+        let running = self.run_resolving(job, resolving, phases, console);
+        running.or(self.show_progress(console)).or(self.stay_fresh()).await
+    }
+
+    /// Looks at the shared file system for what others changed, from time to time; never ends.
+    async fn stay_fresh(&self) -> Result<u8> {
+        loop {
+            Timer::after(self.fresh).await;
+            let source = Arc::clone(&self.source);
+            smol::unblock(move || source.look_for_changes(false)).await;
+        }
+    }
+
+    /// Keeps the progress line up to date; never ends.
+    async fn show_progress(&self, console: &Console) -> Result<u8> {
+        /// Time between two looks.
+        const TICK: Duration = Duration::from_millis(100);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        loop {
+            let Counted { files, bytes, .. } = Counted::of(&self.source.counters);
+            let (hosts_up, hosts) = (count(self.root.up().len()), count(self.hosts.len()));
+            console.show(&progress::Counters { hosts_up, hosts, files, bytes });
+            Timer::after(TICK).await;
+        }
+    }
+
+    async fn run_resolving(
+        &self,
+        job: &JobSpec,
+        resolving: Resolving,
+        phases: Phases,
+        console: &Console,
+    ) -> Result<u8> {
+        let (begun, Resolving { found, before }) = (Instant::now(), resolving);
         let sent_before = self.sent();
-        let (needs, resolve) = found.await?;
+        // The shared file system may hang.
+        let interrupted = async {
+            let signal = console.ended_by().await;
+            Err(Error::new("find the program's files", format!("ended by {}", signal.as_str())))
+        };
+        let (needs, resolve) = found.or(interrupted).await?;
         if !needs.roots.is_empty() {
             self.source.begin_log();
-            let log = self.log.borrow_mut().take();
-            if let Some(log) = log {
-                log.await;
-            }
+            let _ = self.log.recv().await;
+        }
+        // Hosts may have been lost since the start. A job of its own needs those it was given; a session's takes what is left.
+        if self.root.lost().len() > self.missing {
+            let tolerant = !console.own || job.keep_going;
+            self.root.enough(if tolerant { Some(1) } else { self.min_hosts }, |line| console.say(line))?;
         }
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
+        if begun.elapsed() > self.fresh {
+            let source = Arc::clone(&self.source);
+            smol::unblock(move || source.look_for_changes(true)).await;
+        }
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = Counted::of(&self.source.counters);
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };

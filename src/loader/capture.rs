@@ -67,6 +67,11 @@ impl Capture {
     }
 }
 
+/// Whether who looks at a file of this name goes on to load it. Python looks at a module's source, and loads its bytecode.
+pub fn is_loaded(name: &[u8]) -> bool {
+    is_code(name) && !name.ends_with(b".py")
+}
+
 /// The roots of a view: directories to show, none inside another, few.
 pub fn roots(directories: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
     let mut roots: BTreeSet<Vec<u8>> = directories.into_iter().filter(|d| d.len() > 1).collect();

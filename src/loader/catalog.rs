@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::net::wire::record::{Attr, FileId, Record};
+use crate::net::wire::record::{Attr, FileId, Record, Supply};
 
 /// `d_type` values (`readdir(3)`), as carried by [`Record`].
 pub mod kind {
@@ -33,8 +33,8 @@ pub enum Known<'a> {
     Dir { attr: &'a Attr, listing: &'a Arc<Listing> },
     /// Stable.
     Link { attr: &'a Attr, target: &'a [u8] },
-    /// Stable. `content` is `None` for what is read from the original, also when its capture failed.
-    File { attr: &'a Attr, content: Option<FileId> },
+    /// Stable. `content` is [`Supply::Original`] also when its capture failed.
+    File { attr: &'a Attr, content: Supply },
     /// Stable: the error of whoever tries to reach it.
     Absent(Errno),
     /// To be looked up in the original each time.
@@ -85,7 +85,7 @@ enum Entry {
     },
     File {
         attr: Attr,
-        content: Option<FileId>,
+        content: Supply,
     },
     Absent(Errno),
     Volatile,
@@ -177,7 +177,11 @@ impl Catalog {
             Some(Entry::Dir { attr, listing, .. }) => return Known::Dir { attr, listing },
             Some(Entry::Link { attr, target }) => return Known::Link { attr, target },
             Some(Entry::File { attr, content }) => {
-                let content = content.filter(|id| !matches!(self.contents.get(id), Some(Content::Void)));
+                let void = |id| matches!(self.contents.get(id), Some(Content::Void));
+                let content = match content {
+                    Supply::Log(id) if void(id) => Supply::Original,
+                    content => *content,
+                };
                 return Known::File { attr, content };
             }
             Some(Entry::Absent(errno)) => return Known::Absent(*errno),
@@ -212,7 +216,7 @@ impl Catalog {
                 // Perhaps older than what was changed here since. Whoever asked is answered by that, or asks again when it comes back.
                 effects.settled.push(path.clone().into_boxed_slice());
                 effects.listed = matches!(record, Record::Dir { .. }).then(|| path.clone().into_boxed_slice());
-                if let Record::File { content: Some(id), .. } = record {
+                if let Record::File { content: Supply::Log(id), .. } = record {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
                 }
             }
@@ -229,7 +233,7 @@ impl Catalog {
             }
             Record::File { path, attr, content } => {
                 self.put(path, Entry::File { attr: *attr, content: *content }, &mut effects);
-                if let Some(id) = content {
+                if let Supply::Log(id) = content {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
                 }
             }
@@ -372,7 +376,9 @@ impl Catalog {
         effects.settled.push(path.into());
         match (self.entries.get(path), &entry) {
             (None, _) => {}
-            (Some(Entry::File { attr: a, content: c }), Entry::File { attr: b, content: d }) if a == b && c == d => {}
+            // Content that was asked for changes nothing of what a kernel holds: it could not read the file before.
+            (Some(Entry::File { attr: a, content: c }), Entry::File { attr: b, content: d })
+                if a == b && (c == d || *c == Supply::OnOpen) => {}
             (Some(Entry::Link { attr: a, target: s }), Entry::Link { attr: b, target: t }) if a == b && s == t => {}
             (Some(Entry::Volatile), _) => {}
             (Some(_), _) => effects.stale.push(path.into()),
@@ -503,8 +509,8 @@ mod tests {
         Record::Dir { path: path.into(), attr: attr(0), names }
     }
 
-    fn file(path: &str, content: Option<FileId>) -> Record {
-        Record::File { path: path.into(), attr: attr(3), content }
+    fn file(path: &str, content: FileId) -> Record {
+        Record::File { path: path.into(), attr: attr(3), content: Supply::Log(content) }
     }
 
     fn changed(path: &str, exists: Option<u8>) -> Record {
@@ -515,7 +521,7 @@ mod tests {
         let mut c = Catalog::new([b"/r".to_vec()]);
         let _ = c.apply(&dir("/r", &[("lib", kind::DIR), ("a.so", kind::REG), ("pipe", kind::FIFO)]), NOW);
         let _ = c.apply(&dir("/r/lib", &[("b.so", kind::REG)]), NOW);
-        let _ = c.apply(&file("/r/a.so", Some(0)), NOW);
+        let _ = c.apply(&file("/r/a.so", 0), NOW);
         c
     }
 
@@ -547,7 +553,19 @@ mod tests {
         assert!(c.is_complete(0));
         let _ = c.apply(&Record::Void { file: 0, errno: 5 }, NOW);
         assert_eq!(c.has_content(0, 0, 1), None);
-        assert!(matches!(c.lookup(b"/r/a.so"), Known::File { content: None, .. }));
+        assert!(matches!(c.lookup(b"/r/a.so"), Known::File { content: Supply::Original, .. }));
+    }
+
+    #[test]
+    fn content_that_comes_later_is_no_change() {
+        let mut c = catalog();
+        let offer = |content| Record::File { path: b"/r/lib/b.so".to_vec(), attr: attr(3), content };
+        let _ = c.apply(&offer(Supply::OnOpen), NOW);
+        assert!(matches!(c.lookup(b"/r/lib/b.so"), Known::File { content: Supply::OnOpen, .. }));
+        let effects = c.apply(&offer(Supply::Log(1)), NOW);
+        assert!(effects.stale.is_empty() && effects.settled == [b"/r/lib/b.so".to_vec().into_boxed_slice()]);
+        assert!(matches!(c.lookup(b"/r/lib/b.so"), Known::File { content: Supply::Log(1), .. }));
+        assert!(!c.apply(&offer(Supply::Original), NOW).stale.is_empty());
     }
 
     #[test]
@@ -566,8 +584,8 @@ mod tests {
         let mut c = catalog();
         let _ = c.apply(&changed("/r/a.so", Some(kind::REG)), NOW);
         assert_eq!(c.lookup(b"/r/a.so"), Known::Listed(kind::REG));
-        let _ = c.apply(&file("/r/a.so", Some(5)), NOW);
-        assert!(matches!(c.lookup(b"/r/a.so"), Known::File { content: Some(5), .. }));
+        let _ = c.apply(&file("/r/a.so", 5), NOW);
+        assert!(matches!(c.lookup(b"/r/a.so"), Known::File { content: Supply::Log(5), .. }));
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod ldcache;
 pub mod ldso;
 pub mod linker;
 pub mod probe;
+pub mod python;
 pub mod resolver;
 pub mod script;
 pub mod search;

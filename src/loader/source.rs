@@ -2,28 +2,31 @@
 //!
 //! Questions and files wait in one queue that a few threads serve, so that the file system's latency overlaps; what they find goes into
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
-//! once, however many ask.
+//! once, however many ask. What a Python program will probably import is looked at when there is no question to answer.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::fs::{AtFlags, Mode, Stat, StatxFlags, statx};
 use rustix::io::Errno;
+use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
-use super::catalog::{is_below, parent};
+use super::catalog::{file_name, is_below, parent};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
+use super::python::{Guess, Imports};
 use crate::Result;
 use crate::error::Context;
-use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record};
+use crate::net::wire::control::Need;
+use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
@@ -85,7 +88,8 @@ struct Version {
 
 #[derive(Debug)]
 enum Work {
-    Describe { path: Vec<u8>, job: Option<Arc<Load>> },
+    Guess(Guess),
+    Describe { path: Vec<u8>, need: Need, job: Option<Arc<Load>> },
     Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
 }
 
@@ -96,18 +100,47 @@ struct Load {
     open: AtomicUsize,
 }
 
+/// What the log says of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Described {
+    /// Everything.
+    Whole,
+    /// A file's attributes ([`Supply::OnOpen`]).
+    Offered,
+    /// A file of which it has or will have the content.
+    Content(Version, FileId),
+}
+
 #[derive(Debug, Default)]
 struct State {
     next: FileId,
-    /// Paths that the log describes, with the version of files whose content it has or will have.
-    described: HashMap<Vec<u8>, Option<(Version, FileId)>>,
-    asked: HashSet<Vec<u8>>,
+    /// Paths that the log describes.
+    described: HashMap<Vec<u8>, Described>,
+    /// The most that was asked for of each path.
+    asked: HashMap<Vec<u8>, Need>,
+    /// Directories that the log lists, as they were then.
+    listed: HashMap<Vec<u8>, Version>,
     /// Paths that a reader is looking at, with the changes that were heard of meanwhile: what it found may be older, and stands in the log
     /// behind them, so they are said again.
     describing: HashMap<Vec<u8>, Vec<(Vec<u8>, Option<u8>)>>,
     /// Whether hosts share what lies on a device.
     devices: HashMap<u64, bool>,
     warnings: Vec<String>,
+}
+
+impl State {
+    /// Whether somebody has to look because of this question, the first of its kind. Notes it.
+    fn is_news(&mut self, path: &[u8], need: Need) -> bool {
+        match self.described.get(path) {
+            Some(Described::Offered) if need == Need::Content => {}
+            Some(_) => return false,
+            None => {}
+        }
+        match self.asked.get_mut(path) {
+            Some(asked) => std::mem::replace(asked, need.max(*asked)) < need,
+            None => self.asked.insert(path.to_vec(), need).is_none(),
+        }
+    }
 }
 
 /// See the module.
@@ -119,6 +152,10 @@ pub struct Source {
     /// Closed when the first file is captured.
     begun: (Sender<()>, Receiver<()>),
     queue: Sender<Work>,
+    /// What will probably be asked for; served when the queue is empty.
+    ahead: Sender<Guess>,
+    /// Once a Python program is among the jobs.
+    imports: OnceLock<Mutex<Imports>>,
     state: Mutex<State>,
     capture: RwLock<Capture>,
     compress: AtomicBool,
@@ -136,6 +173,7 @@ impl Source {
     pub fn start(compression: Compression) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
         let (queue, work) = unbounded();
+        let (ahead, guesses) = unbounded();
         let room = bounded(CHUNKS);
         let (state, capture, counters) = Default::default();
         let this = Arc::new(Source {
@@ -143,6 +181,8 @@ impl Source {
             room,
             begun: bounded(1),
             queue,
+            ahead,
+            imports: OnceLock::new(),
             state,
             capture,
             compress: AtomicBool::new(compression == Compression::Always),
@@ -151,9 +191,10 @@ impl Source {
             counters,
         });
         for _ in 0..READERS {
-            let (this, work) = (Arc::downgrade(&this), work.clone());
+            let (this, work, guesses) = (Arc::downgrade(&this), work.clone(), guesses.clone());
             let serve = move || {
-                while let Ok(work) = work.recv_blocking()
+                let guess = async || guesses.recv().await.map(Work::Guess);
+                while let Ok(work) = smol::block_on(work.recv().or(guess()))
                     && let Some(this) = this.upgrade()
                 {
                     this.serve(work);
@@ -168,6 +209,11 @@ impl Source {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds to what the user should know.
+    pub fn warn(&self, warning: String) {
+        self.state().warnings.push(warning);
+    }
+
     /// What the user should know; each is said once.
     pub fn warnings(&self) -> Vec<String> {
         std::mem::take(&mut self.state().warnings)
@@ -180,6 +226,19 @@ impl Source {
         rule.shared.extend(more.shared);
     }
 
+    /// A job runs Python: from now on what it imports is guessed.
+    pub fn expect_python(&self) {
+        let _ = self.imports.set(Mutex::default());
+    }
+
+    fn guess(&self, guesses: impl FnOnce(&mut Imports) -> Vec<Guess>) {
+        let Some(imports) = self.imports.get() else { return };
+        let guesses = guesses(&mut imports.lock().unwrap_or_else(PoisonError::into_inner));
+        for guess in guesses {
+            let _ = self.ahead.try_send(guess);
+        }
+    }
+
     /// Whether a path lies on a file system that the hosts share.
     pub fn shares(&self, path: &Path) -> bool {
         let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
@@ -187,9 +246,9 @@ impl Source {
         rule.shared.iter().any(|s| is_below(path_bytes, s) || **s == *path_bytes) || capture::is_shared(path)
     }
 
-    /// A question from a node. What is captured is decided by the rule alone: whoever asks for the attributes of code will load it.
-    pub fn want(&self, path: Vec<u8>) {
-        self.ask(path, None);
+    /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
+    pub fn want(&self, path: Vec<u8>, need: Need) {
+        self.ask(path, need, None);
     }
 
     /// [`Source::shares`], asked once for each device.
@@ -202,13 +261,9 @@ impl Source {
         shared
     }
 
-    fn ask(&self, path: Vec<u8>, job: Option<Arc<Load>>) {
-        let known = {
-            let mut state = self.state();
-            state.described.contains_key(&path) || !state.asked.insert(path.clone())
-        };
-        if !known {
-            self.enqueue(Work::Describe { path, job });
+    fn ask(&self, path: Vec<u8>, need: Need, job: Option<Arc<Load>>) {
+        if self.state().is_news(&path, need) {
+            self.enqueue(Work::Describe { path, need, job });
         }
     }
 
@@ -223,7 +278,8 @@ impl Source {
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
         let mut state = self.state();
         state.described.retain(|known, _| *known != path && !is_below(known, &path));
-        state.asked.retain(|known| *known != path && !is_below(known, &path));
+        state.asked.retain(|known, _| *known != path && !is_below(known, &path));
+        state.listed.retain(|known, _| *known != path && !is_below(known, &path));
         for (seen, overtaken) in &mut state.describing {
             if *seen == path || is_below(seen, &path) || parent(&path) == Some(seen) {
                 overtaken.push((path.clone(), exists));
@@ -231,6 +287,41 @@ impl Source {
         }
         // With the lock: who asks after this is answered behind it.
         self.find(Record::Changed { path, exists }, Vec::new());
+    }
+
+    /// Compares what the log says with the shared file system: directories that others changed are listed again, and, with `files`,
+    /// captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
+    pub fn look_for_changes(&self, files: bool) {
+        let (directories, captured) = {
+            let state = self.state();
+            let captured = state.described.iter().filter_map(|(path, described)| match described {
+                Described::Content(version, _) => Some((path.clone(), *version)),
+                Described::Whole | Described::Offered => None,
+            });
+            let captured: Vec<_> = if files { captured.collect() } else { Vec::new() };
+            (state.listed.clone(), captured)
+        };
+        let look = |path: &[u8]| {
+            self.operation();
+            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).map(|stat| version(&stat))
+        };
+        for (path, known) in directories {
+            if look(&path) != Ok(known) {
+                log::debug!("{} changed", String::from_utf8_lossy(&path));
+                self.enqueue(Work::Describe { path, need: Need::Attributes, job: None });
+            }
+        }
+        for (path, known) in captured {
+            if look(&path) != Ok(known) {
+                let name = String::from_utf8_lossy(&path).into_owned();
+                let warning =
+                    format!("{name} changed on the shared file system; what was running kept the old content");
+                let mut state = self.state();
+                state.described.remove(&path);
+                state.asked.remove(&path);
+                state.warnings.push(warning);
+            }
+        }
     }
 
     /// Begins what a job needs before it can start; see [`Preload`].
@@ -263,9 +354,19 @@ impl Source {
 
     fn serve(&self, work: Work) {
         match work {
-            Work::Describe { path, job } => {
+            Work::Guess(guess) => {
+                let (path, need) = match guess {
+                    Guess::Attributes(path) => (path, Need::Attributes),
+                    Guess::Content(path) => (path, Need::Content),
+                };
+                // It may have been asked for since it was guessed.
+                if self.state().is_news(&path, need) {
+                    self.serve(Work::Describe { path, need, job: None });
+                }
+            }
+            Work::Describe { path, need, job } => {
                 self.state().describing.insert(path.clone(), Vec::new());
-                self.describe(&path, job.as_ref());
+                self.describe(&path, need, job.as_ref());
                 let overtaken = self.state().describing.remove(&path).unwrap_or_default();
                 for (path, exists) in overtaken {
                     self.changed(path, exists);
@@ -299,14 +400,22 @@ impl Source {
     }
 
     fn absent(&self, path: &[u8], error: &io::Error) {
-        self.state().described.insert(path.to_vec(), None);
+        self.state().described.insert(path.to_vec(), Described::Whole);
         let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
         self.find(Record::Absent { path: path.to_vec(), errno }, Vec::new());
     }
 
     /// Says what a path is.
-    fn describe(&self, path: &[u8], job: Option<&Arc<Load>>) {
+    fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
+        if need == Need::Content && self.state().described.get(path) == Some(&Described::Offered) {
+            self.operation();
+            if let Ok(opened) = FileSystem.open(name)
+                && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
+            {
+                return self.publish(path, &opened.stat, opened.file, 1, job);
+            }
+        }
         self.operation();
         let stat = match rustix::fs::lstat(name) {
             Ok(stat) => stat,
@@ -318,7 +427,7 @@ impl Source {
                 self.operation();
                 match rustix::fs::readlink(name, Vec::new()) {
                     Ok(target) => {
-                        self.state().described.insert(path.to_vec(), None);
+                        self.state().described.insert(path.to_vec(), Described::Whole);
                         self.find(
                             Record::Link { path: path.to_vec(), attr: attr(&stat), target: target.into_bytes() },
                             Vec::new(),
@@ -335,6 +444,9 @@ impl Source {
                 if !takes {
                     return self.pass_through(path, &stat);
                 }
+                if need == Need::Attributes && !capture::is_loaded(file_name(path)) {
+                    return self.offer(path, &stat);
+                }
                 self.operation();
                 match FileSystem.open(name) {
                     Ok(opened) => self.publish(path, &opened.stat, opened.file, 1, job),
@@ -344,15 +456,25 @@ impl Source {
             }
             // It is there, but the log has no words for it.
             _ => {
-                self.state().described.insert(path.to_vec(), None);
+                self.state().described.insert(path.to_vec(), Described::Whole);
                 self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
             }
         }
     }
 
+    /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
+    fn offer(&self, path: &[u8], stat: &Stat) {
+        let mut state = self.state();
+        if !matches!(state.described.get(path), Some(Described::Content(..))) {
+            state.described.insert(path.to_vec(), Described::Offered);
+            // With the lock: the content's record stands behind it.
+            self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::OnOpen }, Vec::new());
+        }
+    }
+
     fn pass_through(&self, path: &[u8], stat: &Stat) {
-        self.state().described.insert(path.to_vec(), None);
-        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: None }, Vec::new());
+        self.state().described.insert(path.to_vec(), Described::Whole);
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
     fn describe_directory(&self, path: &[u8], name: &Path) {
@@ -365,7 +487,11 @@ impl Source {
     }
 
     fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
-        self.state().described.insert(path.to_vec(), None);
+        let mut state = self.state();
+        state.described.insert(path.to_vec(), Described::Whole);
+        state.listed.insert(path.to_vec(), version(stat));
+        drop(state);
+        self.guess(|imports| imports.handle_listing(path, names.keys().map(|name| name.as_bytes())));
         let names = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
         self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names }, Vec::new());
     }
@@ -382,7 +508,7 @@ impl Source {
         let version = version(stat);
         let id = {
             let mut state = self.state();
-            if let Some(Some((known, _))) = state.described.get(path)
+            if let Some(Described::Content(known, _)) = state.described.get(path)
                 && *known == version
             {
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
@@ -390,7 +516,7 @@ impl Source {
             }
             let id = state.next;
             state.next += 1;
-            state.described.insert(path.to_vec(), Some((version, id)));
+            state.described.insert(path.to_vec(), Described::Content(version, id));
             id
         };
         self.counters.files.fetch_add(1, Ordering::Relaxed);
@@ -400,13 +526,13 @@ impl Source {
             let warning = format!("{name} is set-user-ID or set-group-ID: ranks run it with their own rights");
             self.state().warnings.push(warning);
         }
-        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Some(id) }, Vec::new());
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Log(id) }, Vec::new());
         Some((id, version))
     }
 
     /// Reads all of a file into the log, or voids it there and tries again.
     fn transfer(&self, id: FileId, path: &[u8], file: &File, version: Version, tries: u32, job: Option<&Arc<Load>>) {
-        if let Err(errno) = self.read(id, file, version) {
+        if let Err(errno) = self.read(id, path, file, version) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
             self.unsteady(path, errno, tries, job);
         }
@@ -434,7 +560,7 @@ impl Source {
     }
 
     /// Reads a file once, from its beginning to its end.
-    fn read(&self, id: FileId, file: &File, version: Version) -> Result<(), Errno> {
+    fn read(&self, id: FileId, path: &[u8], file: &File, version: Version) -> Result<(), Errno> {
         let (mut offset, mut buffer) = (0, Vec::new());
         while offset < version.size {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
@@ -446,6 +572,9 @@ impl Source {
             }
             self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
             let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
+            if offset == 0 && (path.ends_with(b".pyc") || path.ends_with(b".py")) {
+                self.guess(|imports| imports.handle_module(path, &buffer));
+            }
             let (codec, body) = self.encode(&mut buffer);
             self.find(Record::Chunk { file: id, offset, len, codec }, body);
             offset += got as u64;
@@ -474,7 +603,7 @@ impl Source {
         let (path, version) = {
             let state = self.state();
             let found = state.described.iter().find_map(|(path, content)| match content {
-                Some((version, known)) if *known == id => Some((path.clone(), *version)),
+                Described::Content(version, known) if *known == id => Some((path.clone(), *version)),
                 _ => None,
             });
             found?
@@ -515,8 +644,8 @@ impl Preload {
     }
 
     /// Anything else that will be asked for.
-    pub fn path(&self, path: &Path) {
-        self.source.ask(path.as_os_str().as_bytes().to_vec(), Some(Arc::clone(&self.load)));
+    pub fn path(&self, path: &Path, need: Need) {
+        self.source.ask(path.as_os_str().as_bytes().to_vec(), need, Some(Arc::clone(&self.load)));
     }
 }
 

@@ -49,9 +49,10 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
     smol::block_on(tasks.run(async {
         let console = Console::own(&tasks, signals)?;
         let mut phases = Phases { discover: begun.elapsed(), ..Phases::default() };
-        let mut progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
+        let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
+        *console.progress.borrow_mut() = Some(progress);
         let counters = Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
-        let show = |up| progress.update(&Counters { hosts_up: up, ..counters }, Instant::now());
+        let show = |up| console.show(&Counters { hosts_up: up, ..counters });
         let interrupted = async {
             let signal = console.ended_by().await;
             Error::new("start the agents", format!("ended by {}", signal.as_str()))
@@ -61,7 +62,6 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         let resolving = reading.resolve(&tasks, &spec);
         let session = Session::start(Rc::clone(&tasks), reading, hosts, &setup, show, interrupted).await?;
         phases.start_agents = session.started;
-        drop(progress);
         let code = session.run(&spec, resolving, phases, &console).await;
         session.stop().await;
         code

@@ -55,16 +55,16 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let tasks = Rc::new(LocalExecutor::new());
     let served = smol::block_on(tasks.run(async {
         let mut console = Console::own(&tasks, signals)?;
-        let mut progress = Progress::new(flags.progress);
+        *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
         let counters = Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
-        let show = |up| progress.update(&Counters { hosts_up: up, ..counters }, std::time::Instant::now());
+        let show = |up| console.show(&Counters { hosts_up: up, ..counters });
         let interrupted = async {
             let signal = console.ended_by().await;
             Error::new("start the agents", format!("ended by {}", signal.as_str()))
         };
         let reading = Reading::start(flags.compress)?;
         let session = Session::start(Rc::clone(&tasks), reading, hosts, &setup, show, interrupted).await?;
-        drop(progress);
+        console.clear();
         let door = match Door::open(&name) {
             Ok(door) => door,
             Err(error) => {

@@ -37,6 +37,13 @@ const PROOFS: &[Proof] = &[
         memory: 1,
         root: false,
     },
+    Proof {
+        name: "loading",
+        what: "500 libraries over 1, 4 and 8 hosts: time until all are in main, operations at the shared file system",
+        how: How::Test(&["--test", "loading"], "five_hundred_libraries"),
+        memory: 8,
+        root: true,
+    },
     Proof { name: "launch", what: "times of the launch logic", how: How::Bench("launch"), memory: 1, root: false },
 ];
 

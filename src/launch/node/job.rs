@@ -6,12 +6,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded};
 use rustix::pipe::PipeFlags;
-use smol::Async;
 use smol::future::FutureExt;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
+use smol::{Async, Timer};
 
 use super::Node;
 use crate::launch::plan::PlanSpec;
@@ -45,6 +46,8 @@ pub(super) struct Job {
     view: RefCell<Option<Rc<Skeleton>>>,
     /// Closed when the job is to end, started or not.
     abort: (Sender<()>, Receiver<()>),
+    /// Ranks were asked for.
+    started: Cell<bool>,
     /// A rank could not become the program.
     start_failed: Cell<bool>,
     over: Cell<bool>,
@@ -73,7 +76,7 @@ impl Job {
     fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
         let plan = plan(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
-        node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).op("start the keeper")?;
+        node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
         // Made before the first bytes can come.
         let reads = |rank: &u32| match launch.stdin {
             StdinTo::All => true,
@@ -98,6 +101,7 @@ impl Job {
             warnings: RefCell::default(),
             view: RefCell::default(),
             abort: bounded(1),
+            started: Cell::new(false),
             start_failed: Cell::new(false),
             over: Cell::new(false),
         }))
@@ -112,11 +116,23 @@ impl Job {
     }
 
     pub(super) fn end(self: &Rc<Self>, grace_ms: u32) {
-        // The kernel does not let a process die while it waits for an answer of the view.
-        if grace_ms == 0
-            && let Some(view) = &*self.view.borrow()
-        {
-            view.close();
+        // The kernel does not let a process die while it waits for an answer of the view: neither a rank nor a keeper that binds files.
+        let grace = if self.started.get() { Duration::from_millis(grace_ms.into()) } else { Duration::ZERO };
+        if let Some(view) = &*self.view.borrow() {
+            if grace.is_zero() {
+                view.close();
+            } else {
+                let this = Rc::downgrade(self);
+                let close = async move {
+                    Timer::after(grace).await;
+                    if let Some(job) = this.upgrade()
+                        && let Some(view) = &*job.view.borrow()
+                    {
+                        view.close();
+                    }
+                };
+                self.node.tasks.spawn(close).detach();
+            }
         }
         self.abort.0.close();
         self.ask(Ask::End { grace_ms });
@@ -191,37 +207,30 @@ impl Job {
         let Some(replica) = replica.filter(|_| !self.launch.roots.is_empty()) else { return Ok(()) };
         replica.reserve(self.launch.bytes)?;
         let roots = &self.launch.roots;
-        self.tell_keeper(&Ask::View { roots: roots.clone() }, &[]).await.op("mount the view")?;
+        self.tell_keeper(&Ask::View { roots: roots.clone() }, &[]).await.map_err(|e| unheard("mount the view", e))?;
         let view = replica.view(roots);
-        if let Some(fuse) = self.shown().await? {
+        let served = self.shown().await?;
+        let named = served.is_some();
+        if let Some(fuse) = served {
             let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
             view.serve(fuse, threads.clamp(2, 8))?;
             *self.view.borrow_mut() = Some(view);
-            self.tell_keeper(&Ask::Show, &[]).await.op("mount the view")?;
-            let broken = async { Err(replica.broken().await) };
-            if let Err(error) = self.shown().or(broken).await {
-                // The keeper may be waiting in the kernel for a question that nobody will answer now.
-                if let Some(view) = &*self.view.borrow() {
-                    view.close();
-                }
-                let late = async {
-                    smol::Timer::after(std::time::Duration::from_secs(1)).await;
-                    Ok(None)
-                };
-                let _ = self.shown().or(late).await;
-                replica.reserve(self.launch.bytes)?;
-                return Err(error);
-            }
         } else {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
             self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
         }
-        if let Err(error) = replica.loaded(self.launch.load).await {
+        if let Err(error) = replica.loaded(self.launch.load).or(self.keeper_gone()).await {
+            // A store that is full says more of it when asked.
             replica.reserve(self.launch.bytes)?;
             return Err(error);
         }
+        // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
+        if named {
+            self.tell_keeper(&Ask::Show, &[]).await.map_err(|e| unheard("mount the view", e))?;
+            self.shown().await?;
+        }
         for files in batches(replica.images(roots)) {
-            self.tell_keeper(&Ask::Bind { files }, &[]).await.op("bind the program's files")?;
+            self.tell_keeper(&Ask::Bind { files }, &[]).await.map_err(|e| unheard("bind the program's files", e))?;
         }
         let (job, node) = (self.launch.job, self.node.id);
         self.node.report(&Report::Loaded { job, node, bytes: replica.bytes() }).await;
@@ -235,11 +244,19 @@ impl Job {
             Some((Tell::Fuse, mut fds)) if fds.len() == 1 => Ok(fds.pop()),
             Some((Tell::Shown { .. }, _)) => Ok(None),
             Some((Tell::Failed { error }, _)) => Err(Error::new("show the program's files", error)),
+            None => Err(keeper_killed()),
             other => Err(Error::new("show the program's files", format!("the keeper answered {other:?}"))),
         }
     }
 
+    /// Watches over a keeper that has nothing to say until it is asked.
+    async fn keeper_gone(&self) -> Result<()> {
+        self.shown().await?;
+        Err(Error::new("show the program's files", "the keeper spoke without being asked"))
+    }
+
     async fn spawn(self: &Rc<Self>) -> Result<()> {
+        self.started.set(true);
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
         const { assert!(BATCH as usize * 3 <= FDS_MAX) };
@@ -254,10 +271,10 @@ impl Job {
                     fds.push(self.standard_output(rank, stream).op("make a rank's output pipe")?);
                 }
             }
-            self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.op("start ranks")?;
+            self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
         }
-        self.tell_keeper(&Ask::Go, &[]).await.op("start ranks")
+        self.tell_keeper(&Ask::Go, &[]).await.map_err(|e| unheard("start ranks", e))
     }
 
     fn standard_input(self: &Rc<Self>, rank: u32) -> io::Result<OwnedFd> {
@@ -321,8 +338,7 @@ impl Job {
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => {
                     self.exited(&mut exits).await;
-                    let gone = Error::new("run the job", "its keeper on this node was killed");
-                    break self.failed(&gone).await;
+                    break self.failed(&keeper_killed()).await;
                 }
             }
         }
@@ -364,10 +380,23 @@ impl Job {
     }
 
     async fn report_failure(&self, error: String) {
+        // What failed because the view was closed under the preparations is no news.
+        if self.abort.0.is_closed() && !self.started.get() {
+            return log::debug!("while the job was ended: {error}");
+        }
         let host = &self.node.host;
         let error = if error.starts_with(host) { error } else { format!("{host}: {error}") };
         self.node.report(&Report::Failed { job: self.launch.job, node: self.node.id, error }).await;
     }
+}
+
+fn keeper_killed() -> Error {
+    Error::new("run the job", "its keeper on this node was killed")
+}
+
+/// A keeper could not be told something.
+fn unheard(operation: &'static str, error: io::Error) -> Error {
+    if error.kind() == io::ErrorKind::BrokenPipe { keeper_killed() } else { Error::new(operation, error) }
 }
 
 /// Files to bind, in messages of a size that a datagram carries.

@@ -154,6 +154,7 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
     });
     node.report(&Report::Joined { node: node.id, addresses, viewless }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
+    tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
     node.leave().await;
     drop(pipe);
@@ -252,12 +253,31 @@ impl Node {
         let _ = self.parent.send(packet).await;
     }
 
+    /// Without its keeper a node runs no more jobs; it stays, for those below it.
+    async fn watch_keeper(self: Rc<Self>, keeper: Pid) {
+        let Some(keeper) = rustix::process::Pid::from_raw(keeper.as_raw()) else { return };
+        let flags = rustix::process::PidfdFlags::NONBLOCK;
+        // Before Linux 5.3 it is noticed with the next job.
+        let Ok(Ok(died)) = rustix::process::pidfd_open(keeper, flags).map(Async::new) else { return };
+        if died.readable().await.is_err() {
+            return;
+        }
+        // The jobs there are say so themselves.
+        for _ in 0..50 {
+            if self.jobs.borrow().is_empty() {
+                break;
+            }
+            Timer::after(Duration::from_millis(20)).await;
+        }
+        self.report(&Report::Lost { node: self.id, error: "its keeper on this node was killed".to_owned() }).await;
+    }
+
     /// Passes on what the children report.
     async fn relay_up(self: Rc<Self>, events: Receiver<Event>) {
         while let Ok(event) = events.recv().await {
             match event {
-                Event::Report { report: Report::Want { path, .. }, .. }
-                    if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path)) => {}
+                Event::Report { report: Report::Want { path, need }, .. }
+                    if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
                 Event::Report { packet, .. } => self.send_up(packet).await,
                 Event::Log { child, packet } => self.feed_child(child, packet).await,
                 Event::Broken { .. } if self.children.leaving() => {}

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use async_channel::{Receiver, Sender, unbounded};
+use async_channel::{Receiver, Sender, bounded, unbounded};
+use rustix::io::Errno;
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -23,14 +24,14 @@ use crate::net::single_flight::{Asked, SingleFlight};
 use crate::net::topology::{Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId, Report};
 use crate::net::wire::hello::Purpose;
-use crate::net::wire::record::{Codec, FileId, LoadId, Record};
+use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
 
 /// A question that nobody answered is asked again after this long; the first may have been lost with a node.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// Pause between two rounds of attempts to find somebody who feeds us.
 const RETRY: Duration = Duration::from_millis(200);
-/// Without anybody who feeds us for this long, the node's jobs fail.
+/// Without anybody who feeds us for this long, jobs that wait for files fail.
 const UNFED: Duration = Duration::from_secs(30);
 /// First bytes of an ELF file.
 const ELF: &[u8; 4] = b"\x7fELF";
@@ -48,18 +49,21 @@ pub(super) struct Replica {
     coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
     /// Files that were begun in the store.
     announced: RefCell<HashSet<FileId>>,
-    /// Files that found no room in the store: whoever wants them reads the originals.
+    /// Files whose content this node has not all of: whoever wants them reads the originals.
     lost: RefCell<HashSet<FileId>>,
     /// Complete ELF files: they are bound, not read through the view.
     images: RefCell<Vec<(Vec<u8>, FileId)>>,
     /// Bodies that came before the record that announces their file.
     early: RefCell<Vec<(u64, LogEntry)>>,
-    open_questions: RefCell<SingleFlight<Vec<u8>, ()>>,
+    open_questions: RefCell<SingleFlight<(Vec<u8>, Need), ()>>,
     preloaded: RefCell<HashSet<LoadId>>,
     /// Why no content can be stored any more.
     broken: RefCell<Option<String>>,
-    progress: (Sender<()>, Receiver<()>),
+    /// Closed, and replaced, when a load is complete or the replica broken: so everybody who waits hears of it.
+    progress: RefCell<(Sender<()>, Receiver<()>)>,
     bytes: Cell<u64>,
+    /// When something was heard last of who feeds us, by stripe.
+    fed: Vec<Cell<Instant>>,
 }
 
 /// The way from the view's threads to the node's task.
@@ -106,8 +110,9 @@ impl Replica {
             open_questions: RefCell::new(SingleFlight::new(ASK_AGAIN)),
             preloaded: RefCell::default(),
             broken: RefCell::default(),
-            progress: unbounded(),
+            progress: RefCell::new(bounded(1)),
             bytes: Cell::new(0),
+            fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
         };
         (Rc::new(replica), questions)
     }
@@ -137,21 +142,12 @@ impl Replica {
         view
     }
 
-    /// Waits until no content can be stored any more.
-    pub(super) async fn broken(&self) -> Error {
-        loop {
-            if let Some(error) = &*self.broken.borrow() {
-                return Error::new("stage the program's files", error.clone());
-            }
-            let _ = self.progress.1.recv().await;
-        }
-    }
-
     /// Waits until everything that belongs to a load is in the store.
     ///
     /// # Errors
-    /// The store is full or broken.
+    /// The store is full or broken, or nobody feeds this node.
     pub(super) async fn loaded(&self, load: LoadId) -> Result<()> {
+        let begun = Instant::now();
         loop {
             if let Some(error) = &*self.broken.borrow() {
                 return Err(Error::new("stage the program's files", error.clone()));
@@ -159,7 +155,19 @@ impl Replica {
             if self.preloaded.borrow().contains(&load) {
                 return Ok(());
             }
-            let _ = self.progress.1.recv().await;
+            let fed = self.fed.iter().map(Cell::get).min().unwrap_or(begun);
+            let unfed = fed.max(begun) + UNFED;
+            if unfed <= Instant::now() {
+                return Err(Error::new("receive the program's files", "no node that has them can be reached"));
+            }
+            let progress = self.progress.borrow().1.clone();
+            let progress = async {
+                let _ = progress.recv().await;
+            };
+            let late = async {
+                Timer::at(unfed).await;
+            };
+            progress.or(late).await;
         }
     }
 
@@ -170,34 +178,29 @@ impl Replica {
     }
 
     /// Whether a question has to go up, or is on its way.
-    pub(super) fn asks(&self, path: &[u8]) -> bool {
+    pub(super) fn asks(&self, path: &[u8], need: Need) -> bool {
         let mut open = self.open_questions.borrow_mut();
         let now = Instant::now();
         while open.poll_expired(now).is_some() {}
-        open.ask(path.to_vec(), (), now) == Asked::Forward
+        open.ask((path.to_vec(), need), (), now) == Asked::Forward
     }
 
     /// Follows the log in one stripe: from the nearest of our feeders that can be reached, at last over the control link.
     pub(super) async fn follow(self: Rc<Self>, stripe: u8, feeders: Vec<Feeder>, key: SessionKey, parent: Uplink) {
-        let mut fed = Instant::now();
+        // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
+        let mut parent_feeds = false;
         loop {
             for feeder in &feeders {
-                let before = self.log.next(stripe);
                 let ended = self.fed_by(stripe, feeder, &key).await;
-                if self.log.next(stripe) != before {
-                    fed = Instant::now();
-                }
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
             }
             let before = self.log.next(stripe);
             let ended = self.fed_by_parent(stripe, &parent).await;
-            if self.log.next(stripe) != before {
-                fed = Instant::now();
+            parent_feeds |= self.log.next(stripe) != before;
+            if parent_feeds {
+                self.fed[usize::from(stripe)].set(Instant::now());
             }
             log::debug!("node {}: not fed by its parent any more: {ended}", self.node);
-            if fed.elapsed() > UNFED {
-                return self.fail(&Error::new("receive the program's files", "no node that has them can be reached"));
-            }
             Timer::after(RETRY).await;
         }
     }
@@ -242,15 +245,20 @@ impl Replica {
         }
         self.log.unlisten(waiter);
         let packet = next.await?;
-        if let Some(logged) = self.log.receive(stripe, packet)? {
-            self.announce(&logged.record);
+        self.fed[usize::from(stripe)].set(Instant::now());
+        let bare = packet.body.is_empty();
+        let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
+        match &logged.record {
+            // Nobody upstream could rebuild it.
+            Record::Chunk { file, .. } if bare => self.void(*file, Errno::IO),
+            record => self.announce(record),
         }
         Ok(())
     }
 
     /// Makes the file for content that is coming, before its turn in the log: chunks are written as they arrive.
     fn announce(&self, record: &Record) {
-        let Record::File { path, attr, content: Some(id) } = record else { return };
+        let Record::File { path, attr, content: Supply::Log(id) } = record else { return };
         if self.announced.borrow_mut().insert(*id) {
             if let Err(error) = self.store.create(*id, attr.size, attr.mode, attr.mtime) {
                 self.lose(*id, &error);
@@ -264,9 +272,16 @@ impl Replica {
 
     /// A file cannot be stored: jobs that wait for files fail, those that run read its original.
     fn lose(&self, file: FileId, error: &Error) {
-        if self.lost.borrow_mut().insert(file) {
+        if !self.lost.borrow().contains(&file) {
             self.fail(error);
-            self.learn(&Record::Void { file, errno: rustix::io::Errno::NOSPC.raw_os_error() });
+            self.void(file, Errno::NOSPC);
+        }
+    }
+
+    /// This node will never have all of a file's content: whoever wants it reads the original.
+    fn void(&self, file: FileId, errno: Errno) {
+        if self.lost.borrow_mut().insert(file) {
+            self.learn(&Record::Void { file, errno: errno.raw_os_error() });
         }
     }
 
@@ -338,7 +353,7 @@ impl Replica {
             }
             Record::Preloaded { load } => {
                 self.preloaded.borrow_mut().insert(*load);
-                let _ = self.progress.0.try_send(());
+                self.progress.replace(bounded(1));
             }
             _ => {}
         }
@@ -347,7 +362,11 @@ impl Replica {
         | Record::File { path, .. }
         | Record::Absent { path, .. } = record
         {
-            self.open_questions.borrow_mut().answer(path);
+            let mut open = self.open_questions.borrow_mut();
+            open.answer(&(path.clone(), Need::Attributes));
+            if !matches!(record, Record::File { content: Supply::OnOpen, .. }) {
+                open.answer(&(path.clone(), Need::Content));
+            }
         }
         self.learn(record);
         Ok(())
@@ -367,7 +386,7 @@ impl Replica {
     /// From now on every job that waits for files fails, with this reason.
     fn fail(&self, error: &Error) {
         self.broken.borrow_mut().get_or_insert_with(|| error.to_string());
-        let _ = self.progress.0.try_send(());
+        self.progress.replace(bounded(1));
     }
 }
 
@@ -390,7 +409,6 @@ pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Ve
 
 fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
     let Record::Chunk { file, offset, len, codec } = entry.header.record else { return Ok(()) };
-    // A chunk without its body: nobody could rebuild it; the file is voided further on.
     let Some(body) = &entry.body else { return Ok(()) };
     match codec {
         Codec::Raw => store.write_chunk(file, offset, &body.0),
@@ -410,6 +428,9 @@ impl FeedsLog for Replica {
 impl Rebuild for Replica {
     async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
         let Record::Chunk { file, offset, len, .. } = *record else { return None };
+        if self.lost.borrow().contains(&file) {
+            return None;
+        }
         let store = Arc::clone(&self.store);
         let read = move || {
             let mut body = vec![0; len as usize];
@@ -431,7 +452,9 @@ impl Node {
     pub(super) async fn ask(self: Rc<Self>, replica: Rc<Replica>, questions: Receiver<Question>) {
         while let Ok(question) = questions.recv().await {
             match question {
-                Question::Want(path, need) if replica.asks(&path) => self.report(&Report::Want { path, need }).await,
+                Question::Want(path, need) if replica.asks(&path, need) => {
+                    self.report(&Report::Want { path, need }).await;
+                }
                 Question::Want(..) => {}
                 Question::Changed(path, exists) => self.report(&Report::Changed { path, exists }).await,
             }

@@ -14,9 +14,9 @@ use super::inodes::TOP;
 use super::parked::{Key, Question, Waiting};
 use super::skeleton::{Need, View};
 use super::{attributes, original};
-use crate::loader::catalog::{Change, Known, Listing, file_name, is_code, join, kind};
+use crate::loader::catalog::{Change, Known, Listing, join, kind};
 use crate::loader::store;
-use crate::net::wire::record::{Attr, FileId};
+use crate::net::wire::record::{Attr, FileId, Supply};
 
 /// No limit: the log says when it is over.
 const STABLE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -28,7 +28,7 @@ const UNKNOWN_INO: INodeNo = INodeNo(0xffff_ffff);
 enum Facts {
     Dir(Attr, Arc<Listing>),
     Link(Attr, Box<[u8]>),
-    File(Attr, Option<FileId>),
+    File(Attr, Supply),
     Absent(Errno),
     Volatile,
 }
@@ -91,20 +91,20 @@ impl View {
     /// What is known about `path`, or the question is parked. Parked with the catalog locked: what is applied afterwards wakes it.
     fn facts(&self, path: &[u8], question: Question, until: Instant) -> Option<(Facts, Question)> {
         let catalog = self.catalog();
-        let code = || is_code(file_name(path));
-        let content_wanted = match catalog.lookup(path) {
+        let opens = matches!(question, Question::Open { .. });
+        match catalog.lookup(path) {
             Known::Dir { attr, listing } => return Some((Facts::Dir(*attr, listing.clone()), question)),
             Known::Link { attr, target } => return Some((Facts::Link(*attr, target.into()), question)),
+            Known::File { content: Supply::OnOpen, .. } if opens => {}
             Known::File { attr, content } => return Some((Facts::File(*attr, content), question)),
             Known::Absent(e) => return Some((Facts::Absent(errno(e)), question)),
             Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),
-            Known::Listed(kind::REG | kind::UNKNOWN) | Known::Unknown => code() && self.parked().ask_content(path),
-            Known::Listed(_) => false,
-        };
+            Known::Listed(_) | Known::Unknown => {}
+        }
         let first = self.park(Key::Path(path.into()), question, until)?;
         drop(catalog);
-        if first || content_wanted {
-            self.setup.upcall.want(path, if content_wanted { Need::Content } else { Need::Attributes });
+        if first {
+            self.setup.upcall.want(path, if opens { Need::Content } else { Need::Attributes });
         }
         None
     }
@@ -162,10 +162,10 @@ impl View {
                 }
                 Err(e) => reply.error(errno(e)),
             },
-            (Question::Open { ino, flags, reply }, Facts::File(_, Some(id))) => {
+            (Question::Open { ino, flags, reply }, Facts::File(_, Supply::Log(id))) => {
                 self.open_staged(ino, path, id, flags, reply);
             }
-            (Question::Open { ino, flags, reply }, Facts::File(_, None)) => {
+            (Question::Open { ino, flags, reply }, Facts::File(..)) => {
                 self.open_original(ino, path, flags, FopenFlags::FOPEN_KEEP_CACHE, reply);
             }
             (Question::Open { ino, flags, reply }, Facts::Volatile) => {

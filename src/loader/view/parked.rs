@@ -1,6 +1,6 @@
 //! Questions of the kernel that wait for the log. A FUSE thread never waits; the question does.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::time::Instant;
 
@@ -47,8 +47,6 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     waiting: HashMap<Key, Vec<Waiting>>,
-    /// Paths whose content has been asked for: once is enough until they change.
-    asked: HashSet<Box<[u8]>>,
 }
 
 impl Parked {
@@ -59,16 +57,8 @@ impl Parked {
         queue.len() == 1
     }
 
-    /// Whether the content of `path` is asked for the first time.
-    pub(super) fn ask_content(&mut self, path: &[u8]) -> bool {
-        !self.asked.contains(path) && self.asked.insert(path.into())
-    }
-
     /// The keys that a record settles, among those waited for.
-    pub(super) fn settled(&mut self, effects: &Effects) -> Vec<Key> {
-        for path in &effects.stale {
-            self.asked.remove(path);
-        }
+    pub(super) fn settled(&self, effects: &Effects) -> Vec<Key> {
         if self.waiting.is_empty() {
             return Vec::new();
         }

@@ -44,6 +44,17 @@ pub enum Codec {
     Zstd,
 }
 
+/// Where the content of a regular file comes from.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Supply {
+    /// Whoever needs it reads the original.
+    Original,
+    /// The root has not read it yet: whoever opens the file asks, and another record of it follows with one of the other two.
+    OnOpen,
+    /// Its chunks come under this number.
+    Log(FileId),
+}
+
 /// One entry of the log.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Record {
@@ -51,8 +62,8 @@ pub enum Record {
     Dir { path: Vec<u8>, attr: Attr, names: Vec<Name> },
     /// A symbolic link.
     Link { path: Vec<u8>, attr: Attr, target: Vec<u8> },
-    /// A regular file. `content` is the number under which its chunks come; `None`: known, but read from the original by whoever needs it.
-    File { path: Vec<u8>, attr: Attr, content: Option<FileId> },
+    /// A regular file.
+    File { path: Vec<u8>, attr: Attr, content: Supply },
     /// Not to be had: the root's own attempt ended in this errno. Also ends a wait for a path that is neither file, directory nor link.
     Absent { path: Vec<u8>, errno: i32 },
     /// `len` raw bytes (1..=[`CHUNK_MAX`]) of file `file` at `offset`; the frame's body holds them, encoded by `codec`.

@@ -1,0 +1,307 @@
+//! Faults while a program of many libraries is loaded over slow links, and while it runs in the view: processes killed and stopped, links
+//! cut, files that change while they are read, stores that are too small. The right output or one clear error in time, and nothing left.
+//! Needs root; says so and passes otherwise.
+//!
+//! Deadlines: what is killed is noticed at once, and the job has ended within [`ENDED`]; who does not speak is lost after 15 s of silence.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::generate::libraries::Libraries;
+use cluster::{Cluster, Spec};
+use common::{Done, Role, Run, Running, marked, role, until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// From a noticed loss to the end of the front end.
+const ENDED: Duration = Duration::from_secs(6);
+/// After this long a peer that says nothing is lost.
+const SILENCE: Duration = Duration::from_secs(15);
+/// From the end of the front end until nothing is left.
+const CLEAN: Duration = Duration::from_secs(5);
+/// Uid of the ordinary user on the hosts.
+const USER: u32 = 20001;
+const DRIVER: &str = "/shared/prog/driver";
+/// Makes ranks wait before they exit.
+const HOLD: &str = "-x LD_PRELOAD=/shared/prog/libhold.so";
+
+const HOLD_C: &str = r#"
+#include <stdio.h>
+#include <unistd.h>
+__attribute__((destructor)) static void hold(void) { fflush(NULL); sleep(1000); }
+"#;
+
+/// The directory behind the shared file system: a program on 60 libraries of 60 MB, and the binary without its debugging information.
+fn backing() -> PathBuf {
+    static MADE: Mutex<bool> = Mutex::new(false);
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loading");
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*made {
+        let libraries = Libraries { count: 60, dirs: 4, megabytes: 60, at: Some("/shared/prog".into()) };
+        libraries.generate(&place.join("prog")).unwrap();
+        let source = place.join("hold.c");
+        fs::write(&source, HOLD_C).unwrap();
+        let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+        run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(place.join("prog/libhold.so")).arg(source));
+        run(Command::new("strip").arg("-o").arg(place.join("hpcrt")).arg(env!("CARGO_BIN_EXE_hpcrt")));
+        *made = true;
+    }
+    place
+}
+
+fn up(name: &str, rate: &str) -> Option<Cluster> {
+    if let Some(obstacle) = Cluster::obstacle() {
+        eprintln!("{obstacle}");
+        return None;
+    }
+    let (backing, rate) = (Some(backing()), Some(rate.into()));
+    Some(Cluster::up(Spec { name: name.into(), hosts: 4, rate, backing, ..Spec::default() }).unwrap())
+}
+
+/// `hpcrt MODE`, started on the last host: the end of the chain, so that no node gets the files faster than over a link.
+fn hpcrt(cluster: &Cluster, uid: u32, words: &[&str]) -> Run {
+    let words: Vec<&str> = ["/shared/hpcrt"].iter().chain(words).copied().collect();
+    Run::new(cluster.command("hpc4", uid, &words)).cwd("/").within(Duration::from_secs(90))
+}
+
+/// The program on all hosts, one rank on each.
+fn exec(cluster: &Cluster, uid: u32, flags: &str) -> Run {
+    let (hosts, agent) = (cluster.hosts().join(","), cluster.agent_command());
+    let mut words = vec!["exec", "-q", "--compress", "never", "--hosts", &hosts, "--agent", &agent];
+    words.extend(flags.split_whitespace());
+    hpcrt(cluster, uid, &words).program(&[DRIVER])
+}
+
+/// Bytes that a host (from 0) received so far.
+fn received(cluster: &Cluster, host: usize) -> u64 {
+    let table = fs::read_to_string(format!("/proc/{}/net/dev", cluster.state().hosts[host].pid)).unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn on(cluster: &Cluster, host: usize, pids: Vec<Pid>) -> Vec<Pid> {
+    let net = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    let wanted = net(cluster.state().hosts[host].pid);
+    pids.into_iter().filter(|pid| net(pid.as_raw()) == wanted).collect()
+}
+
+fn ranks(mark: &str) -> Vec<Pid> {
+    let name = |pid: &Pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    marked(mark).into_iter().filter(|pid| name(pid).trim() == "driver").collect()
+}
+
+/// Who is hit, on which host (from 0).
+#[derive(Debug, Clone, Copy)]
+struct Victim(Role, usize);
+
+impl Victim {
+    fn pid(self, cluster: &Cluster, run: &Running) -> Option<Pid> {
+        match self.0 {
+            Role::FrontEnd => Some(run.pid()),
+            Role::Rank => on(cluster, self.1, ranks(&run.mark)).pop(),
+            role_of => on(cluster, self.1, role(&run.mark, role_of)).pop(),
+        }
+    }
+}
+
+/// A moment in the middle of the broadcast: the last host has 10 MB more than at the start.
+fn broadcast(cluster: &Cluster, before: u64) {
+    until(|| (received(cluster, 3) > before + (10 << 20)).then_some(()));
+}
+
+fn running(_: &Cluster, run: &Running) {
+    until(|| (ranks(&run.mark).len() == 4).then_some(()));
+    thread::sleep(Duration::from_millis(300));
+}
+
+/// The right line from so many ranks, nothing else.
+#[track_caller]
+fn output(done: &Done, right: &str, ranks: usize) {
+    assert_eq!(done.lines(), vec![right; ranks], "{}", done.err);
+}
+
+/// Nothing is left [`CLEAN`] after the end; says how long it took.
+#[track_caller]
+fn clean(cluster: &Cluster) -> Duration {
+    let since = Instant::now();
+    loop {
+        let left = cluster.leftovers().unwrap();
+        if left.is_empty() {
+            return since.elapsed();
+        }
+        let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+        assert!(since.elapsed() < CLEAN, "left: {left:#?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn report(what: &str, took: Duration, clean: Duration, done: &Done) {
+    let err = done.err.trim().replace('\n', " | ");
+    eprintln!("{what}: {:.2} s, clean after {:.2} s: {:?} {err}", took.as_secs_f64(), clean.as_secs_f64(), done.status);
+}
+
+/// What each rank prints in a run without faults.
+fn right(cluster: &Cluster) -> String {
+    let done = exec(cluster, USER, "").end();
+    assert_eq!(done.status.code(), Some(0), "{}", done.err);
+    eprintln!("without faults: {:?}", done.took);
+    clean(cluster);
+    let right = done.lines()[0].clone();
+    output(&done, &right, 4);
+    right
+}
+
+/// One clear error that names the host: at most one line for each host.
+#[track_caller]
+fn one_error(done: &Done, host: usize) {
+    let name = format!("hpc{}", host + 1);
+    let lines: Vec<&str> = done.err.lines().filter(|line| line.starts_with("hpcrt: ")).collect();
+    assert!(lines.iter().any(|line| line.contains(&name)) && lines.len() <= 4, "{}", done.err);
+    assert!(!done.err.contains("panicked"), "{}", done.err);
+}
+
+#[test]
+fn killed_in_the_broadcast() {
+    let Some(cluster) = up("t-lf-kill", "200mbit") else { return };
+    let right = right(&cluster);
+    use Role::{Agent, FrontEnd, JobKeeper, Keeper};
+    let victims = [
+        Victim(FrontEnd, 3),
+        Victim(Agent, 0),
+        Victim(Agent, 3),
+        Victim(Keeper, 1),
+        Victim(JobKeeper, 1),
+        Victim(JobKeeper, 3),
+    ];
+    for victim in victims {
+        let before = received(&cluster, 3);
+        let run = exec(&cluster, USER, "").start();
+        broadcast(&cluster, before);
+        let since = Instant::now();
+        kill(victim.pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        let done = run.end();
+        let took = since.elapsed();
+        report(&format!("broadcast, {victim:?}"), took, clean(&cluster), &done);
+        assert!(took < ENDED, "{victim:?}: {took:?}");
+        if victim.0 != FrontEnd {
+            assert_eq!(done.status.code(), Some(125), "{victim:?}: {}", done.err);
+            one_error(&done, victim.1);
+            output(&done, &right, 0);
+        }
+    }
+    // The next in the chain goes to another feeder at once: no silence is waited for.
+    for host in [0, 1, 3] {
+        let before = received(&cluster, 3);
+        let run = exec(&cluster, USER, "--keep-going").start();
+        broadcast(&cluster, before);
+        let since = Instant::now();
+        kill(Victim(Agent, host).pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        let done = run.end();
+        let took = since.elapsed();
+        report(&format!("broadcast, --keep-going, agent {host}"), took, clean(&cluster), &done);
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        one_error(&done, host);
+        output(&done, &right, 3);
+    }
+}
+
+#[test]
+fn killed_while_running() {
+    let Some(cluster) = up("t-lf-run", "1gbit") else { return };
+    let right = right(&cluster);
+    use Role::{Agent, FrontEnd, JobKeeper, Keeper, Rank};
+    for victim in [Victim(FrontEnd, 3), Victim(Agent, 1), Victim(Keeper, 2), Victim(JobKeeper, 3), Victim(Rank, 1)] {
+        let run = exec(&cluster, USER, HOLD).start();
+        running(&cluster, &run);
+        let since = Instant::now();
+        kill(victim.pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        let done = run.end();
+        let took = since.elapsed();
+        report(&format!("running, {victim:?}"), took, clean(&cluster), &done);
+        assert!(took < ENDED, "{victim:?}: {took:?}");
+        match victim.0 {
+            FrontEnd => {}
+            Rank => assert_eq!(done.status.code(), Some(128 + 9), "{}", done.err),
+            _ => {
+                assert_eq!(done.status.code(), Some(125), "{victim:?}: {}", done.err);
+                one_error(&done, victim.1);
+            }
+        }
+        output(&done, &right, 4);
+    }
+}
+
+fn link(cluster: &Cluster, host: usize, state: &str) {
+    let name = &cluster.hosts()[host];
+    assert!(cluster.exec(name, 0, &["ip", "link", "set", "eth0", state]).unwrap().status.success());
+}
+
+/// A host that says nothing any more, in the middle of the broadcast or while the ranks run.
+fn silent(name: &str, flags: &str, hit: impl Fn(&Cluster, &Running)) {
+    let Some(cluster) = up(name, "200mbit") else { return };
+    let right = right(&cluster);
+    let keep_going = flags.contains("keep-going");
+    let before = received(&cluster, 3);
+    let run = exec(&cluster, USER, flags).start();
+    if flags.contains(HOLD) {
+        running(&cluster, &run)
+    } else {
+        broadcast(&cluster, before)
+    }
+    let since = Instant::now();
+    hit(&cluster, &run);
+    let done = run.end();
+    let took = since.elapsed();
+    report(name, took, clean(&cluster), &done);
+    assert!(took < SILENCE + ENDED + if keep_going { ENDED } else { Duration::ZERO }, "{took:?}");
+    one_error(&done, 1);
+    let ranks = match (keep_going, flags.contains(HOLD)) {
+        (_, true) => 4,
+        (true, false) => 3,
+        (false, false) => 0,
+    };
+    output(&done, &right, ranks);
+    if !keep_going {
+        assert_eq!(done.status.code(), Some(125), "{}", done.err);
+    }
+}
+
+fn cut(cluster: &Cluster, _: &Running) {
+    link(cluster, 1, "down");
+}
+
+fn stop(cluster: &Cluster, run: &Running) {
+    kill(Victim(Role::Agent, 1).pid(cluster, run).unwrap(), Signal::SIGSTOP).unwrap();
+}
+
+#[test]
+fn a_link_cut_in_the_broadcast() {
+    silent("t-lf-cut", "", cut);
+}
+
+#[test]
+fn a_link_cut_in_the_broadcast_and_the_others_go_on() {
+    silent("t-lf-cutk", "--keep-going", cut);
+}
+
+#[test]
+fn a_link_cut_while_running() {
+    silent("t-lf-cutr", HOLD, cut);
+}
+
+#[test]
+fn an_agent_stopped_in_the_broadcast() {
+    silent("t-lf-stop", "", stop);
+}
+
+#[test]
+fn an_agent_stopped_in_the_broadcast_and_the_others_go_on() {
+    silent("t-lf-stopk", "--keep-going", stop);
+}
