@@ -374,7 +374,7 @@ fn stores(site: &Site, uid: u32) {
     for _ in 0..2 {
         let full = site.run(uid, HOSTS, &["--store", "/tmp/tiny"], &[&program]).code(125);
         assert!(full.took < Duration::from_secs(10), "{:?}", full.took);
-        full.says(&["hpc2: ", "107 MiB are needed and ", " MiB are free", "--store"]);
+        full.says(&["hpcrt: hpc", "107 MiB are needed and ", " MiB are free", "--store"]);
         site.run(uid, HOSTS, &["--store", "/tmp/st"], &[&program]).code(0);
     }
     for host in ["hpc2", "hpc3"] {
