@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
+use std::hash::{Hash, Hasher};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -43,7 +44,7 @@ impl Run {
 
     #[track_caller]
     fn code(self, expected: i32) -> Run {
-        assert_eq!(self.output.status.code(), Some(expected), "{}{}", self.out(), self.err());
+        assert_eq!(self.output.status.code(), Some(expected), "{:?} {}{}", self.output.status, self.out(), self.err());
         self
     }
 
@@ -58,7 +59,7 @@ impl Run {
 
 impl Site {
     fn up() -> Site {
-        let cluster = Cluster::up(Spec { name: "t-programs".into(), ..Spec::default() }).unwrap();
+        let cluster = Cluster::up(Spec { name: name(), ..Spec::default() }).unwrap();
         // Where every user of every host can execute it, and no operation is counted.
         let hpcrt = cluster.state().file("hpcrt");
         fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &hpcrt).unwrap();
@@ -137,6 +138,13 @@ impl Site {
     }
 }
 
+/// Of the cluster: the same in every run from one checkout, so that a run replaces what a killed one left, and no other's.
+fn name() -> String {
+    let mut hasher = std::hash::DefaultHasher::new();
+    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
+    format!("t-programs-{:08x}", hasher.finish() >> 32)
+}
+
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name)
 }
@@ -166,7 +174,7 @@ fn build(site: &Site) {
         });
         let words: Vec<_> = words.collect();
         let done = Command::new(&words[0]).args(&words[1..]).current_dir(&app).output().unwrap();
-        assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+        assert!(done.status.success(), "{line}: {:?} {}", done.status, String::from_utf8_lossy(&done.stderr));
     };
     for who in ["lib", "run", "other"] {
         line(&format!("gcc -g -shared -fPIC -DWHO=\"{who}\" @part.c -o {who}/libpart.so -Wl,-soname,libpart.so"));
@@ -374,7 +382,7 @@ fn stores(site: &Site, uid: u32) {
     for _ in 0..2 {
         let full = site.run(uid, HOSTS, &["--store", "/tmp/tiny"], &[&program]).code(125);
         assert!(full.took < Duration::from_secs(10), "{:?}", full.took);
-        full.says(&["hpc2: ", "107 MiB are needed and ", " MiB are free", "--store"]);
+        full.says(&["hpcrt: hpc", "107 MiB are needed and ", " MiB are free", "--store"]);
         site.run(uid, HOSTS, &["--store", "/tmp/st"], &[&program]).code(0);
     }
     for host in ["hpc2", "hpc3"] {
@@ -393,8 +401,9 @@ fn stores(site: &Site, uid: u32) {
 
 /// The default store in a memory cgroup (version 1) that is too small for the program.
 fn small_memory(site: &Site, uid: u32, program: &str) {
-    let group = Path::new("/sys/fs/cgroup/memory/hpcrt-t-programs");
-    if fs::create_dir(group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "204M").is_err() {
+    let group = Path::new("/sys/fs/cgroup/memory").join(name());
+    let _ = fs::remove_dir(&group);
+    if fs::create_dir(&group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "204M").is_err() {
         return eprintln!("SKIPPED the small memory cgroup: no version 1 memory controller to write to");
     }
     mode(&group.join("cgroup.procs"), 0o666);
@@ -403,7 +412,7 @@ fn small_memory(site: &Site, uid: u32, program: &str) {
     let words = [hpcrt, "exec", "--hosts", "hpc2", "--agent", &agent, "--", program];
     let output = site.cluster.exec("hpc1", uid, &words).unwrap();
     for _ in 0..100 {
-        if fs::remove_dir(group).is_ok() {
+        if fs::remove_dir(&group).is_ok() {
             break;
         }
         std::thread::sleep(Duration::from_millis(20));
