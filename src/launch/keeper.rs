@@ -55,6 +55,8 @@ struct Keeper {
     boot: io::Result<OwnedFd>,
     /// The session's namespaces, in which this process is since they were made.
     base: Option<Base>,
+    /// The session's own directory, if the store is not a RAM disk.
+    directory: Option<PathBuf>,
     jobs: Vec<Pid>,
 }
 
@@ -72,6 +74,7 @@ impl Keeper {
             children_died: watch_children()?,
             boot: process::boot_image(),
             base: None,
+            directory: None,
             jobs: Vec::new(),
         })
     }
@@ -102,6 +105,10 @@ impl Keeper {
             }
         }
         process::kill_descendants(&[], KILLED);
+        if let Some(directory) = self.directory {
+            // The agent may have done it.
+            let _ = fs::remove_dir_all(directory);
+        }
         Ok(())
     }
 
@@ -121,7 +128,8 @@ impl Keeper {
 
     fn make_store(&mut self, directory: Option<Vec<u8>>, bytes: u64) -> io::Result<()> {
         let directory = directory.map(|d| PathBuf::from(OsString::from_vec(d)));
-        let place = directory.as_deref().map_or(Place::Memory(bytes), Place::Directory);
+        self.directory = directory;
+        let place = self.directory.as_deref().map_or(Place::Memory(bytes), Place::Directory);
         match Base::create(place) {
             Ok(base) => {
                 let told = self.agent.send(&Tell::Store, &[base.store.as_fd()]);

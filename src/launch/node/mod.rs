@@ -5,8 +5,12 @@ mod replica;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -126,7 +130,13 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
             (reader, writer)
         }
     };
-    let (store, viewless) = if enroll.view { make_store(&keeper, &enroll).await } else { (None, None) };
+    let directory = enroll.store.as_ref().filter(|_| enroll.view).map(|place| StoreDirectory::create(place, &enroll));
+    let (store, viewless) = match &directory {
+        Some(Err(error)) => (None, Some(error.to_string())),
+        Some(Ok(directory)) => make_store(&keeper, Some(directory)).await,
+        None if enroll.view => make_store(&keeper, None).await,
+        None => (None, None),
+    };
     let (parent, pumping) = pump(&tasks, writer, ping_up());
     let (children, events) = Children::new(Rc::clone(&tasks));
     let arrivals = Arrivals::default();
@@ -164,9 +174,28 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
     ended
 }
 
+/// A session's own directory in the one that was chosen for stores; removed with this, or by the keeper when the agent is killed.
+struct StoreDirectory(PathBuf);
+
+impl StoreDirectory {
+    fn create(place: &[u8], enroll: &Enroll) -> Result<StoreDirectory> {
+        let name = format!("hpcrt-store-{}-{}", enroll.session, enroll.node);
+        let path = Path::new(OsStr::from_bytes(place)).join(name);
+        std::fs::DirBuilder::new().mode(0o700).create(&path).op_on("make the store", &path)?;
+        Ok(StoreDirectory(path))
+    }
+}
+
+impl Drop for StoreDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Has the keeper make the session's namespaces and store; without them the node's ranks run plainly, and the reason is told.
-async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> (Option<OwnedFd>, Option<String>) {
-    let ask = Ask::Store { directory: enroll.store.clone(), bytes: process::memory_for_files() };
+async fn make_store(keeper: &Seqpacket, directory: Option<&StoreDirectory>) -> (Option<OwnedFd>, Option<String>) {
+    let directory = directory.map(|d| d.0.as_os_str().as_bytes().to_vec());
+    let ask = Ask::Store { directory, bytes: process::memory_for_files() };
     let keeper = match keeper.try_clone() {
         Ok(keeper) => keeper,
         Err(error) => return (None, Some(error.to_string())),
