@@ -105,8 +105,9 @@ impl Keeper {
             }
         }
         process::kill_descendants(&[], KILLED);
-        if let Some(directory) = self.directory {
+        if let (Some(directory), Some(base)) = (self.directory, self.base) {
             // The agent may have done it.
+            base.uncover();
             let _ = fs::remove_dir_all(directory);
         }
         Ok(())

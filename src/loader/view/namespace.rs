@@ -168,6 +168,13 @@ fn open_directory(path: impl AsRef<Path>, how: OFlags) -> Result<OwnedFd, Error>
     rustix::fs::open(path.as_ref(), flags, Mode::empty()).op_on("open", path)
 }
 
+impl Base {
+    /// Takes away what covers the store, for the process that is about to remove its directory: the cover is mounted on that.
+    pub fn uncover(&self) {
+        let _ = rustix::mount::unmount(COVERED, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
 /// A path to `name` in a directory known by descriptor.
 fn of(directory: &impl AsFd, name: &str) -> String {
     format!("/proc/self/fd/{}/{name}", directory.as_fd().as_raw_fd())
