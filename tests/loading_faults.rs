@@ -360,6 +360,7 @@ fn stores_that_are_full() {
         kill(Victim(victim, 2).pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
         run.end();
         until(|| cluster.leftovers().unwrap().iter().all(|l| !l.to_string().contains("process")).then_some(()));
+        eprintln!("stores, {victim:?}");
         no_small_stores(&cluster);
         clean(&cluster);
     }
@@ -439,7 +440,7 @@ fn sessions_that_lose_processes() {
     let run =
         hpcrt(&cluster, USER, &["session", "run", &name, "-x", "LD_PRELOAD=/shared/prog/libhold.so", "--", DRIVER]);
     let run = run.start();
-    until(|| (ranks(&mark).len() == 4).then_some(()));
+    until(|| (ranks(&run.mark).len() == 4).then_some(()));
     let resident = marked(&mark).into_iter().find(|pid| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         words.windows(13).any(|w| w == b"session\0start")
@@ -459,4 +460,53 @@ fn sessions_that_lose_processes() {
 fn remove_sockets(cluster: &Cluster) {
     let done = cluster.exec("hpc4", USER, &["rmdir", &format!("/tmp/hpcrt-{USER}")]).unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Processes killed and stopped at random moments of start, broadcast and run: right output or an error in time, and nothing left.
+fn at_random(name: &str, seed: u64, events: u32, limit: Duration) {
+    let Some(cluster) = up(name, "500mbit") else { return };
+    let right = right(&cluster);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let begun = Instant::now();
+    for event in 0..events {
+        if begun.elapsed() > limit {
+            eprintln!("{event} events in {limit:?}");
+            break;
+        }
+        let roles = [Role::FrontEnd, Role::Agent, Role::Keeper, Role::JobKeeper, Role::Rank];
+        let victim = Victim(roles[random.usize(..roles.len())], random.usize(..4));
+        let (uid, after) = (if random.bool() { USER } else { 0 }, Duration::from_millis(random.u64(..1_800)));
+        let keep_going = random.bool();
+        let what =
+            format!("seed {seed}, event {event}: {victim:?} after {after:?}, uid {uid}, --keep-going {keep_going}");
+        let run = exec(&cluster, uid, if keep_going { "--keep-going" } else { "" }).start();
+        thread::sleep(after);
+        let since = Instant::now();
+        let hit = victim.pid(&cluster, &run).is_some_and(|pid| kill(pid, Signal::SIGKILL).is_ok());
+        let done = run.end();
+        let took = since.elapsed();
+        let cleaned = clean(&cluster);
+        assert!(took < Duration::from_secs(10), "{what}: {took:?}\n{}", done.err);
+        assert!(cleaned < CLEAN && !done.err.contains("panicked"), "{what}: {}", done.err);
+        assert!(done.lines().iter().all(|line| *line == right), "{what}: {}", done.text());
+        match done.status.code() {
+            Some(0) if victim.0 == Role::FrontEnd || !keep_going => output(&done, &right, 4),
+            Some(0) => assert!(done.lines().len() == 4 || done.err.contains("without a host"), "{what}: {}", done.err),
+            Some(125) => assert!(hit && done.err.starts_with("hpcrt: "), "{what}: {}", done.err),
+            Some(137) => assert!(victim.0 == Role::Rank, "{what}: {}", done.err),
+            other => assert!(other.is_none() && victim.0 == Role::FrontEnd, "{what}: {:?} {}", done.status, done.err),
+        }
+    }
+}
+
+#[test]
+fn killed_at_any_moment() {
+    at_random("t-lf-random", 7, 1_000, Duration::from_secs(20));
+}
+
+#[test]
+#[ignore = "an hour"]
+fn a_thousand_killed_at_any_moment() {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    at_random("t-lf-thousand", seed, 1_000, Duration::MAX);
 }
