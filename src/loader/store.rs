@@ -38,10 +38,10 @@ impl Store {
         self.directory.as_fd()
     }
 
-    /// Fails now rather than in the middle when `bytes` more do not fit.
-    pub fn reserve(&self, bytes: u64) -> Result<()> {
+    /// Fails now rather than in the middle when `bytes` do not fit, `stored` of which may be here already.
+    pub fn reserve(&self, bytes: u64, stored: u64) -> Result<()> {
         let stat = rustix::fs::fstatvfs(&self.directory).op("measure the node's store")?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_add(stored);
         if bytes > free {
             let cause = format!("{} MiB are needed and {} MiB are free", bytes.div_ceil(1 << 20), free >> 20);
             return Err(Error::new("stage the program's files in the node's store", cause).remedy(ROOMIER));
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn lack_of_space_is_told_before_with_a_remedy() {
         let (_directory, store) = store();
-        store.reserve(1).unwrap();
-        assert!(store.reserve(1 << 60).unwrap_err().to_string().contains("--store"));
+        store.reserve(1, 0).unwrap();
+        assert!(store.reserve(1 << 60, 0).unwrap_err().to_string().contains("--store"));
     }
 }

@@ -122,9 +122,9 @@ impl Replica {
         self.bytes.get()
     }
 
-    /// Fails now rather than in the middle when `bytes` more do not fit into the store.
+    /// Fails now rather than in the middle when a job's `bytes`, of which some may be here, do not fit into the store.
     pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
-        self.store.reserve(bytes.saturating_sub(self.bytes.get()))
+        self.store.reserve(bytes, self.bytes.get())
     }
 
     /// A view of these directory trees, fed by this replica.

@@ -161,7 +161,7 @@ pub enum Report {
     Output { job: JobId, rank: u32, stream: Stream },
     /// These ranks ended.
     Exited { job: JobId, ranks: Vec<Exit> },
-    /// The node could not run its part of the job.
+    /// The node could not run its part of the job. The error does not name the host: where many fail alike, it is said once.
     Failed { job: JobId, node: NodeId, error: String },
     /// Every process of the job on this node is gone. `sent`: bytes of files that the node passed on so far.
     Done { job: JobId, node: NodeId, warnings: Vec<String>, sent: u64 },
