@@ -251,9 +251,9 @@ fn silent(name: &str, flags: &str, hit: impl Fn(&Cluster, &Running)) {
     let before = received(&cluster, 3);
     let run = exec(&cluster, USER, flags).start();
     if flags.contains(HOLD) {
-        running(&cluster, &run)
+        running(&cluster, &run);
     } else {
-        broadcast(&cluster, before)
+        broadcast(&cluster, before);
     }
     let since = Instant::now();
     hit(&cluster, &run);
@@ -267,7 +267,7 @@ fn silent(name: &str, flags: &str, hit: impl Fn(&Cluster, &Running)) {
         (true, false) => output(&done, &right, 3),
         // Those before it in the chain were not held up.
         (false, false) => {
-            assert!(done.lines().len() < 4 && done.lines().iter().all(|l| *l == right), "{}", done.text())
+            assert!(done.lines().len() < 4 && done.lines().iter().all(|l| *l == right), "{}", done.text());
         }
     }
     if !keep_going {

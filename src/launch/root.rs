@@ -150,7 +150,7 @@ impl Root {
                 let _ = root.changed.1.recv().await;
                 progress(root.count(|s| matches!(s, State::Up { .. })));
             }
-            root.enough(setup.min_hosts, |line| say(line))
+            root.enough(setup.min_hosts, say)
         };
         if let Err(error) = up.or(async { Err(interrupted.await) }).await {
             root.stop().await;
