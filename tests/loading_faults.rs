@@ -251,9 +251,9 @@ fn silent(name: &str, flags: &str, hit: impl Fn(&Cluster, &Running)) {
     let before = received(&cluster, 3);
     let run = exec(&cluster, USER, flags).start();
     if flags.contains(HOLD) {
-        running(&cluster, &run)
+        running(&cluster, &run);
     } else {
-        broadcast(&cluster, before)
+        broadcast(&cluster, before);
     }
     let since = Instant::now();
     hit(&cluster, &run);
@@ -262,12 +262,14 @@ fn silent(name: &str, flags: &str, hit: impl Fn(&Cluster, &Running)) {
     report(name, took, clean(&cluster), &done);
     assert!(took < SILENCE + ENDED + if keep_going { ENDED } else { Duration::ZERO }, "{took:?}");
     one_error(&done, 1);
-    let ranks = match (keep_going, flags.contains(HOLD)) {
-        (_, true) => 4,
-        (true, false) => 3,
-        (false, false) => 0,
-    };
-    output(&done, &right, ranks);
+    match (keep_going, flags.contains(HOLD)) {
+        (_, true) => output(&done, &right, 4),
+        (true, false) => output(&done, &right, 3),
+        // Those before it in the chain were not held up.
+        (false, false) => {
+            assert!(done.lines().len() < 4 && done.lines().iter().all(|l| *l == right), "{}", done.text());
+        }
+    }
     if !keep_going {
         assert_eq!(done.status.code(), Some(125), "{}", done.err);
     }
@@ -304,4 +306,208 @@ fn an_agent_stopped_in_the_broadcast() {
 #[test]
 fn an_agent_stopped_in_the_broadcast_and_the_others_go_on() {
     silent("t-lf-stopk", "--keep-going", stop);
+}
+
+/// The hosts' agents keep their stores in a small file system.
+fn small_stores(cluster: &Cluster, megabytes: u32) {
+    for host in cluster.hosts() {
+        let line =
+            format!("mkdir -m 1777 /tmp/small && mount -t tmpfs -o mode=1777,size={megabytes}m small /tmp/small");
+        assert!(cluster.exec(&host, 0, &["sh", "-c", &line]).unwrap().status.success());
+    }
+}
+
+fn no_small_stores(cluster: &Cluster) {
+    for host in cluster.hosts() {
+        let line = "find /tmp/small -mindepth 1 ! -name fill; umount /tmp/small && rmdir /tmp/small";
+        let found = cluster.exec(&host, 0, &["sh", "-c", line]).unwrap();
+        assert!(found.status.success() && found.stdout.is_empty(), "{}", String::from_utf8_lossy(&found.stdout));
+    }
+}
+
+#[test]
+fn stores_that_are_full() {
+    let Some(cluster) = up("t-lf-full", "200mbit") else { return };
+    let right = right(&cluster);
+    for (megabytes, fill) in [(20, false), (100, true), (100, false)] {
+        small_stores(&cluster, megabytes);
+        let before = received(&cluster, 3);
+        let run = exec(&cluster, USER, "--store /tmp/small").start();
+        if fill {
+            broadcast(&cluster, before);
+            let line = "head -c 95M /dev/zero >/tmp/small/fill";
+            cluster.exec("hpc3", USER, &["sh", "-c", line]).unwrap();
+        }
+        let done = run.end();
+        let took = done.took;
+        no_small_stores(&cluster);
+        report(&format!("stores of {megabytes} MB, filled: {fill}"), took, clean(&cluster), &done);
+        let hosts = if fill { "hpc3: " } else { "hpc[1-4]: " };
+        if megabytes == 100 && !fill {
+            assert_eq!(done.status.code(), Some(0), "{}", done.err);
+            output(&done, &right, 4);
+        } else {
+            assert!(took < ENDED, "{took:?}");
+            assert_eq!(done.status.code(), Some(125), "{}", done.err);
+            assert!(done.err.contains(hosts) || !fill, "{}", done.err);
+            assert!(done.err.contains("MiB") && done.err.contains("--store DIR"), "{}", done.err);
+        }
+    }
+    // Whoever is killed, the store's directory goes with the last who knows it.
+    for victim in [Role::FrontEnd, Role::Agent, Role::Keeper] {
+        small_stores(&cluster, 100);
+        let run = exec(&cluster, USER, &format!("{HOLD} --store /tmp/small")).start();
+        running(&cluster, &run);
+        kill(Victim(victim, 2).pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        run.end();
+        until(|| cluster.leftovers().unwrap().iter().all(|l| !l.to_string().contains("process")).then_some(()));
+        eprintln!("stores, {victim:?}");
+        no_small_stores(&cluster);
+        clean(&cluster);
+    }
+}
+
+#[test]
+fn files_that_vanish_or_change_while_they_are_read() {
+    let Some(cluster) = up("t-lf-files", "200mbit") else { return };
+    let right = right(&cluster);
+    // The last library that the breadth-first search reads, more or less.
+    let library = cluster.backing().join("prog/d3/libg59.so");
+    let (aside, content) = (library.with_extension("aside"), fs::read(&library).unwrap());
+    for vanish in [false, true] {
+        let before = received(&cluster, 3);
+        let run = exec(&cluster, USER, "").start();
+        until(|| (received(&cluster, 3) > before + (1 << 20)).then_some(()));
+        if vanish {
+            fs::rename(&library, &aside).unwrap();
+        } else {
+            fs::write(&library, &content).unwrap();
+        }
+        let done = run.end();
+        if vanish {
+            fs::rename(&aside, &library).unwrap();
+        }
+        report(&format!("vanished: {vanish}"), done.took, clean(&cluster), &done);
+        if done.status.code() == Some(0) {
+            output(&done, &right, 4);
+        } else {
+            assert!(vanish && done.err.contains("libg59.so"), "{}", done.err);
+        }
+    }
+}
+
+fn session(cluster: &Cluster, words: &[&str]) -> Done {
+    hpcrt(cluster, USER, &[&["session"], words].concat()).end()
+}
+
+fn start_session(cluster: &Cluster) -> (String, String) {
+    let (hosts, agent) = (cluster.hosts().join(","), cluster.agent_command());
+    let done = session(cluster, &["start", "--compress", "never", "--hosts", &hosts, "--agent", &agent]);
+    assert_eq!(done.status.code(), Some(0), "{}", done.err);
+    (done.text().trim().to_owned(), done.mark().to_owned())
+}
+
+#[test]
+fn sessions_that_lose_processes() {
+    let Some(cluster) = up("t-lf-session", "1gbit") else { return };
+    let right = right(&cluster);
+    let (name, mark) = start_session(&cluster);
+    // Two jobs that begin together, and another session's beside them.
+    let (other, _) = start_session(&cluster);
+    let both =
+        [&name, &name, &other].map(|name| hpcrt(&cluster, USER, &["session", "run", name, "--", DRIVER]).start());
+    for run in both {
+        let done = run.end();
+        assert_eq!(done.status.code(), Some(0), "{}", done.err);
+        output(&done, &right, 4);
+    }
+    assert_eq!(session(&cluster, &["stop", &other]).status.code(), Some(0));
+    for (role_of, host) in [(Role::Agent, 1), (Role::Keeper, 2)] {
+        kill(on(&cluster, host, role(&mark, role_of))[0], Signal::SIGKILL).unwrap();
+        thread::sleep(Duration::from_millis(300));
+        let done = session(&cluster, &["run", &name, "--", DRIVER]);
+        report(&format!("session without {role_of:?} {host}"), done.took, Duration::ZERO, &done);
+        assert_eq!(done.status.code(), Some(0), "{}", done.err);
+        assert!(done.err.contains("going on without a host") && done.err.contains("hpc2"), "{}", done.err);
+        output(&done, &right, 4 - host);
+    }
+    let done = session(&cluster, &["stop", &name]);
+    assert_eq!(done.status.code(), Some(0), "{}", done.err);
+    assert!(done.took < ENDED, "{:?}", done.took);
+    remove_sockets(&cluster);
+    report("session stop", done.took, clean(&cluster), &done);
+
+    let (name, mark) = start_session(&cluster);
+    let run =
+        hpcrt(&cluster, USER, &["session", "run", &name, "-x", "LD_PRELOAD=/shared/prog/libhold.so", "--", DRIVER]);
+    let run = run.start();
+    until(|| (ranks(&run.mark).len() == 4).then_some(()));
+    let resident = marked(&mark).into_iter().find(|pid| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.windows(13).any(|w| w == b"session\0start")
+    });
+    let since = Instant::now();
+    kill(resident.unwrap(), Signal::SIGKILL).unwrap();
+    let done = run.end();
+    let took = since.elapsed();
+    assert_eq!(done.status.code(), Some(125), "{}", done.err);
+    assert!(took < ENDED && done.err.contains("the session ended"), "{took:?}: {}", done.err);
+    assert_eq!(session(&cluster, &["list"]).text(), "");
+    remove_sockets(&cluster);
+    report("killed resident", took, clean(&cluster), &done);
+}
+
+/// Removes the directory of the sockets, which must be empty.
+fn remove_sockets(cluster: &Cluster) {
+    let done = cluster.exec("hpc4", USER, &["rmdir", &format!("/tmp/hpcrt-{USER}")]).unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Processes killed and stopped at random moments of start, broadcast and run: right output or an error in time, and nothing left.
+fn at_random(name: &str, seed: u64, events: u32, limit: Duration) {
+    let Some(cluster) = up(name, "500mbit") else { return };
+    let right = right(&cluster);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let begun = Instant::now();
+    for event in 0..events {
+        if begun.elapsed() > limit {
+            eprintln!("{event} events in {limit:?}");
+            break;
+        }
+        let roles = [Role::FrontEnd, Role::Agent, Role::Keeper, Role::JobKeeper, Role::Rank];
+        let victim = Victim(roles[random.usize(..roles.len())], random.usize(..4));
+        let (uid, after) = (if random.bool() { USER } else { 0 }, Duration::from_millis(random.u64(..1_800)));
+        let keep_going = random.bool();
+        let what =
+            format!("seed {seed}, event {event}: {victim:?} after {after:?}, uid {uid}, --keep-going {keep_going}");
+        let run = exec(&cluster, uid, if keep_going { "--keep-going" } else { "" }).start();
+        thread::sleep(after);
+        let since = Instant::now();
+        let hit = victim.pid(&cluster, &run).is_some_and(|pid| kill(pid, Signal::SIGKILL).is_ok());
+        let done = run.end();
+        let took = since.elapsed();
+        let cleaned = clean(&cluster);
+        assert!(took < Duration::from_secs(10), "{what}: {took:?}\n{}", done.err);
+        assert!(cleaned < CLEAN && !done.err.contains("panicked"), "{what}: {}", done.err);
+        assert!(done.lines().iter().all(|line| *line == right), "{what}: {}", done.text());
+        match done.status.code() {
+            Some(0) if victim.0 == Role::FrontEnd || !keep_going => output(&done, &right, 4),
+            Some(0) => assert!(done.lines().len() == 4 || done.err.contains("without a host"), "{what}: {}", done.err),
+            Some(125) => assert!(hit && done.err.starts_with("hpcrt: "), "{what}: {}", done.err),
+            Some(137) => assert!(victim.0 == Role::Rank, "{what}: {}", done.err),
+            other => assert!(other.is_none() && victim.0 == Role::FrontEnd, "{what}: {:?} {}", done.status, done.err),
+        }
+    }
+}
+
+#[test]
+fn killed_at_any_moment() {
+    at_random("t-lf-random", 7, 1_000, Duration::from_secs(20));
+}
+
+#[test]
+#[ignore = "an hour"]
+fn a_thousand_killed_at_any_moment() {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    at_random("t-lf-thousand", seed, 1_000, Duration::MAX);
 }

@@ -56,7 +56,7 @@ pub fn parents(count: u32, fan_out: u32) -> Vec<NodeId> {
 pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
-    Failed { error: String },
+    Failed { node: NodeId, error: String },
     Done { node: NodeId, warnings: Vec<String>, received: u64, avoided: u64 },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId, bytes: u64 },
@@ -330,7 +330,7 @@ impl Root {
             }
             Report::Lost { node, error } => self.lose(node, error).await,
             Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
-            Report::Failed { job, node: _, error } => self.tell(job, News::Failed { error }).await,
+            Report::Failed { job, node, error } => self.tell(job, News::Failed { node, error }).await,
             Report::Done { job, node, warnings, received, avoided } => {
                 self.tell(job, News::Done { node, warnings, received, avoided }).await;
             }

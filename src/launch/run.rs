@@ -1,6 +1,6 @@
 //! One job, seen from the front end: places its ranks, relays its streams, decides when it is over and with which exit code.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -78,6 +78,8 @@ struct Running<'a> {
     ends: Ends,
     output: Presenter,
     errors: Vec<String>,
+    /// What failed on nodes: the same on many is said once.
+    failures: BTreeMap<String, BTreeSet<NodeId>>,
     /// hpcrt itself failed or the job's time is over.
     failed: bool,
     /// The job is being ended; nodes that are not done by then are given up.
@@ -128,6 +130,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         output: Presenter::new(job, &placement, console)?,
         placement,
         errors: Vec::new(),
+        failures: BTreeMap::new(),
         failed: false,
         give_up: None,
         interrupts: 0,
@@ -149,6 +152,10 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let loaded = running.last_loaded.unwrap_or(started);
     for error in &running.errors {
         console.say(error);
+    }
+    for (error, nodes) in &running.failures {
+        let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
+        console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
     }
     let code = match &running {
         Running { failed: true, .. } => EXIT_FAILED,
@@ -287,8 +294,9 @@ impl Running<'_> {
                     self.end(FAILED_GRACE).await;
                 }
             }
-            News::Failed { error } => {
-                self.fail(error);
+            News::Failed { node, error } => {
+                self.failed = true;
+                self.failures.entry(error).or_default().insert(node);
                 self.end(Duration::ZERO).await;
             }
             News::Done { node, warnings, received, avoided } => {

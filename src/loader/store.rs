@@ -11,6 +11,8 @@ use rustix::io::Errno;
 use crate::error::{Context, Error, Result};
 use crate::net::wire::record::FileId;
 
+const ROOMIER: &str = "choose a larger place with --store DIR";
+
 /// The store. All methods may be called from any thread; who writes a chunk must not write it twice at once.
 #[derive(Debug)]
 pub struct Store {
@@ -42,8 +44,7 @@ impl Store {
         let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_add(self.used());
         if bytes > free {
             let cause = format!("{} MiB are needed and {} MiB are free", bytes.div_ceil(1 << 20), free >> 20);
-            return Err(Error::new("stage the program's files in the node's store", cause)
-                .remedy("choose a larger place with --store DIR, or capture less with --view none"));
+            return Err(Error::new("stage the program's files in the node's store", cause).remedy(ROOMIER));
         }
         Ok(())
     }
@@ -84,11 +85,14 @@ impl Store {
                 Ok(0) => return Err(Error::new("write into the store", "no progress").on(name(id))),
                 Ok(n) => rest = &rest[n..],
                 Err(Errno::INTR) => {}
-                Err(e) => {
-                    return Err(Error::new("write into the store", e)
-                        .on(name(id))
-                        .remedy("choose a larger place with --store DIR, or capture less with --view none"));
+                // Something else has filled the place meanwhile.
+                Err(Errno::NOSPC) => {
+                    let stat = rustix::fs::fstatvfs(&self.directory).op("measure the node's store")?;
+                    let total = stat.f_blocks.saturating_mul(stat.f_frsize) >> 20;
+                    let cause = format!("{} KiB are needed and its {total} MiB are full", rest.len().div_ceil(1 << 10));
+                    return Err(Error::new("write into the node's store", cause).remedy(ROOMIER));
                 }
+                Err(e) => return Err(Error::new("write into the store", e).on(name(id))),
             }
         }
         Ok(())

@@ -162,6 +162,11 @@ impl Running {
 }
 
 impl Done {
+    /// By which processes of the run are found.
+    pub fn mark(&self) -> &str {
+        &self.mark
+    }
+
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.out).into_owned()
     }

@@ -44,6 +44,13 @@ const PROOFS: &[Proof] = &[
         memory: 8,
         root: true,
     },
+    Proof {
+        name: "faults",
+        what: "a thousand kills while a program is loaded over slow links",
+        how: How::Test(&["--test", "loading_faults"], "a_thousand_killed_at_any_moment"),
+        memory: 2,
+        root: true,
+    },
     Proof { name: "launch", what: "times of the launch logic", how: How::Bench("launch"), memory: 1, root: false },
 ];
 

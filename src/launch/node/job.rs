@@ -65,7 +65,7 @@ impl Job {
                 Some(job)
             }
             Err(error) => {
-                let error = error.at(node.host.clone()).to_string();
+                let error = error.to_string();
                 node.report(&Report::Failed { job: id, node: node.id, error }).await;
                 node.report(&Report::Done {
                     job: id,
@@ -391,8 +391,6 @@ impl Job {
         if self.abort.0.is_closed() && !self.started.get() {
             return log::debug!("while the job was ended: {error}");
         }
-        let host = &self.node.host;
-        let error = if error.starts_with(host) { error } else { format!("{host}: {error}") };
         self.node.report(&Report::Failed { job: self.launch.job, node: self.node.id, error }).await;
     }
 }

@@ -161,7 +161,7 @@ pub enum Report {
     Output { job: JobId, rank: u32, stream: Stream },
     /// These ranks ended.
     Exited { job: JobId, ranks: Vec<Exit> },
-    /// The node could not run its part of the job.
+    /// The node could not run its part of the job. The error does not name the host: where many fail alike, it is said once.
     Failed { job: JobId, node: NodeId, error: String },
     /// Every process of the job on this node is gone. `received`: bytes of files that came to the node since its last job's end, as on the wire; `avoided`: questions of its
     /// ranks that it answered instead of the shared file system.
