@@ -5,8 +5,11 @@ mod replica;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,6 +25,7 @@ use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_w
 use super::subtree::{Arrivals, Subtree};
 use super::{agent, keeper};
 use crate::error::Context;
+use crate::loader::view::directory;
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
@@ -53,11 +57,17 @@ pub fn serve() -> Result<u8> {
     process::keep_freed_memory();
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
-    let ended = smol::block_on(tasks.run(live(Rc::clone(&tasks), input, output, keeper, keeper_pid)));
+    let left = Rc::new(RefCell::new(None));
+    let life = live(Rc::clone(&tasks), input, output, keeper, keeper_pid, Rc::clone(&left));
+    let ended = smol::block_on(tasks.run(life));
     // The keeper sees its socket close; whatever it leaves is ours.
     let _ = rustix::net::shutdown(&hang_up, rustix::net::Shutdown::Both);
     process::await_end(keeper_pid, keeper::KILLED);
     process::kill_descendants(&[], keeper::KILLED);
+    // The keeper has removed it, unless it was killed.
+    if let Some((place, store)) = left.take() {
+        directory::remove(&place, &store);
+    }
     ended.map(|()| 0)
 }
 
@@ -105,7 +115,17 @@ pub(super) struct Node {
     jobs: RefCell<HashMap<JobId, Rc<Job>>>,
 }
 
-async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket, keeper_pid: Pid) -> Result<()> {
+/// A store in a directory of the user's: where, and its own directory.
+type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
+
+async fn live(
+    tasks: Spawner,
+    input: OwnedFd,
+    output: OwnedFd,
+    keeper: Seqpacket,
+    keeper_pid: Pid,
+    left: Left,
+) -> Result<()> {
     let (mut reader, writer) = first_link(input, output).op("open the link to the parent")?;
     let enroll = enrolment(&mut reader).await?;
     let me = enroll.host.clone();
@@ -130,6 +150,9 @@ async fn live(tasks: Spawner, input: OwnedFd, output: OwnedFd, keeper: Seqpacket
         }
     };
     let (store, viewless) = if enroll.view { make_store(&keeper, &enroll).await } else { (None, None) };
+    if let (Some(place), Some(store)) = (&enroll.store, &store) {
+        *left.borrow_mut() = store.try_clone().ok().map(|store| (OsStr::from_bytes(place).into(), store));
+    }
     let (parent, pumping) = pump(&tasks, writer, ping_up());
     let (children, events) = Children::new(Rc::clone(&tasks));
     let arrivals = Arrivals::default();

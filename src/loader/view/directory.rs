@@ -1,6 +1,7 @@
 //! A session's own directory in `--store DIR`: locked as long as any process of the session lives, so that whoever comes next can tell what
 //! a killed session left there, and removes it.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -43,6 +44,19 @@ impl Directory {
     pub(super) fn remove(&self) {
         empty(&self.own);
         let _ = rustix::fs::unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
+    }
+}
+
+/// Removes the session's directory `own` in `place`, for an agent whose keeper was killed. Without effect on a removed one.
+pub fn remove(place: &Path, own: &OwnedFd) {
+    empty(own);
+    let inode = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+    let Ok(own) = rustix::fs::fstat(own).map(inode) else { return };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(parent) = rustix::fs::open(place, flags, Mode::empty()) else { return };
+    let stat = |name: &CStr| rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW).map(inode);
+    for name in names(&parent).into_iter().filter(|name| stat(name) == Ok(own)) {
+        let _ = rustix::fs::unlinkat(&parent, &*name, AtFlags::REMOVEDIR);
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod answers;
 mod attributes;
-mod directory;
+pub mod directory;
 mod handles;
 mod inodes;
 pub mod namespace;
