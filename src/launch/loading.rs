@@ -1,7 +1,6 @@
 //! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
 
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -9,19 +8,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender, unbounded};
+use async_channel::Receiver;
 use smol::Timer;
 use smol::future::FutureExt;
 
 use super::node::feed_arrivals;
-use super::overlay::{Children, Spawner};
+use super::overlay::Spawner;
 use super::subtree::Arrivals;
 use crate::Result;
 use crate::error::Context;
 use crate::loader::capture::{self, Capture};
 use crate::loader::closure::{self, Environment};
 use crate::loader::source::{Finding, Preload, READERS, Source};
-use crate::net::link::Packet;
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId};
@@ -61,8 +59,6 @@ pub struct Loading {
     pub source: Arc<Source>,
     log: Rc<Log>,
     pub topology: Topology,
-    /// Children that are fed over their control link.
-    feeding: RefCell<HashMap<NodeId, Sender<Packet>>>,
 }
 
 impl std::fmt::Debug for Loading {
@@ -103,7 +99,7 @@ impl Loading {
     ) -> Rc<Loading> {
         let topology = topology(nodes);
         let log = Log::new(true, topology.stripes());
-        let this = Rc::new(Loading { source, log, topology, feeding: RefCell::default() });
+        let this = Rc::new(Loading { source, log, topology });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         let (spawner, arrivals, feeder) = (Rc::clone(tasks), arrivals.clone(), Rc::clone(&this));
         tasks.spawn(async move { feed_arrivals(spawner, arrivals, feeder).await }).detach();
@@ -146,23 +142,6 @@ impl Loading {
             log::debug!("links take {:.0} MB/s; compressing: {pays}", self.log.rate() / 1e6);
             self.source.decide(pays);
         }
-    }
-
-    /// A child asks for the log over its control link.
-    pub async fn feed_child(self: &Rc<Self>, tasks: &Spawner, children: &Children, child: NodeId, packet: Packet) {
-        let known = self.feeding.borrow().get(&child).cloned();
-        let asked = match known {
-            Some(asked) => asked,
-            None => {
-                let Some(outbox) = children.outbox(child) else { return };
-                let (asked, attachments) = unbounded();
-                self.feeding.borrow_mut().insert(child, asked.clone());
-                let this = Rc::clone(self);
-                tasks.spawn(async move { this.log.feed(attachments, outbox, &*this).await }).detach();
-                asked
-            }
-        };
-        let _ = asked.send(packet).await;
     }
 }
 

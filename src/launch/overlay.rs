@@ -7,11 +7,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use async_channel::{Receiver, Sender, bounded};
+use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::future::FutureExt;
 use smol::{LocalExecutor, Task, Timer};
 
 use crate::net::link::{LinkError, Packet, Reader, SILENCE, Writer};
+use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::wire::control::{Down, NodeId, Order, Report, Target};
 use crate::net::wire::frame::Kind;
 
@@ -75,6 +76,8 @@ pub struct Children {
     links: RefCell<BTreeMap<NodeId, (Sender<Packet>, Task<()>)>>,
     /// Which child leads to a node.
     route: RefCell<HashMap<NodeId, NodeId>>,
+    /// Children that are fed the log over their control link: the way to who feeds each.
+    fed: RefCell<HashMap<NodeId, Sender<Packet>>>,
     events: Sender<Event>,
     leaving: Cell<bool>,
 }
@@ -83,8 +86,8 @@ impl Children {
     /// No children yet; what they say comes out of the receiver.
     pub fn new(tasks: Spawner) -> (Rc<Children>, Receiver<Event>) {
         let (events, receiver) = bounded(OUTBOX);
-        let this =
-            Children { tasks, links: RefCell::default(), route: RefCell::default(), events, leaving: Cell::new(false) };
+        let (links, route, fed) = Default::default();
+        let this = Children { tasks, links, route, fed, events, leaving: Cell::new(false) };
         (Rc::new(this), receiver)
     }
 
@@ -135,8 +138,26 @@ impl Children {
     }
 
     /// The way to a child.
-    pub fn outbox(&self, child: NodeId) -> Option<Sender<Packet>> {
+    fn outbox(&self, child: NodeId) -> Option<Sender<Packet>> {
         self.links.borrow().get(&child).map(|link| link.0.clone())
+    }
+
+    /// A child asks for the log over its control link: `feeder` feeds it there from then on.
+    pub async fn feed<F: FeedsLog + Rebuild + 'static>(&self, feeder: &Rc<F>, child: NodeId, packet: Packet) {
+        let known = self.fed.borrow().get(&child).cloned();
+        let asked = match known {
+            Some(asked) => asked,
+            None => {
+                let Some(outbox) = self.outbox(child) else { return };
+                let (asked, attachments) = unbounded();
+                self.fed.borrow_mut().insert(child, asked.clone());
+                let feeder = Rc::clone(feeder);
+                let work = async move { feeder.log().feed(attachments, outbox, &*feeder).await };
+                self.tasks.spawn(work).detach();
+                asked
+            }
+        };
+        let _ = asked.send(packet).await;
     }
 
     /// Makes and sends an order.

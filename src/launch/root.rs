@@ -122,7 +122,6 @@ impl Root {
             agent: setup.agent.clone(),
             view: setup.view,
             store: setup.store.clone(),
-            log_level: 0,
         };
         let subtree =
             Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
@@ -293,7 +292,7 @@ impl Root {
                 Event::Log { child, packet } => {
                     let loading = self.loading.borrow().clone();
                     if let Some(loading) = loading {
-                        loading.feed_child(&self.tasks, &self.children, child, packet).await;
+                        self.children.feed(&loading, child, packet).await;
                     }
                 }
                 Event::Broken { .. } if self.children.leaving() => {

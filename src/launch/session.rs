@@ -81,17 +81,23 @@ impl Session {
     /// Brings the nodes up; see [`Root::start`].
     ///
     /// # Errors
-    /// Fewer hosts than needed are up, or `interrupted` came first.
+    /// Fewer hosts than needed are up, or a signal came first.
     pub async fn start(
-        tasks: Spawner,
+        tasks: &Spawner,
         reading: Reading,
         hosts: Vec<Host>,
         setup: &Setup,
-        progress: impl FnMut(u32),
-        interrupted: impl Future<Output = Error>,
+        console: &Console,
     ) -> Result<Session> {
         let begun = Instant::now();
-        let root = Root::start(Rc::clone(&tasks), setup, progress, interrupted).await?;
+        let counters =
+            progress::Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Default::default() };
+        let show = |up| console.show(&progress::Counters { hosts_up: up, ..counters });
+        let interrupted = async {
+            let signal = console.ended_by().await;
+            Error::new("start the agents", format!("ended by {}", signal.as_str()))
+        };
+        let root = Root::start(Rc::clone(tasks), setup, show, interrupted).await?;
         let Reading { source, found } = reading;
         let (laid, log) = bounded(1);
         let lay = {

@@ -7,17 +7,17 @@ use std::time::Instant;
 use smol::LocalExecutor;
 
 use super::job::{self, Where};
+use crate::Result;
 use crate::cli::{Exec, View};
 use crate::error::say;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::hostlist::Host;
 use crate::launch::placement::Placement;
-use crate::launch::progress::{Counters, Progress, When};
+use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::stats::Phases;
 use crate::sys::process;
-use crate::{Error, Result};
 
 /// Runs the mode.
 ///
@@ -51,16 +51,10 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         let mut phases = Phases { discover: begun.elapsed(), ..Phases::default() };
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
-        let counters = Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
-        let show = |up| console.show(&Counters { hosts_up: up, ..counters });
-        let interrupted = async {
-            let signal = console.ended_by().await;
-            Error::new("start the agents", format!("ended by {}", signal.as_str()))
-        };
         // The closure is found and read while the agents start, and sent on as soon as they are up.
         let reading = Reading::start(flags.compress)?;
         let resolving = reading.resolve(&tasks, &spec);
-        let session = Session::start(Rc::clone(&tasks), reading, hosts, &setup, show, interrupted).await?;
+        let session = Session::start(&tasks, reading, hosts, &setup, &console).await?;
         phases.start_agents = session.started;
         let code = session.run(&spec, resolving, phases, &console).await;
         session.stop().await;

@@ -14,7 +14,7 @@ use super::job::{self, Where};
 use crate::cli::{SessionRun, SessionStart};
 use crate::launch::console::{self, Console, catch_signals};
 use crate::launch::fold::fold;
-use crate::launch::progress::{Counters, Progress};
+use crate::launch::progress::Progress;
 use crate::launch::resident::{self, Door};
 use crate::launch::session::{Reading, Session};
 use crate::net::auth;
@@ -56,14 +56,8 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let served = smol::block_on(tasks.run(async {
         let mut console = Console::own(&tasks, signals)?;
         *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
-        let counters = Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Counters::default() };
-        let show = |up| console.show(&Counters { hosts_up: up, ..counters });
-        let interrupted = async {
-            let signal = console.ended_by().await;
-            Error::new("start the agents", format!("ended by {}", signal.as_str()))
-        };
         let reading = Reading::start(flags.compress)?;
-        let session = Session::start(Rc::clone(&tasks), reading, hosts, &setup, show, interrupted).await?;
+        let session = Session::start(&tasks, reading, hosts, &setup, &console).await?;
         console.clear();
         let door = match Door::open(&name) {
             Ok(door) => door,

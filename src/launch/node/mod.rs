@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender, bounded, unbounded};
+use async_channel::{Receiver, Sender, bounded};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use smol::future::FutureExt;
@@ -110,8 +110,6 @@ pub(super) struct Node {
     replica: RefCell<Option<Rc<Replica>>>,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
-    /// Children that are fed over their control link.
-    feeding: RefCell<HashMap<NodeId, Sender<Packet>>>,
     jobs: RefCell<HashMap<JobId, Rc<Job>>>,
 }
 
@@ -172,7 +170,6 @@ async fn live(
         store: RefCell::new(store),
         replica: RefCell::default(),
         fed: [bounded(1), bounded(1)],
-        feeding: RefCell::default(),
         jobs: RefCell::default(),
     });
     node.report(&Report::Joined { node: node.id, addresses, viewless }).await;
@@ -302,7 +299,12 @@ impl Node {
                 Event::Report { report: Report::Want { path, need }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
                 Event::Report { packet, .. } => self.send_up(packet).await,
-                Event::Log { child, packet } => self.feed_child(child, packet).await,
+                Event::Log { child, packet } => {
+                    let replica = self.replica.borrow().clone();
+                    if let Some(replica) = replica {
+                        self.children.feed(&replica, child, packet).await;
+                    }
+                }
                 Event::Broken { .. } if self.children.leaving() => {}
                 Event::Broken { child, error } => {
                     for node in self.children.below(child) {
@@ -399,25 +401,6 @@ impl Node {
         let Ok(LogFrame::Entry { seq, .. }) = packet.message() else { return };
         let stripe = self.replica.borrow().as_ref().map_or(0, |r| r.log().stripe_of(seq));
         let _ = self.fed[stripe].0.send(packet).await;
-    }
-
-    /// A child asks for the log over its control link.
-    async fn feed_child(self: &Rc<Self>, child: NodeId, packet: Packet) {
-        let known = self.feeding.borrow().get(&child).cloned();
-        let asked = match known {
-            Some(asked) => asked,
-            None => {
-                let (Some(replica), Some(outbox)) = (self.replica.borrow().clone(), self.children.outbox(child)) else {
-                    return;
-                };
-                let (asked, attachments) = unbounded();
-                self.feeding.borrow_mut().insert(child, asked.clone());
-                let work = async move { replica.log().feed(attachments, outbox, &*replica).await };
-                self.tasks.spawn(work).detach();
-                asked
-            }
-        };
-        let _ = asked.send(packet).await;
     }
 
     fn job(&self, job: JobId, act: impl FnOnce(&Rc<Job>)) {

@@ -64,7 +64,6 @@ pub struct Enroll {
     pub view: bool,
     /// Directory for the store; `None`: a private RAM disk.
     pub store: Option<Vec<u8>>,
-    pub log_level: u8,
 }
 
 /// How agents are started.
