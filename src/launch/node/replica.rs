@@ -13,7 +13,7 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
-use crate::loader::catalog::{Catalog, is_below};
+use crate::loader::catalog::{Catalog, is_below, parent};
 use crate::loader::store::Store;
 use crate::loader::view::{DEADLINE, Identity, Setup, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
@@ -27,8 +27,8 @@ use crate::net::wire::hello::Purpose;
 use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
 
-/// A question that nobody answered is asked again after this long; the first may have been lost with a node.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// The same question goes up again after this long; views repeat theirs less often.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Pause between two rounds of attempts to find somebody who feeds us.
 const RETRY: Duration = Duration::from_millis(200);
 /// Without anybody who feeds us for this long, jobs that wait for files fail.
@@ -373,6 +373,10 @@ impl Replica {
         {
             let mut open = self.open_questions.borrow_mut();
             open.answer(&(path.clone(), Need::Attributes));
+            if matches!(record, Record::Dir { .. }) {
+                // What it says of its names may not be what the root had told of them before.
+                open.answer_if(|(asked, _)| parent(asked) == Some(path));
+            }
             if !matches!(record, Record::File { content: Supply::OnOpen, .. }) {
                 open.answer(&(path.clone(), Need::Content));
             }
