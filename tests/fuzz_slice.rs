@@ -41,6 +41,7 @@ fn frames() -> Vec<Vec<u8>> {
             node: 1,
             addresses: vec!["192.0.2.1:1".into(), "[::1]:2".into()],
             viewless: Some("no".into()),
+            audits: None,
         }),
         framed(&Report::Want { path: b"/a/b".to_vec(), need: Need::Content }),
         framed(&Report::Exited { job: 1, ranks: vec![exit; 4] }),

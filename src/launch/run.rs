@@ -118,6 +118,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         load: needs.load,
         bytes: needs.bytes,
         roots: needs.roots,
+        view: job.view,
         stdin: job.stdin,
     };
     let mut running = Running {

@@ -25,6 +25,7 @@ use super::stats::{Phases, Stats};
 use crate::loader::capture;
 use crate::loader::closure::Environment;
 use crate::loader::source::{Compression, Counters, Finding, Source};
+use crate::net::wire::control::View;
 use crate::net::wire::session::JobSpec;
 use crate::{Error, Result, error::Context};
 
@@ -236,7 +237,7 @@ fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
     let (program, view, before) = (path(&job.program), job.view, Counted::of(&source.counters));
     let found = tasks.spawn(smol::unblock(move || {
-        if !view {
+        if view == View::None {
             return Ok((Needs::default(), Duration::ZERO));
         }
         let begun = Instant::now();
@@ -266,7 +267,7 @@ pub fn may_share(job: &JobSpec) -> bool {
     let lists = [env.library_path, env.preload, python].into_iter().flatten();
     let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
     let all = std::iter::once(path(&job.program)).chain(prefixes).chain(arguments).chain(listed);
-    job.view && all.into_iter().any(|path| capture::is_shared(&path))
+    job.view != View::None && all.into_iter().any(|path| capture::is_shared(&path))
 }
 
 fn variable(job: &JobSpec, name: &str) -> Option<OsString> {

@@ -8,7 +8,7 @@ use smol::LocalExecutor;
 
 use super::job::{self, Where};
 use crate::Result;
-use crate::cli::{Exec, View};
+use crate::cli::Exec;
 use crate::error::say;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::hostlist::Host;
@@ -17,6 +17,7 @@ use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::stats::Phases;
+use crate::net::wire::control::View;
 use crate::sys::process;
 
 /// Runs the mode.
@@ -44,7 +45,9 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         placement.notes.iter().for_each(say);
     }
     let mut setup = job::setup!(flags, &hosts, agent);
-    setup.view = flags.view != View::None && may_share(&spec);
+    if !may_share(&spec) {
+        setup.view = View::None;
+    }
     let tasks = Rc::new(LocalExecutor::new());
     smol::block_on(tasks.run(async {
         let console = Console::own(&tasks, signals)?;

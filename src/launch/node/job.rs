@@ -20,7 +20,7 @@ use crate::launch::{allocation, placement};
 use crate::loader::view::Skeleton;
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
-use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream, View};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
 use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOME};
@@ -32,9 +32,9 @@ const OUTPUT: usize = 64 << 10;
 
 /// See the module.
 pub(super) struct Job {
-    node: Rc<Node>,
-    launch: Launch,
-    place: Place,
+    pub(super) node: Rc<Node>,
+    pub(super) launch: Launch,
+    pub(super) place: Place,
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
@@ -42,7 +42,7 @@ pub(super) struct Job {
     readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
     /// Output streams that are not at their end yet hold a clone; all gone = closed.
     streams: RefCell<Option<Sender<()>>>,
-    warnings: RefCell<Vec<String>>,
+    pub(super) warnings: RefCell<Vec<String>>,
     view: RefCell<Option<Rc<Skeleton>>>,
     /// Closed when the job is to end, started or not.
     abort: (Sender<()>, Receiver<()>),
@@ -151,7 +151,7 @@ impl Job {
         self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
     }
 
-    async fn tell_keeper(&self, ask: &Ask, fds: &[OwnedFd]) -> io::Result<()> {
+    pub(super) async fn tell_keeper(&self, ask: &Ask, fds: &[OwnedFd]) -> io::Result<()> {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.keeper.write_with(|socket| socket.send(ask, &fds)).await
     }
@@ -214,6 +214,20 @@ impl Job {
         let Some(replica) = replica.filter(|_| !self.launch.roots.is_empty()) else { return Ok(()) };
         replica.reserve(self.launch.bytes)?;
         let roots = &self.launch.roots;
+        let audit = replica.audit.borrow().clone();
+        match (audit, self.launch.view) {
+            (Some(audit), View::Auto | View::Audit) => return self.show_to_linkers(&replica, audit).await,
+            (Some(_), _) => {
+                let warning = "no namespaces: ranks read the shared file system themselves";
+                self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
+                return Ok(());
+            }
+            (None, View::Audit) => {
+                let error = Error::new("use --view audit", "the session shows files by namespaces");
+                return Err(error.remedy("start a session with --view audit"));
+            }
+            (None, _) => {}
+        }
         self.tell_keeper(&Ask::View { roots: roots.clone() }, &[]).await.map_err(|e| unheard("mount the view", e))?;
         let view = replica.view(roots);
         let served = self.shown().await?;
@@ -257,7 +271,7 @@ impl Job {
     }
 
     /// Watches over a keeper that has nothing to say until it is asked.
-    async fn keeper_gone(&self) -> Result<()> {
+    pub(super) async fn keeper_gone(&self) -> Result<()> {
         self.shown().await?;
         Err(Error::new("show the program's files", "the keeper spoke without being asked"))
     }
@@ -400,7 +414,7 @@ fn keeper_killed() -> Error {
 }
 
 /// A keeper could not be told something.
-fn unheard(operation: &'static str, error: io::Error) -> Error {
+pub(super) fn unheard(operation: &'static str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::BrokenPipe { keeper_killed() } else { Error::new(operation, error) }
 }
 
@@ -436,7 +450,7 @@ fn mask(cpus: &[u32]) -> Vec<u8> {
     mask.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
+pub(super) fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
     // A job within a job: the outer one's are not for these ranks.
     let ours =

@@ -13,6 +13,7 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
+use crate::loader::audit::Audit;
 use crate::loader::catalog::{Catalog, is_below, parent};
 use crate::loader::store::Store;
 use crate::loader::view::{DEADLINE, Identity, Setup, Skeleton, Upcall};
@@ -45,6 +46,8 @@ pub(super) struct Replica {
     identity: Identity,
     upcall: Arc<Questions>,
     views: RefCell<Vec<std::rc::Weak<Skeleton>>>,
+    /// What the dynamic linkers of programs are told, where there are no views; or why that is not to be had.
+    pub(super) audit: RefCell<Option<Result<Arc<Audit>, String>>>,
     /// Files whose content is coming, by number.
     coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
     /// Files that were begun in the store.
@@ -105,6 +108,7 @@ impl Replica {
             identity: Identity::current(mapped),
             upcall: Arc::new(Questions(ask)),
             views: RefCell::default(),
+            audit: RefCell::default(),
             coming: RefCell::default(),
             announced: RefCell::default(),
             lost: RefCell::default(),
@@ -134,6 +138,12 @@ impl Replica {
     /// Fails now rather than in the middle when `bytes`, what is here included, do not fit into the store.
     pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
         self.store.reserve(bytes)
+    }
+
+    /// What [`Replica::audit`] is made with.
+    pub(super) fn audit_at(&self, place: &[u8]) -> Result<Audit> {
+        let upcall = Arc::clone(&self.upcall) as Arc<dyn Upcall>;
+        Audit::create(place, Arc::clone(&self.catalog), Arc::clone(&self.store), upcall)
     }
 
     /// A view of these directory trees, fed by this replica.
@@ -393,6 +403,9 @@ impl Replica {
         self.views.borrow_mut().retain(|view| view.strong_count() > 0);
         for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
             view.applied(&effects);
+        }
+        if let Some(Ok(audit)) = &*self.audit.borrow() {
+            audit.applied(&effects);
         }
     }
 
