@@ -78,8 +78,9 @@ struct Running<'a> {
     ends: Ends,
     output: Presenter,
     errors: Vec<String>,
-    /// What failed on nodes: the same on many is said once.
+    /// What failed on nodes, and what their user should know: the same on many is said once.
     failures: BTreeMap<String, BTreeSet<NodeId>>,
+    warnings: BTreeMap<String, BTreeSet<NodeId>>,
     /// hpcrt itself failed or the job's time is over.
     failed: bool,
     /// The job is being ended; nodes that are not done by then are given up.
@@ -132,6 +133,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         placement,
         errors: Vec::new(),
         failures: BTreeMap::new(),
+        warnings: BTreeMap::new(),
         failed: false,
         give_up: None,
         interrupts: 0,
@@ -154,7 +156,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for error in &running.errors {
         console.say(error);
     }
-    for (error, nodes) in &running.failures {
+    for (error, nodes) in running.warnings.iter().chain(&running.failures) {
         let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
         console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
     }
@@ -303,7 +305,9 @@ impl Running<'_> {
             News::Done { node, warnings, received, avoided } => {
                 self.received += received;
                 self.avoided += avoided;
-                warnings.into_iter().for_each(|warning| self.console.say(warning));
+                for warning in warnings {
+                    self.warnings.entry(warning).or_default().insert(node);
+                }
                 self.busy.remove(&node);
                 // What it was sent last may have come after its readers were gone.
                 input.taken(node);

@@ -127,10 +127,8 @@ impl Job {
                     let error = Error::new("use --view audit for", why).on(program);
                     return Err(error.remedy("use --view none, or --view namespace where user namespaces are allowed"));
                 }
-                let warning = format!(
-                    "{}: {program} reads the shared file system itself: there are no namespaces, and {why}",
-                    self.node.host
-                );
+                let warning =
+                    format!("{program} reads the shared file system itself: there are no namespaces, and {why}");
                 self.warnings.borrow_mut().push(warning);
             }
         }

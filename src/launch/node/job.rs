@@ -219,7 +219,7 @@ impl Job {
             (Some(audit), View::Auto | View::Audit) => return self.show_to_linkers(&replica, audit).await,
             (Some(_), _) => {
                 let warning = "no namespaces: ranks read the shared file system themselves";
-                self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
+                self.warnings.borrow_mut().push(warning.to_owned());
                 return Ok(());
             }
             (None, View::Audit) => {
@@ -238,7 +238,7 @@ impl Job {
             *self.view.borrow_mut() = Some(view);
         } else {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
-            self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
+            self.warnings.borrow_mut().push(warning.to_owned());
         }
         if let Err(error) = replica.loaded(self.launch.load).or(self.keeper_gone()).await {
             // A store that is full says more of it when asked.
@@ -377,11 +377,7 @@ impl Job {
         let path = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match stage {
             STAGE_HOME => {
-                let warning = format!(
-                    "{}: no directory {} here ({cause}); ranks start in HOME",
-                    self.node.host,
-                    path(&self.launch.cwd)
-                );
+                let warning = format!("no directory {} here ({cause}); ranks start in HOME", path(&self.launch.cwd));
                 let mut warnings = self.warnings.borrow_mut();
                 if !warnings.contains(&warning) {
                     warnings.push(warning);
