@@ -278,7 +278,9 @@ fn other_versions_of_glibc() {
             fs::copy(debian.join("build").join(file), place.join(file)).unwrap();
         }
         let (open, plugin) = (format!("{at}/open"), format!("{at}/plugin.so"));
-        staged(&site, 65534, &[], &[], &[&open, "libnext.so", &plugin]);
+        site.same(65534, &AUDIT, &[], &[&open, "libnext.so", &plugin]);
+        let opened = site.cluster.host_ops().unwrap().into_iter().find(|host| host.host == "hpc2").unwrap().ops.open;
+        assert_eq!(opened, 2, "the kernel opens the program and its dynamic linker");
         let calls = format!("{at}/calls");
         let costs = |text: String| -> Vec<f64> { text.split_whitespace().map(|n| n.parse().unwrap()).collect() };
         let plain = site.cluster.exec("hpc2", 65534, &[&calls, &plugin]).unwrap();
