@@ -38,6 +38,7 @@ fn audited_programs() {
         chosen(&site, uid);
         children(&site, uid);
         writing(&site, uid);
+        replaced(&site, uid);
     }
     assert_eq!(site.cluster.leftovers().unwrap().len(), 0, "{:?}", site.cluster.leftovers().unwrap());
 }
@@ -141,6 +142,39 @@ fn children(site: &Site, uid: u32) {
         }
     }
     site.same(uid, &AUDIT, &[], &["/shared/app/bin/pool.py", "a", "b"]);
+}
+
+/// A library that the job replaces: new processes, on its host and on others, get the new one. One that an outsider replaces stays as it was.
+fn replaced(site: &Site, uid: u32) {
+    let place = site.place(uid, &format!("r{uid}"), &["replaced.py"]);
+    let line = |rank| {
+        format!(
+            "p=/shared/r{uid}/bin/origin; $p; if [ {rank} = 1 ]; then sleep 0.5; mv /shared/r{uid}/new.so /shared/r{uid}/lib/libpart.so; fi; \
+             sleep 1.5; $p"
+        )
+    };
+    for directory in ["bin", "lib"] {
+        fs::create_dir(place.join(directory)).unwrap();
+        std::os::unix::fs::chown(place.join(directory), Some(uid), Some(uid)).unwrap();
+    }
+    for (from, to) in
+        [("bin/origin", "bin/origin"), ("lib/libpart.so", "lib/libpart.so"), ("other/libpart.so", "new.so")]
+    {
+        fs::copy(site.backing("app").join(from), place.join(to)).unwrap();
+        std::os::unix::fs::chown(place.join(to), Some(uid), Some(uid)).unwrap();
+    }
+    let prefix = format!("/shared/r{uid}");
+    let flags = ["-q", "--label", "--prefix", &prefix, "--view", "audit"];
+    let run = site.run(uid, HOSTS, &flags, &["sh", "-c", &line("$HPCRT_RANK")]).code(0);
+    let path = format!("/shared/r{uid}/bin/origin");
+    for rank in RANKS {
+        assert_eq!(
+            run.rank(rank),
+            format!("lib {path} {path}\nother {path} {path}\n"),
+            "{rank} as {uid}: {}",
+            run.err()
+        );
+    }
 }
 
 fn writing(site: &Site, uid: u32) {

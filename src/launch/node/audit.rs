@@ -34,6 +34,8 @@ pub(super) fn open(node: &Rc<Node>, replica: &Replica, place: &[u8]) {
         let audit = Arc::new(audit);
         let door = Async::new(audit.door()?).op("watch the auditors' socket")?;
         node.tasks.spawn(serve(Rc::clone(node), door, Arc::clone(&audit))).detach();
+        let changes = Async::new(audit.changes()?).op("watch files for changes")?;
+        node.tasks.spawn(watch(changes, Arc::clone(&audit))).detach();
         Ok(audit)
     });
     *replica.audit.borrow_mut() = Some(opened.map_err(|error| error.to_string()));
@@ -60,6 +62,20 @@ async fn serve(node: Rc<Node>, door: Async<OwnedFd>, audit: Arc<Audit>) {
             }
         };
         node.tasks.spawn(answer).detach();
+    }
+}
+
+/// Follows what the ranks change.
+async fn watch(changes: Async<OwnedFd>, audit: Arc<Audit>) {
+    while changes.readable().await.is_ok() {
+        let audit = Arc::clone(&audit);
+        let written = smol::unblock(move || {
+            audit.look_for_changes();
+            audit.write()
+        });
+        if let Err(error) = written.await {
+            log::warn!("{error}");
+        }
     }
 }
 

@@ -405,7 +405,11 @@ impl Replica {
             view.applied(&effects);
         }
         if let Some(Ok(audit)) = &*self.audit.borrow() {
-            audit.applied(&effects);
+            if audit.applied(record) {
+                let audit = Arc::clone(audit);
+                let write = move || audit.write().unwrap_or_else(|error| log::warn!("{error}"));
+                smol::unblock(write).detach();
+            }
         }
     }
 

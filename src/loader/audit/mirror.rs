@@ -38,11 +38,6 @@ impl Mirror {
         [&self.root, path].concat()
     }
 
-    /// What lies here under a path is no longer what lies there. It stays: running programs may have been told of it.
-    pub(super) fn outdate(&mut self, canonical: &[u8]) {
-        self.files.remove(canonical);
-    }
-
     /// Puts a file of the store here, and everything on the way to it.
     ///
     /// # Errors
@@ -142,7 +137,6 @@ mod tests {
         for spelled in ["/s/app/lib/x.so", "/s/l/lib/x.so", "/s/m/../app/lib//x.so"] {
             assert_eq!(read(spelled), "old");
         }
-        mirror.outdate(b"/s/app/lib/x.so");
         mirror.add(store.as_fd(), steps(), b"/s/app/lib/x.so", 4).unwrap();
         let at = mirror.place(b"/s/l/lib/x.so");
         assert_eq!(fs::read_to_string(std::str::from_utf8(&at).unwrap()).unwrap(), "new");

@@ -8,13 +8,15 @@ mod mirror;
 pub mod program;
 pub mod table;
 mod walk;
+mod watch;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -23,12 +25,14 @@ use self::mirror::{Mirror, file_systems};
 use self::program::Audited;
 use self::table::Entries;
 use self::walk::{Found, Walker};
-use super::catalog::{Catalog, Effects, is_below};
+use self::watch::Watch;
+use super::catalog::{Catalog, Change, is_below, kind as name_kind};
 use super::closure::{self, Environment};
 use super::store::Store;
 use super::view::Upcall;
 use crate::error::{Context, Error, Result};
-use crate::sys::audit_table::{ASK_FILE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, kind};
+use crate::net::wire::record::Record;
+use crate::sys::audit_table::{ASK_FILE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, SUPERSEDED, kind};
 
 /// The auditor, as `build.rs` made it.
 static AUDITOR: &[u8] = include_bytes!(env!("HPCRT_AUDIT"));
@@ -36,11 +40,17 @@ static AUDITOR: &[u8] = include_bytes!(env!("HPCRT_AUDIT"));
 const NAME: &str = "audit.so";
 
 /// See the module. All methods may wait for the log, and may be called from any thread.
-#[derive(Debug)]
 pub struct Audit {
     place: Vec<u8>,
     walker: Walker,
+    upcall: Arc<dyn Upcall>,
     state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Audit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Audit").field("walker", &self.walker).field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -48,9 +58,15 @@ struct State {
     entries: Entries,
     shared: Vec<Vec<u8>>,
     mirror: Mirror,
+    watch: Watch,
     /// The spellings under which a file was told.
     spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
+    /// Files that a job changed, under all their spellings: their originals are used from then on. The root may see them as they were for as
+    /// long as its host caches them, and who changed them must not.
+    changed: HashSet<Vec<u8>>,
     programs: u32,
+    /// The table that programs read now.
+    written: Option<OwnedFd>,
     /// The table in the store says less than [`State::entries`].
     unwritten: bool,
 }
@@ -67,11 +83,22 @@ impl Audit {
         upcall: Arc<dyn Upcall>,
     ) -> Result<Audit> {
         let mirror = Mirror::create(store.directory(), place)?;
-        let walker = Walker::new(catalog, store, upcall);
-        let (entries, shared, spelled) = Default::default();
-        let state = Mutex::new(State { entries, shared, mirror, spelled, programs: 0, unwritten: true });
-        let audit = Audit { place: place.to_vec(), walker, state };
-        audit.put(NAME, &auditor(place)?, Mode::RUSR | Mode::XUSR)?;
+        let walker = Walker::new(catalog, store, Arc::clone(&upcall));
+        let watch = Watch::new()?;
+        let (entries, shared, spelled, changed) = Default::default();
+        let state = Mutex::new(State {
+            entries,
+            shared,
+            mirror,
+            watch,
+            spelled,
+            changed,
+            programs: 0,
+            written: None,
+            unwritten: true,
+        });
+        let audit = Audit { place: place.to_vec(), walker, upcall, state };
+        drop(audit.put(NAME, &auditor(place)?, Mode::RUSR | Mode::XUSR)?);
         audit.write()?;
         Ok(audit)
     }
@@ -109,23 +136,40 @@ impl Audit {
     }
 
     /// The catalog has taken in a record. Returns whether [`Audit::write`] is due.
-    pub fn applied(&self, effects: &Effects) -> bool {
+    pub fn applied(&self, record: &Record) -> bool {
         self.walker.learnt();
-        if effects.stale.is_empty() {
-            return false;
-        }
+        let Record::Changed { path, .. } = record else { return false };
         let mut state = self.state();
-        let concerned = |path: &[u8]| effects.stale.iter().any(|stale| **stale == *path || is_below(path, stale));
-        let stale: Vec<Vec<u8>> = state.spelled.keys().filter(|path| concerned(path)).cloned().collect();
-        for path in stale {
-            state.mirror.outdate(&path);
-            for spelled in state.spelled.remove(&path).unwrap_or_default() {
-                let staged = state.mirror.place(&spelled);
-                state.entries.replace(&staged, &spelled);
-                state.unwritten = true;
+        state.outdate(|staged| staged == path || is_below(staged, path));
+        state.unwritten
+    }
+
+    /// Can be read when [`Audit::look_for_changes`] is due.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn changes(&self) -> Result<OwnedFd> {
+        self.state().watch.descriptor().op("watch files for changes")
+    }
+
+    /// Takes in what programs here did to the originals of staged files, and tells the other nodes. [`Audit::write`] is due then.
+    pub fn look_for_changes(&self) {
+        let mut state = self.state();
+        let changed =
+            state.watch.changed().unwrap_or_else(|| state.spelled.keys().map(|p| (p.clone(), true)).collect());
+        let changed: Vec<_> = changed.into_iter().filter(|(path, _)| state.spelled.contains_key(path)).collect();
+        state.outdate(|path| changed.iter().any(|(known, _)| known == path));
+        drop(state);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
+        for (path, exists) in changed {
+            let exists = exists.then_some(name_kind::REG);
+            let mut catalog = self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner);
+            if catalog.changed_here(&path, Change::Named(exists), now) {
+                self.upcall.changed(&path, exists);
             }
         }
-        state.unwritten
+        self.walker.learnt();
     }
 
     /// Puts what is known into the table of programs that start from now on.
@@ -138,19 +182,25 @@ impl Audit {
             return Ok(());
         }
         let table = state.entries.table(&state.mirror.root, &state.shared);
+        let table = table.ok_or_else(|| Error::new("write the table of libraries", "it is too large"))?;
         // With the lock: of two that write, the one who knows more is the later.
-        self.put(FILE, &table.ok_or_else(|| Error::new("write the table of libraries", "it is too large"))?, Mode::RUSR)
+        let newer = self.put(FILE, &table, Mode::RUSR)?;
+        if let Some(older) = state.written.replace(newer) {
+            rustix::io::pwrite(older, &1_u32.to_ne_bytes(), SUPERSEDED as u64).op("write into the store")?;
+        }
+        Ok(())
     }
 
-    /// Puts a file into the store, at once and whole.
-    fn put(&self, name: &str, bytes: &[u8], mode: Mode) -> Result<()> {
+    /// Puts a file into the store, at once and whole; returns it as it was written.
+    fn put(&self, name: &str, bytes: &[u8], mode: Mode) -> Result<OwnedFd> {
         let (fresh, store) = (format!("{name}.fresh"), self.walker.store.directory());
         let put = || {
             let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC;
             let file = rustix::fs::openat(store, &fresh, flags, Mode::RUSR | Mode::WUSR)?;
             std::io::Write::write_all(&mut std::fs::File::from(file.try_clone()?), bytes)?;
             rustix::fs::fchmod(&file, mode)?;
-            std::io::Result::Ok(rustix::fs::renameat(store, &fresh, store, name)?)
+            rustix::fs::renameat(store, &fresh, store, name)?;
+            std::io::Result::Ok(file)
         };
         put().op_on("write into the store", name)
     }
@@ -178,9 +228,15 @@ impl Audit {
 
     /// The place of a staged file; `None`: the original is to be used.
     fn stage(&self, path: &[u8]) -> Option<Vec<u8>> {
+        if self.state().changed.contains(path) {
+            return None;
+        }
         let mut steps = Vec::new();
         let Found::File { canonical, id } = self.walker.find(path, true, |step| steps.push(step)) else { return None };
         let mut state = self.state();
+        if state.changed.contains(&canonical) {
+            return None;
+        }
         if let Err(error) = state.mirror.add(self.walker.store.directory(), steps, &canonical, id) {
             log::warn!("{}: {error}; the original is used", String::from_utf8_lossy(path));
             return None;
@@ -188,6 +244,7 @@ impl Audit {
         let staged = state.mirror.place(path);
         if !state.entries.has(&[kind::PATH, path]) {
             state.entries.set(&[kind::PATH, path], &staged);
+            state.watch.add(&canonical);
             state.spelled.entry(canonical).or_default().push(path.to_vec());
             state.unwritten = true;
         }
@@ -250,6 +307,22 @@ impl Audit {
     pub fn environment(&self, variables: &[Vec<u8>], static_tls: u64) -> Vec<Vec<u8>> {
         let auditor = [&self.place, &b"/"[..], NAME.as_bytes()].concat();
         program::environment(variables, &auditor, static_tls)
+    }
+}
+
+impl State {
+    /// What was staged of these files is not told any more.
+    fn outdate(&mut self, concerned: impl Fn(&[u8]) -> bool) {
+        let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|path| concerned(path)).cloned().collect();
+        for path in stale {
+            for spelled in self.spelled.remove(&path).unwrap_or_default() {
+                let staged = self.mirror.place(&spelled);
+                self.entries.replace(&staged, &spelled);
+                self.changed.insert(spelled);
+                self.unwritten = true;
+            }
+            self.changed.insert(path);
+        }
     }
 }
 

@@ -60,7 +60,7 @@ impl Entries {
         let buckets_at = offset(block.len())?;
         block.extend(buckets.iter().flatten().flat_map(|word| word.to_ne_bytes()));
         let len = offset(block.len())?;
-        let head = [len, root_at, shared_at, buckets_at, offset(count)?];
+        let head = [len, root_at, shared_at, buckets_at, offset(count)?, 0];
         block[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         block[8..HEAD].copy_from_slice(&head.map(u32::to_ne_bytes).concat());
         Some(block)
@@ -118,8 +118,8 @@ mod tests {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,
-            "48504352544154314b0000001c0000001f0000002b000000020000002f72002f000066002f782f722f78006cfaf3a3220000000400000026000000\
-             00000000000000000000000000000000"
+            "48504352544154314f00000020000000230000002f00000002000000000000002f72002f000066002f782f722f78006cfaf3a326000000040000\
+             002a00000000000000000000000000000000000000"
         );
     }
 

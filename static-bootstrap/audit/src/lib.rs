@@ -17,7 +17,7 @@ use core::ffi::{CStr, c_char};
 use core::hint::black_box;
 
 use sys::syscall::map_file;
-use sys::table::{ASK_FILE, ASK_PROGRAM, FILE, MARK, STORE_MAX, Table, kind};
+use sys::table::{ASK_FILE, ASK_PROGRAM, FILE, MARK, STORE_MAX, SUPERSEDED, Table, kind};
 
 use self::door::Door;
 use self::process::Process;
@@ -52,7 +52,11 @@ static STORE: [u8; MARK.len() + STORE_MAX] = {
 };
 
 struct Auditor {
+    /// The path of the store.
+    store: &'static [u8],
     table: Table<'static>,
+    /// Not 0 when there is a newer table.
+    superseded: *const u32,
     door: Door,
     process: Process,
     /// Number of the program in the table; none: its names are not known.
@@ -83,30 +87,47 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 pub extern "C" fn la_version(version: u32) -> u32 {
     let store = black_box(&STORE).get(MARK.len()..).unwrap_or_default();
     let Some(path) = store.split(|byte| *byte == 0).next().filter(|path| !path.is_empty()) else { return 0 };
-    let Some(table) = door::path(path, FILE).and_then(|path| Table::new(map_file(&path)?)) else { return 0 };
+    let Some((table, superseded)) = load(path) else { return 0 };
     let mut auditor = Auditor {
+        store: path,
         table,
+        superseded,
         door: Door::new(path),
         process: Process::look(),
         program: None,
         repairs: version < DIRECT_CALLS,
     };
-    auditor.find_program(path);
+    auditor.find_program();
     // SAFETY: the linker calls this once, before everything else here.
     unsafe { *AUDITOR.0.get() = Some(auditor) };
     version
 }
 
+/// The newest table, and the word that says when it is no longer.
+fn load(store: &[u8]) -> Option<(Table<'static>, *const u32)> {
+    let bytes = map_file(door::path(store, FILE)?)?;
+    // The table has checked that its head is there.
+    Some((Table::new(bytes)?, bytes.as_ptr().wrapping_add(SUPERSEDED).cast()))
+}
+
 impl Auditor {
+    /// Goes over to a newer table, if there is one.
+    fn refresh(&mut self) {
+        // SAFETY: a word of a mapping that stays.
+        if unsafe { self.superseded.read_volatile() } != 0
+            && let Some(newer) = load(self.store)
+        {
+            (self.table, self.superseded) = newer;
+        }
+    }
+
     /// Finds the program in the table; one that lies where the agent can know it is asked for.
-    fn find_program(&mut self, store: &[u8]) {
+    fn find_program(&mut self) {
         let (program, paths) = (self.process.program(), self.process.library_path());
         let Some(paths) = paths else { return };
         let mut found = self.table.get(&[kind::PROGRAM, program, paths]);
         if found.is_none() && self.table.is_shared(program) && self.door.ask(ASK_PROGRAM, &[program, paths]).is_some() {
-            if let Some(table) = door::path(store, FILE).and_then(|path| Table::new(map_file(&path)?)) {
-                self.table = table;
-            }
+            self.refresh();
             found = self.table.get(&[kind::PROGRAM, program, paths]);
         }
         let Some(found) = found else { return };
@@ -167,6 +188,7 @@ impl Auditor {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn la_objsearch(name: *const c_char, cookie: *const *const LinkMap, flag: u32) -> *const c_char {
     let Some(auditor) = auditor() else { return name };
+    auditor.refresh();
     // SAFETY: see above; 'static because it lives longer than this call, and nothing keeps it.
     let text: &'static CStr = unsafe { CStr::from_ptr(name) };
     let bytes = text.to_bytes();

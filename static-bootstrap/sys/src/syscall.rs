@@ -8,7 +8,7 @@ const AT_FDCWD: usize = -100_isize as usize;
 const O_CLOEXEC: usize = 0o2_000_000;
 const SEEK_END: usize = 2;
 const PROT_READ: usize = 1;
-const MAP_PRIVATE: usize = 2;
+const MAP_SHARED: usize = 1;
 
 /// Numbers of the calls used here (`asm/unistd.h` of each architecture).
 #[cfg(target_arch = "x86_64")]
@@ -91,13 +91,13 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize, u32> {
     if (-4095..0).contains(&result) { Err(result.unsigned_abs() as u32) } else { Ok(result as usize) }
 }
 
-/// Maps a whole file to read, for good. It must not become shorter.
+/// Maps a whole file to read, for good. It must not become shorter; a word of it that changes may be read volatilely only.
 pub fn map_file(path: &CStr) -> Option<&'static [u8]> {
     // SAFETY: a string, then integers; the new mapping stays, and is as long as the file.
     unsafe {
         let file = syscall(nr::OPENAT, [AT_FDCWD, path.as_ptr() as usize, O_CLOEXEC, 0, 0, 0]).ok()?;
         let size = syscall(nr::LSEEK, [file, 0, SEEK_END, 0, 0, 0]).unwrap_or(0);
-        let start = syscall(nr::MMAP, [0, size, PROT_READ, MAP_PRIVATE, file, 0]);
+        let start = syscall(nr::MMAP, [0, size, PROT_READ, MAP_SHARED, file, 0]);
         let _ = syscall(nr::CLOSE, [file, 0, 0, 0, 0, 0]);
         Some(slice::from_raw_parts(start.ok()? as *const u8, size))
     }

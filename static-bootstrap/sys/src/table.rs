@@ -12,8 +12,10 @@ pub const ROOT: &str = "root";
 /// The socket in the store at which the agent answers.
 pub const DOOR: &str = "door";
 /// Bytes of the head: magic; length of the block; offsets of the path of [`ROOT`] and of the list of shared directories; offset of the
-/// buckets and their number, a power of two.
-pub const HEAD: usize = 28;
+/// buckets and their number, a power of two; and the word at [`SUPERSEDED`].
+pub const HEAD: usize = 32;
+/// Offset of the only word that changes: not 0 as soon as there is a newer table of the same name.
+pub const SUPERSEDED: usize = 28;
 /// Bytes of a bucket: hash, offset and length of the key, offset of the value. No key: empty, and the end of a search.
 pub const BUCKET: usize = 16;
 
