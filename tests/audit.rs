@@ -2,6 +2,7 @@
 //! plain run, and what cannot be shown so is refused or run plainly, with the reason.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod common;
 #[path = "common/site.rs"]
 mod site;
 
@@ -9,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cluster::generate::libraries::Libraries;
 use cluster::{Cluster, Spec};
@@ -40,7 +41,68 @@ fn audited_programs() {
         writing(&site, uid);
         replaced(&site, uid);
     }
+    session(&site, 65534);
+    killed(&site, 65534);
+    assert_eq!(stores(&site), Vec::<String>::new());
     assert_eq!(site.cluster.leftovers().unwrap().len(), 0, "{:?}", site.cluster.leftovers().unwrap());
+}
+
+/// What sessions without namespaces have in their hosts' memory.
+fn stores(site: &Site) -> Vec<String> {
+    let find = ["find", "/dev/shm", "-maxdepth", "1", "-name", "hpcrt-store.*"];
+    let on = |host| String::from_utf8(site.cluster.exec(host, 0, &find).unwrap().stdout).unwrap();
+    HOSTS.split(',').flat_map(|host| on(host).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+/// The second job of a session finds its libraries there.
+fn session(site: &Site, uid: u32) {
+    let hpcrt = site.hpcrt.to_str().unwrap();
+    let run = |words: &[&str]| {
+        let words: Vec<&str> = [hpcrt, "session"].iter().chain(words).copied().collect();
+        let output = site.cluster.exec("hpc1", uid, &words).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let agent = site.cluster.agent_command();
+    let name = run(&["start", "--hosts", HOSTS, "--agent", &agent, "--view", "audit"]);
+    for _ in 0..2 {
+        site.cluster.reset_ops().unwrap();
+        assert_eq!(run(&["run", name.trim(), "-q", "--", "/shared/app/bin/tls"]).lines().count(), 2);
+    }
+    assert_eq!(site.cluster.ops().unwrap().read_bytes, 0, "everything is where it is needed");
+    run(&["stop", name.trim()]);
+    let sockets = format!("/tmp/hpcrt-{uid}");
+    assert!(site.cluster.exec("hpc1", 0, &["rmdir", &sockets]).unwrap().status.success());
+}
+
+/// Whoever is killed, the libraries do not stay in memory: the others remove them, or the next session does.
+fn killed(site: &Site, uid: u32) {
+    use common::Role;
+    for (nth, victims) in
+        [&[Role::FrontEnd][..], &[Role::Agent], &[Role::Keeper], &[Role::JobKeeper], &[Role::Keeper, Role::Agent]]
+            .into_iter()
+            .enumerate()
+    {
+        let mark = format!("audit{nth}-{}", std::process::id());
+        let flags = ["--view", "audit", "--prefix", "/shared/app"];
+        let mut start = site.start(uid, HOSTS, &flags, &["sh", "-c", "/shared/app/bin/dynamic x; exec sleep 50"]);
+        let mut child = start.env("HPCRT_TEST_MARK", &mark).spawn().unwrap();
+        common::until(|| (common::role(&mark, Role::Rank).len() >= 2 && stores(site).len() == 2).then_some(()));
+        std::thread::sleep(Duration::from_millis(300));
+        let doomed: Vec<_> = victims.iter().flat_map(|role| common::role(&mark, *role)).collect();
+        assert!(!doomed.is_empty(), "{victims:?}");
+        for pid in doomed {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        let since = Instant::now();
+        let left = |expected: bool| stores(site).is_empty() == expected && common::marked(&mark).is_empty();
+        while !left(victims.len() == 1) {
+            assert!(since.elapsed() < common::GONE, "{victims:?} were killed: {:?}", stores(site));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child.wait().unwrap();
+    }
+    site.run(uid, HOSTS, &["-q", "--view", "audit"], &["/shared/app/bin/dynamic", "x"]).code(0);
 }
 
 /// [`Site::same`], and the ranks' hosts opened nothing on the shared file system but the program, once for each rank.
@@ -122,10 +184,15 @@ fn chosen(site: &Site, uid: u32) {
 
 fn children(site: &Site, uid: u32) {
     // Its child needs more thread-local storage than what it needs itself.
-    site.same(uid, &AUDIT, &[], &["sh", "-c", "/shared/app/bin/tls; /shared/app/bin/origin"]);
+    let tree = ["--view", "audit", "--prefix", "/shared/app"];
+    site.same(uid, &tree, &[], &["sh", "-c", "/shared/app/bin/tls; /shared/app/bin/origin"]);
+    for host in site.cluster.host_ops().unwrap() {
+        // The second program is started again, with more room, before it loads anything.
+        assert!(!["hpc2", "hpc3"].contains(&host.host.as_str()) || host.ops.open <= 3, "{host:?}");
+    }
     if ["git", "rsync", "ssh"].into_iter().all(tool) {
         let home = ["HOME=/tmp"];
-        let flags: Vec<&str> = AUDIT.iter().chain(&["-x", home[0]]).copied().collect();
+        let flags: Vec<&str> = tree.iter().chain(&["-x", home[0]]).copied().collect();
         site.same(uid, &flags, &home, &["/shared/app/bin/children.sh"]);
     }
     if tool("gdb") {

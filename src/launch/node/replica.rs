@@ -404,12 +404,12 @@ impl Replica {
         for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
             view.applied(&effects);
         }
-        if let Some(Ok(audit)) = &*self.audit.borrow() {
-            if audit.applied(record) {
-                let audit = Arc::clone(audit);
-                let write = move || audit.write().unwrap_or_else(|error| log::warn!("{error}"));
-                smol::unblock(write).detach();
-            }
+        if let Some(Ok(audit)) = &*self.audit.borrow()
+            && audit.applied(record)
+        {
+            let audit = Arc::clone(audit);
+            let write = move || audit.write().unwrap_or_else(|error| log::warn!("{error}"));
+            smol::unblock(write).detach();
         }
     }
 

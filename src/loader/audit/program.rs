@@ -95,8 +95,8 @@ pub(super) fn environment(variables: &[Vec<u8>], auditor: &[u8], static_tls: u64
     let auditors: Vec<&[u8]> = std::iter::once(auditor).chain(others).collect();
     result.push([AUDIT, &auditors.join(&b':')].concat());
     let tunables = value(TUNABLES);
-    let given = tunables.split(|byte| *byte == b':').filter_map(|part| part.strip_prefix(STATIC_TLS.as_bytes())).last();
-    let given: u64 = given.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).unwrap_or(0);
+    let mut given = tunables.split(|byte| *byte == b':').filter_map(|part| part.strip_prefix(STATIC_TLS.as_bytes()));
+    let given: u64 = given.next_back().and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).unwrap_or(0);
     let wanted = (static_tls > given).then(|| format!("{STATIC_TLS}{static_tls}").into_bytes());
     let parts: Vec<&[u8]> =
         [Some(tunables), wanted.as_deref()].into_iter().flatten().filter(|p| !p.is_empty()).collect();

@@ -32,7 +32,7 @@ static ANSWER: Buffer<MESSAGE_MAX> = Buffer(UnsafeCell::new([0; MESSAGE_MAX]));
 
 impl<const N: usize> Buffer<N> {
     /// The parts one after the other; `None` when they do not fit.
-    fn fill(&'static self, parts: &[&[u8]]) -> Option<&'static mut [u8]> {
+    fn fill(&'static self, parts: &[&[u8]]) -> Option<&'static [u8]> {
         // SAFETY: see above; what was in here before is no longer looked at.
         let buffer = unsafe { &mut *self.0.get() };
         let mut len = 0;
@@ -40,13 +40,14 @@ impl<const N: usize> Buffer<N> {
             buffer.get_mut(len..)?.get_mut(..part.len())?.copy_from_slice(part);
             len += part.len();
         }
-        buffer.get_mut(..len)
+        buffer.get(..len)
     }
 }
 
 /// A path made of these parts; the next one overwrites it.
 pub(super) fn join(parts: &[&[u8]]) -> Option<&'static CStr> {
-    let (a, b, c) = (parts.first()?, parts.get(1).copied().unwrap_or_default(), parts.get(2).copied().unwrap_or_default());
+    let (a, b, c) =
+        (parts.first()?, parts.get(1).copied().unwrap_or_default(), parts.get(2).copied().unwrap_or_default());
     CStr::from_bytes_until_nul(PATH.fill(&[a, b, c, &[0]])?).ok()
 }
 
@@ -87,7 +88,8 @@ impl Door {
         let (separator, second): (&[u8], &[u8]) = second.map_or((&[], &[]), |part| (&[0], part));
         let question = QUESTION.fill(&[&[kind], first, separator, second])?;
         // SAFETY: integer arguments only.
-        let socket = unsafe { syscall(nr::SOCKET, [AF_UNIX.into(), SOCK_SEQPACKET | SOCK_CLOEXEC, 0, 0, 0, 0]) }.ok()?;
+        let socket =
+            unsafe { syscall(nr::SOCKET, [AF_UNIX.into(), SOCK_SEQPACKET | SOCK_CLOEXEC, 0, 0, 0, 0]) }.ok()?;
         let answer = self.exchange(socket, question);
         // SAFETY: ours, and not used any more.
         let _ = unsafe { syscall(nr::CLOSE, [socket, 0, 0, 0, 0, 0]) };

@@ -13,6 +13,8 @@ const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
 /// The fields of /proc/PID/stat (proc(5)), counted from the one after the name.
 const ARGUMENTS: usize = 48 - 3;
 const TUNABLES: &[u8] = b"GLIBC_TUNABLES=";
+/// How every setting in it begins.
+const TUNABLE: &[u8] = b"glibc.";
 const STATIC_TLS: &[u8] = b"glibc.rtld.optional_static_tls=";
 
 struct Place(UnsafeCell<[u8; PATH_MAX]>);
@@ -59,14 +61,14 @@ impl Process {
     /// linker lays that room out before it looks for libraries, so what a parent did not foresee can only be had so.
     pub(super) fn make_room(&self, needed: &'static [u8]) {
         let (Some(arguments), Some(environment)) = (self.arguments, self.environment) else { return };
-        let tunables = last(environment, TUNABLES).unwrap_or_default();
-        let given = tunables.split(|byte| *byte == b':').filter_map(|part| part.strip_prefix(STATIC_TLS));
-        if number(given.last().unwrap_or_default()) >= number(needed) {
+        let given = tunables(environment).filter_map(|part| part.strip_prefix(STATIC_TLS)).last();
+        if number(given.unwrap_or_default()) >= number(needed) {
             return;
         }
         let count = |strings: &[u8]| strings.iter().filter(|byte| **byte == 0).count();
         let room = count(arguments) + count(environment) + 3;
-        let text = TUNABLES.len() + tunables.len() + 1 + STATIC_TLS.len() + needed.len() + 1;
+        let others: usize = tunables(environment).map(|part| part.len() + 1).sum();
+        let text = TUNABLES.len() + others + STATIC_TLS.len() + needed.len() + 1;
         let size = room * size_of::<usize>() + text;
         // SAFETY: a new mapping; the pointers and the text below fit in it; every string ends with NUL and stays where it is.
         unsafe {
@@ -74,11 +76,17 @@ impl Process {
             let Ok(start) = syscall(nr::MMAP, flags) else { return };
             let mut text = (start as *mut usize).add(room).cast::<u8>();
             let own = text as usize;
-            let separator: &[u8] = if tunables.is_empty() { &[] } else { b":" };
-            for part in [TUNABLES, tunables, separator, STATIC_TLS, needed] {
+            let mut append = |part: &[u8]| {
                 text.copy_from_nonoverlapping(part.as_ptr(), part.len());
                 text = text.add(part.len());
+            };
+            append(TUNABLES);
+            for part in tunables(environment) {
+                append(part);
+                append(b":");
             }
+            append(STATIC_TLS);
+            append(needed);
             let mut at = start as *mut usize;
             let mut put = |pointer: usize| {
                 *at = pointer;
@@ -86,7 +94,7 @@ impl Process {
             };
             each(arguments).for_each(|text| put(text.as_ptr() as usize));
             put(0);
-            let rest = each(environment).filter(|text| !text.starts_with(TUNABLES));
+            let rest = each(environment).filter(|text| !text.starts_with(TUNABLES) && !text.starts_with(TUNABLE));
             rest.for_each(|text| put(text.as_ptr() as usize));
             put(own);
             let environment = (start as *const usize).add(count(arguments) + 1) as usize;
@@ -95,6 +103,14 @@ impl Process {
             let _ = syscall(nr::MUNMAP, [start, size, 0, 0, 0, 0]);
         }
     }
+}
+
+/// The settings of `GLIBC_TUNABLES`. Linkers before glibc 2.38 cut that string up where it stands: what follows its first setting looks
+/// like variables of their own.
+fn tunables(environment: &'static [u8]) -> impl Iterator<Item = &'static [u8]> {
+    let settings = |text: &'static [u8]| text.strip_prefix(TUNABLES).or(text.starts_with(TUNABLE).then_some(text));
+    let parts = each(environment).filter_map(settings).flat_map(|text| text.split(|byte| *byte == b':'));
+    parts.filter(|part| !part.is_empty())
 }
 
 /// The strings of a block, without their ends.
@@ -108,7 +124,10 @@ fn last(environment: &'static [u8], name: &[u8]) -> Option<&'static [u8]> {
 }
 
 fn number(digits: &[u8]) -> usize {
-    digits.iter().take_while(|b| b.is_ascii_digit()).fold(0, |n: usize, b| n.saturating_mul(10).saturating_add((b - b'0').into()))
+    digits
+        .iter()
+        .take_while(|b| b.is_ascii_digit())
+        .fold(0, |n: usize, b| n.saturating_mul(10).saturating_add((b - b'0').into()))
 }
 
 /// The blocks of arguments and environment on this process's stack.
