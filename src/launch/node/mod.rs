@@ -31,7 +31,7 @@ use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{AgentKind, Down, Enroll, Feeder, JobId, NodeId, Order, Report, Target};
+use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target};
 use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
@@ -292,11 +292,37 @@ impl Node {
         self.report(&Report::Lost { node: self.id, error: "its keeper on this node was killed".to_owned() }).await;
     }
 
+    async fn exited(&self, exits: &mut Vec<(JobId, Vec<Exit>)>) {
+        for (job, ranks) in exits.drain(..) {
+            self.report(&Report::Exited { job, ranks }).await;
+        }
+    }
+
     /// Passes on what the children report.
     async fn relay_up(self: Rc<Self>, events: Receiver<Event>) {
         let mut slowest = u64::MAX;
-        while let Ok(event) = events.recv().await {
+        let mut exits: Vec<(JobId, Vec<Exit>)> = Vec::new();
+        loop {
+            let event = match events.try_recv() {
+                Ok(event) => event,
+                Err(_) => {
+                    self.exited(&mut exits).await;
+                    let Ok(event) = events.recv().await else { return };
+                    event
+                }
+            };
+            // What is said of a node is said behind the ends of its ranks.
+            if !matches!(event, Event::Report { report: Report::Exited { .. } | Report::Output { .. }, .. }) {
+                self.exited(&mut exits).await;
+            }
             match event {
+                // Ends that arrive together travel together.
+                Event::Report { report: Report::Exited { job, ranks }, .. } => {
+                    match exits.iter_mut().find(|(known, _)| *known == job) {
+                        Some((_, waiting)) => waiting.extend(ranks),
+                        None => exits.push((job, ranks)),
+                    }
+                }
                 Event::Report { report: Report::Want { path, need }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
                 Event::Report { report: Report::Rate { rate }, .. } if rate >= slowest => {}
