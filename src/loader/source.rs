@@ -22,6 +22,7 @@ use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, join, kind, parent};
+use super::hints::Hint;
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use super::python::{Guess, Imports};
 use crate::Result;
@@ -78,6 +79,8 @@ pub struct Counters {
     pub operations: AtomicU64,
     /// Files that were asked for again and were in the log already.
     pub hits: AtomicU64,
+    /// Questions of nodes that came all the way.
+    pub misses: AtomicU64,
 }
 
 /// A version of a file: these together do not stay the same when it changes.
@@ -130,6 +133,7 @@ impl Described {
 #[derive(Debug, Clone, Copy)]
 struct Told {
     what: Described,
+    said: Instant,
     /// When it was said, or compared with the shared file system, last.
     at: Instant,
 }
@@ -170,7 +174,14 @@ impl State {
     }
 
     fn tell(&mut self, path: &[u8], what: Described) {
-        self.described.insert(path.to_vec(), Told { what, at: Instant::now() });
+        let now = Instant::now();
+        self.described.insert(path.to_vec(), Told { what, said: now, at: now });
+    }
+
+    fn still(&mut self, path: &[u8]) {
+        if let Some(told) = self.described.get_mut(path) {
+            told.at = Instant::now();
+        }
     }
 
     /// Whether a node asks for what it should have heard.
@@ -299,6 +310,7 @@ impl Source {
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
     pub fn want(&self, path: Vec<u8>, need: Need) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
         if self.state().is_unheard(&path, need) {
             return self.enqueue(Work::Describe { path, need, job: None });
         }
@@ -358,6 +370,15 @@ impl Source {
         }
     }
 
+    /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
+    pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
+        let state = self.state();
+        let of = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
+        let told = state.described.iter().filter(|(path, told)| told.said >= begun && of(path));
+        let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
+        told.map(|(path, told)| (path.clone(), need(told.what))).collect()
+    }
+
     /// Says a path anew if it is not what the log says any more.
     fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
         let Some(known) = self.state().told(path) else { return };
@@ -368,8 +389,7 @@ impl Source {
             return;
         }
         if stat.as_ref().map(version) == known.version() {
-            state.tell(path, known);
-            return;
+            return state.still(path);
         }
         let is_listed = state.listed.contains_key(path);
         drop(state);
@@ -626,10 +646,10 @@ impl Source {
         let version = version(stat);
         let id = {
             let mut state = self.state();
-            if let Some(known @ Described::Content(same, _)) = state.told(path)
+            if let Some(Described::Content(same, _)) = state.told(path)
                 && same == version
             {
-                state.tell(path, known);
+                state.still(path);
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
@@ -759,11 +779,18 @@ impl Preload {
         self.source.operation();
         let mut state = self.source.state();
         match state.told(path) {
-            Some(known) if known.version() == Some(version(&listing.stat)) => state.tell(path, known),
+            Some(known) if known.version() == Some(version(&listing.stat)) => state.still(path),
             _ => {
                 drop(state);
                 self.source.list(path, &listing.stat, &listing.names);
             }
+        }
+    }
+
+    /// What will probably be asked for, if it lies below `roots`.
+    pub fn hint(&self, path: &[u8], need: Need, roots: &[Vec<u8>]) {
+        if roots.iter().any(|root| is_below(path, root)) {
+            self.source.ask(path.to_vec(), need, Some(Arc::clone(&self.load)));
         }
     }
 
