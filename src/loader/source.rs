@@ -286,6 +286,7 @@ impl Source {
         let mut rule = self.capture.write().unwrap_or_else(PoisonError::into_inner);
         rule.trees.extend(more.trees);
         rule.shared.extend(more.shared);
+        rule.excludes.extend(more.excludes);
     }
 
     /// A job runs Python: from now on what it imports is guessed.
@@ -381,7 +382,7 @@ impl Source {
 
     /// Says a path anew if it is not what the log says any more.
     fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
-        let Some(known) = self.state().told(path) else { return };
+        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
         self.operation();
         let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
         let mut state = self.state();
@@ -530,6 +531,9 @@ impl Source {
 
     /// Says what a path is.
     fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
+        if self.excludes(path) {
+            return self.leave_alone(path, Described::Absent);
+        }
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation();
@@ -584,12 +588,19 @@ impl Source {
                     Err(_) => self.pass_through(path, &stat),
                 }
             }
-            // It is there, but the log has no words for it.
-            _ => {
-                self.state().tell(path, Described::Whole(version(&stat)));
-                self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
-            }
+            // The log has no words for it.
+            _ => self.leave_alone(path, Described::Whole(version(&stat))),
         }
+    }
+
+    fn excludes(&self, path: &[u8]) -> bool {
+        self.capture.read().unwrap_or_else(PoisonError::into_inner).excludes(path)
+    }
+
+    /// Every node looks for itself, each time.
+    fn leave_alone(&self, path: &[u8], what: Described) {
+        self.state().tell(path, what);
+        self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
     }
 
     /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
@@ -809,9 +820,9 @@ impl Probe for Preload {
     fn open(&self, path: &Path) -> io::Result<Opened<File>> {
         let opened = FileSystem.open(path)?;
         let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
-        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) {
+        let path = opened.canonical.as_os_str().as_bytes();
+        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
             self.source.operation();
-            let path = opened.canonical.as_os_str().as_bytes();
             if let Some((id, version)) = self.source.begin(path, &opened.stat) {
                 self.source.transfer(id, path, &opened.file, version, 1, Some(&self.load));
             }
