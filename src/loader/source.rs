@@ -22,6 +22,7 @@ use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, join, kind, parent};
+use super::chunk;
 use super::hints::Hint;
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use super::python::{Guess, Imports};
@@ -33,9 +34,7 @@ use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Rec
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
 /// Chunks that wait for the log, at most.
-const CHUNKS: usize = 16;
-/// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
-const LEVEL: i32 = 1;
+const CHUNKS: usize = 8;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
 /// A question about what was told less long ago has crossed its answer. To another one the answer was lost, with a node on its way or
@@ -738,13 +737,12 @@ impl Source {
 
     fn encode(&self, raw: &mut Vec<u8>) -> (Codec, Vec<u8>) {
         // What does not shrink by an eighth is not worth every node's time.
-        if self.compress.load(Ordering::Relaxed)
-            && let Ok(small) = zstd::bulk::compress(raw, LEVEL)
-            && small.len() < raw.len() - raw.len() / 8
-        {
-            return (Codec::Zstd, small);
+        let worth_it = |small: &Vec<u8>| small.len() < raw.len() - raw.len() / 8;
+        let small = if self.compress.load(Ordering::Relaxed) { chunk::compress(raw).filter(worth_it) } else { None };
+        match small {
+            Some(small) => (Codec::Zstd, small),
+            None => (Codec::Raw, std::mem::take(raw)),
         }
-        (Codec::Raw, std::mem::take(raw))
     }
 
     /// Reads a chunk again for a node that fell behind; `None` when the file is no longer what it was.
@@ -766,8 +764,11 @@ impl Source {
         let mut body = vec![0; len as usize];
         let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
         self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
-        let record = Record::Chunk { file: id, offset, len, codec: Codec::Raw };
-        (got == body.len()).then_some((record, body))
+        if got < body.len() {
+            return None;
+        }
+        let (codec, body) = self.encode(&mut body);
+        Some((Record::Chunk { file: id, offset, len, codec }, body))
     }
 }
 
