@@ -16,6 +16,7 @@ pub mod script;
 pub mod search;
 pub mod source;
 pub mod store;
+mod told;
 mod version;
 pub mod view;
 mod work_queue;

@@ -4,7 +4,6 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,18 +12,19 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{file_name, is_below, is_code, join, kind, parent};
+use super::catalog::{file_name, is_below, is_code, join, kind};
 use super::elf::Elf;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
+use super::told::{Described, State};
 use super::version::{Version, attr, current, version};
 use super::work_queue::WorkQueue;
 use crate::Result;
@@ -45,10 +45,6 @@ const CHUNKS: usize = 16;
 const LEVEL: i32 = 1;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
-/// A question about what was told less long ago has crossed its answer. To another one the answer was lost, with a node on its way or
-/// because what the node forgot since is more than it had to: it is told again.
-const CROSSED: Duration = Duration::from_secs(5);
-
 /// Whether what the nodes send each other is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
@@ -101,106 +97,6 @@ enum Work {
 struct Load {
     id: LoadId,
     open: AtomicUsize,
-}
-
-/// A path that a reader is looking at.
-#[derive(Debug)]
-struct Look {
-    path: Vec<u8>,
-    /// Changes that were heard of meanwhile: what the reader found may be older, and stands in the log behind them, so they are said
-    /// again.
-    overtaken: Vec<(Vec<u8>, Option<u8>)>,
-    /// Somebody asked for its content meanwhile.
-    wanted: bool,
-}
-
-/// What the log says of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Described {
-    /// That there is nothing, or something it has no words for.
-    Absent,
-    /// Everything but content: that is read in the original.
-    Whole(Version),
-    /// A file's attributes ([`Supply::OnOpen`]).
-    Offered(Version),
-    /// A file of which it has or will have the content.
-    Content(Version, FileId),
-}
-
-impl Described {
-    fn version(self) -> Option<Version> {
-        match self {
-            Described::Absent => None,
-            Described::Whole(version) | Described::Offered(version) | Described::Content(version, _) => Some(version),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Told {
-    what: Described,
-    /// When it was said, or compared with the shared file system, last.
-    at: Instant,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    next: FileId,
-    /// Paths that the log describes.
-    described: HashMap<Vec<u8>, Told>,
-    /// The most that was asked for of each path.
-    asked: HashMap<Vec<u8>, Need>,
-    /// Directories that the log lists, as it does.
-    listed: HashMap<Vec<u8>, Names>,
-    /// By a number of their own: several readers may look at one path.
-    looks: HashMap<u64, Look>,
-    next_look: u64,
-    /// Whether hosts share what lies on a device.
-    devices: HashMap<u64, bool>,
-    warnings: Vec<String>,
-}
-
-impl State {
-    /// Whether somebody has to look because of this question, the first of its kind. Notes it.
-    fn is_news(&mut self, path: &[u8], need: Need) -> bool {
-        match self.told(path) {
-            Some(Described::Offered(_)) if need == Need::Content => {}
-            Some(_) => return false,
-            None => {}
-        }
-        match self.asked.get_mut(path) {
-            Some(asked) => std::mem::replace(asked, need.max(*asked)) < need,
-            None => self.asked.insert(path.to_vec(), need).is_none(),
-        }
-    }
-
-    fn told(&self, path: &[u8]) -> Option<Described> {
-        self.described.get(path).map(|told| told.what)
-    }
-
-    fn tell(&mut self, path: &[u8], what: Described) {
-        self.described.insert(path.to_vec(), Told { what, at: Instant::now() });
-    }
-
-    /// Whether a node asks for what it should have heard.
-    fn is_unheard(&mut self, path: &[u8], need: Need) -> bool {
-        match self.described.get_mut(path) {
-            Some(Told { what: Described::Offered(_), .. }) if need == Need::Content => false,
-            Some(told) if told.at.elapsed() >= CROSSED => {
-                told.at = Instant::now();
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.
-    fn forget(&mut self, path: &[u8]) {
-        let keeps = |known: &Vec<u8>| known != path && !is_below(known, path);
-        self.described.retain(|known, _| keeps(known));
-        self.asked.retain(|known, _| keeps(known));
-        self.listed.retain(|known, _| keeps(known));
-    }
 }
 
 /// See the module.
@@ -332,7 +228,7 @@ impl Source {
         let mut state = self.state();
         let is_news = state.is_news(&path, need);
         if need == Need::Content {
-            state.looks.values_mut().filter(|look| look.path == path).for_each(|look| look.wanted = true);
+            state.want(&path);
         }
         drop(state);
         if is_news {
@@ -353,12 +249,7 @@ impl Source {
     /// A node says that a job changed `path`.
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
         let mut state = self.state();
-        state.forget(&path);
-        for look in state.looks.values_mut() {
-            if look.path == path || is_below(&look.path, &path) || parent(&path) == Some(&look.path) {
-                look.overtaken.push((path.clone(), exists));
-            }
-        }
+        state.change(&path, exists);
         // With the lock: who asks after this is answered behind it.
         self.find(Record::Changed { path, exists }, Vec::new());
     }
@@ -498,16 +389,10 @@ impl Source {
 
     /// Looks at a path, then says again what changed meanwhile.
     fn look(&self, path: &[u8], look: impl FnOnce(u64)) {
-        let number = {
-            let mut state = self.state();
-            let number = state.next_look;
-            state.next_look += 1;
-            state.looks.insert(number, Look { path: path.to_vec(), overtaken: Vec::new(), wanted: false });
-            number
-        };
+        let number = self.state().begin_look(path);
         look(number);
-        let done = self.state().looks.remove(&number);
-        for (path, exists) in done.into_iter().flat_map(|look| look.overtaken) {
+        let overtaken = self.state().end_look(number);
+        for (path, exists) in overtaken {
             self.changed(path, exists);
         }
     }
@@ -609,7 +494,7 @@ impl Source {
         let size = opened.size();
         if size > GUESSED_FILE_MAX || self.guessed.fetch_add(size, Ordering::Relaxed) + size > GUESSED_MAX {
             let mut state = self.state();
-            if !state.looks.get(&look).is_some_and(|look| look.wanted) {
+            if !state.is_wanted(look) {
                 // Too much for a guess: from now on it is news when somebody asks for it.
                 state.asked.insert(path.to_vec(), Need::Attributes);
                 drop(state);
