@@ -1,4 +1,4 @@
-//! What the log says of the shared file system, and what is on its way there. Pure: no I/O.
+//! What the log says of the shared file system, and what is on its way there.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
