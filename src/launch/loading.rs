@@ -239,9 +239,9 @@ pub fn resolve(
     trees.retain(|tree| source.shares(path(tree)));
     directories.extend(trees.iter().cloned());
     // A script that an interpreter is given by name.
-    for argument in wishes.arguments.iter().filter(|a| a.is_file()) {
+    for argument in wishes.arguments.iter().filter(|argument| is_script(argument)) {
         let Ok(canonical) = argument.canonicalize() else { continue };
-        if source.shares(&canonical) && is_script(&canonical) {
+        if source.shares(&canonical) {
             directories.insert(directory_of(&canonical));
             scripts.push((canonical, None));
         }
@@ -269,9 +269,10 @@ pub fn resolve(
     Ok(needs)
 }
 
-fn is_script(path: &Path) -> bool {
+/// Whether an argument of a program is a file that an interpreter runs.
+pub fn is_script(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_bytes();
-    crate::loader::catalog::is_code(name) || path.extension() == Some(OsStr::new("sh"))
+    path.is_file() && (crate::loader::catalog::is_code(name) || path.extension() == Some(OsStr::new("sh")))
 }
 
 fn directory_of(file: &Path) -> Vec<u8> {

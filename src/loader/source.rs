@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, is_code, join, kind};
 use super::elf::Elf;
+use super::hints::Hint;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
@@ -82,6 +83,8 @@ pub struct Counters {
     pub operations: AtomicU64,
     /// Files that were asked for again and were in the log already.
     pub hits: AtomicU64,
+    /// Questions of nodes that came all the way.
+    pub misses: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -208,6 +211,7 @@ impl Source {
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
     pub fn want(&self, path: Vec<u8>, need: Need) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
         if self.state().is_unheard(&path, need) {
             return self.enqueue(Work::Describe { path, need, job: None });
         }
@@ -268,6 +272,18 @@ impl Source {
         }
     }
 
+    /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
+    pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
+        let state = self.state();
+        let of = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
+        // Looking at a library means to load it, and this one was only offered: a guess that nobody asked for.
+        let unasked = |path: &[u8], what| matches!(what, Described::Offered(_)) && capture::is_loaded(file_name(path));
+        let told = state.described.iter().filter(|(path, told)| told.said >= begun && of(path));
+        let told = told.filter(|(path, told)| !unasked(path, told.what));
+        let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
+        told.map(|(path, told)| (path.clone(), need(told.what))).collect()
+    }
+
     /// Says a path anew if it is not what the log says any more.
     fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
         let Some(known) = self.state().told(path) else { return };
@@ -278,8 +294,7 @@ impl Source {
             return;
         }
         if stat.as_ref().map(version) == known.version() {
-            state.tell(path, known);
-            return;
+            return state.still(path);
         }
         let is_listed = state.listed.contains_key(path);
         drop(state);
@@ -566,10 +581,10 @@ impl Source {
         let version = version(stat);
         let id = {
             let mut state = self.state();
-            if let Some(known @ Described::Content(same, _)) = state.told(path)
+            if let Some(Described::Content(same, _)) = state.told(path)
                 && same == version
             {
-                state.tell(path, known);
+                state.still(path);
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
@@ -711,11 +726,18 @@ impl Preload {
         self.source.operation();
         let mut state = self.source.state();
         match state.told(path) {
-            Some(known) if known.version() == Some(version(&listing.stat)) => state.tell(path, known),
+            Some(known) if known.version() == Some(version(&listing.stat)) => state.still(path),
             _ => {
                 drop(state);
                 self.source.list(path, &listing.stat, &listing.names);
             }
+        }
+    }
+
+    /// What will probably be asked for, if it lies below `roots`.
+    pub fn hint(&self, path: &[u8], need: Need, roots: &[Vec<u8>]) {
+        if roots.iter().any(|root| is_below(path, root)) {
+            self.source.ask(path.to_vec(), need, Some(Arc::clone(&self.load)));
         }
     }
 

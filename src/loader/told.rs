@@ -49,6 +49,7 @@ impl Described {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Told {
     pub(super) what: Described,
+    pub(super) said: Instant,
     /// When it was said, or compared with the shared file system, last.
     pub(super) at: Instant,
 }
@@ -89,7 +90,15 @@ impl State {
     }
 
     pub(super) fn tell(&mut self, path: &[u8], what: Described) {
-        self.described.insert(path.to_vec(), Told { what, at: Instant::now() });
+        let now = Instant::now();
+        self.described.insert(path.to_vec(), Told { what, said: now, at: now });
+    }
+
+    /// What was told was compared with the shared file system, and holds.
+    pub(super) fn still(&mut self, path: &[u8]) {
+        if let Some(told) = self.described.get_mut(path) {
+            told.at = Instant::now();
+        }
     }
 
     /// Whether a node asks for what it should have heard.
