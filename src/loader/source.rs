@@ -180,6 +180,7 @@ impl Source {
         let mut rule = self.capture.write().unwrap_or_else(PoisonError::into_inner);
         rule.trees.extend(more.trees);
         rule.shared.extend(more.shared);
+        rule.excludes.extend(more.excludes);
     }
 
     /// Tells something to who knows what Python programs ask for next, and queues what he says. Returns what `tell` does.
@@ -286,7 +287,7 @@ impl Source {
 
     /// Says a path anew if it is not what the log says any more.
     fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
-        let Some(known) = self.state().told(path) else { return };
+        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
         self.operation();
         let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
         let mut state = self.state();
@@ -382,8 +383,8 @@ impl Source {
                 // It may have been asked for since it was guessed.
                 if self.state().is_news(&path, need) {
                     match need {
-                        Need::Attributes => self.describe(&path, need, None),
-                        Need::Content => self.read_ahead(&path, look),
+                        Need::Content if !self.excludes(&path) => self.read_ahead(&path, look),
+                        _ => self.describe(&path, need, None),
                     }
                 }
             }),
@@ -439,6 +440,9 @@ impl Source {
 
     /// Says what a path is.
     fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
+        if self.excludes(path) {
+            return self.leave_alone(path, Described::Absent);
+        }
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation();
@@ -489,11 +493,8 @@ impl Source {
                     Err(_) => self.pass_through(path, &stat),
                 }
             }
-            // It is there, but the log has no words for it.
-            _ => {
-                self.state().tell(path, Described::Whole(version(&stat)));
-                self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
-            }
+            // The log has no words for it.
+            _ => self.leave_alone(path, Described::Whole(version(&stat))),
         }
     }
 
@@ -524,6 +525,16 @@ impl Source {
     fn takes(&self, path: &[u8], stat: &Stat) -> bool {
         let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
         rule.takes(path, stat.st_mode, u64::try_from(stat.st_size).unwrap_or(0))
+    }
+
+    fn excludes(&self, path: &[u8]) -> bool {
+        self.capture.read().unwrap_or_else(PoisonError::into_inner).excludes(path)
+    }
+
+    /// Every node looks for itself, each time.
+    fn leave_alone(&self, path: &[u8], what: Described) {
+        self.state().tell(path, what);
+        self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
     }
 
     /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
@@ -756,9 +767,9 @@ impl Probe for Preload {
     fn open(&self, path: &Path) -> io::Result<Opened<File>> {
         let opened = FileSystem.open(path)?;
         let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
-        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) {
+        let path = opened.canonical.as_os_str().as_bytes();
+        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
             self.source.operation();
-            let path = opened.canonical.as_os_str().as_bytes();
             if let Some((id, version)) = self.source.begin(path, &opened.stat) {
                 self.source.transfer(id, path, &opened.file, version, 1, Some(&self.load));
             }
@@ -840,6 +851,16 @@ mod tests {
         source.want(b"/".to_vec(), Need::Attributes);
         assert_eq!(next(&found), "directory");
         assert_eq!(source.counters.files.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_is_excluded_is_not_read_ahead() {
+        let (_directory, tree, source, found) = started();
+        source.capture(Capture { excludes: vec![b"other.py".to_vec()], ..Capture::default() });
+        source.prefetch(|prefetch| prefetch.add_search(&tree));
+        source.want([tree.as_slice(), b"/m.py"].concat(), Need::Content);
+        assert!(std::iter::repeat_with(|| next(&found)).take(5).any(|record| record.starts_with("Absent")));
+        assert_eq!(source.counters.files.load(Ordering::Relaxed), 1);
     }
 
     #[test]
