@@ -33,8 +33,8 @@ fn up(backing: &Path, hosts: usize) -> Cluster {
     cluster
 }
 
-/// Runs the program without hpcrt on one host, then with it: one rank, and two on each of four hosts.
-fn costs_the_same(backing: &Path, program: &[&str], code: i32) {
+/// Runs the program without hpcrt on one host, then with it: one rank, and two on each of four hosts. Returns the operations of these.
+fn costs_the_same(backing: &Path, program: &[&str], code: i32) -> [u64; 2] {
     let cluster = up(backing, 1);
     let plain = cluster.exec("hpc1", 0, program).unwrap();
     assert_eq!(plain.status.code(), Some(code), "{}", String::from_utf8_lossy(&plain.stderr));
@@ -54,9 +54,12 @@ fn costs_the_same(backing: &Path, program: &[&str], code: i32) {
         operations
     });
     println!("{program:?}: {without} operations without hpcrt, {one} on one host, {four} on four");
-    assert!(one * 10 <= without * 11, "{one} operations, {without} without hpcrt");
     // Beside what the program is made of, each host looks up a handful of names on the way to it.
-    assert!(one.abs_diff(four) <= (one / 50).max(6 * 4), "{one} operations on one host, {four} on four");
+    for (operations, hosts) in [(one, 1), (four, 4)] {
+        let most = without * 11 / 10 + 6 * (hosts - 1);
+        assert!(operations <= most, "{operations} operations on {hosts} hosts, {without} without hpcrt");
+    }
+    [one, four]
 }
 
 /// Programs beside the environment: one on the standard library alone, one in a virtual environment with a package of its own, one whose
@@ -98,12 +101,10 @@ fn programs_cost_what_one_plain_run_does() {
     }
     programs(&backing);
     let base = "/shared/pyenv/bin/python3";
-    for (program, code) in [
-        ([base, "/shared/pyenv/job.py"], 0),
-        ([base, "/shared/own/standard.py"], 0),
-        (["/shared/own/venv/bin/python3", "/shared/own/packaged.py"], 0),
-        ([base, "/shared/own/failing.py"], 1),
-    ] {
-        costs_the_same(&backing, &program, code);
-    }
+    let [one, four] = costs_the_same(&backing, &[base, "/shared/pyenv/job.py"], 0);
+    assert!(one.abs_diff(four) <= one / 50, "{one} operations on one host, {four} on four");
+    // How many wrong guesses come to nothing at the end of a job is a matter of luck, and weighs more in small ones.
+    costs_the_same(&backing, &[base, "/shared/own/standard.py"], 0);
+    costs_the_same(&backing, &["/shared/own/venv/bin/python3", "/shared/own/packaged.py"], 0);
+    costs_the_same(&backing, &[base, "/shared/own/failing.py"], 1);
 }
