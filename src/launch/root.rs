@@ -40,8 +40,6 @@ pub struct Setup {
     pub min_hosts: Option<u32>,
     /// How jobs will see their captured files, if there are any.
     pub view: View,
-    /// Namespaces may be made.
-    pub namespaces: bool,
     pub store: Option<Vec<u8>>,
     /// What others change on the shared file system is seen within this time.
     pub fresh: Duration,
@@ -125,7 +123,6 @@ impl Root {
             parent: addresses.clone(),
             agent: setup.agent.clone(),
             view: setup.view,
-            namespaces: setup.namespaces,
             store: setup.store.clone(),
         };
         let subtree =
@@ -353,6 +350,11 @@ impl Root {
             Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
+            Report::Rate { rate } => {
+                if let Some(loading) = self.loading() {
+                    loading.hear_rate(rate);
+                }
+            }
             Report::Output { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());

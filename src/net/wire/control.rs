@@ -62,8 +62,6 @@ pub struct Enroll {
     pub agent: AgentKind,
     /// Make what this needs at once (jobs with captured files will come), or nothing.
     pub view: View,
-    /// Namespaces may be made.
-    pub namespaces: bool,
     /// Directory for the store; `None`: a private RAM disk.
     pub store: Option<Vec<u8>>,
 }
@@ -186,6 +184,8 @@ pub enum Report {
     StdinTaken { job: JobId, node: NodeId },
     /// The node has the job's files (bytes received so far in this session) and starts its ranks.
     Loaded { job: JobId, node: NodeId, bytes: u64 },
+    /// How fast content comes to a node below, in bytes per second (`u64::MAX`: without a link); only the slowest are passed on.
+    Rate { rate: u64 },
     /// Nothing; keeps the link's watchdog content.
     Ping,
 }
