@@ -349,7 +349,7 @@ fn debian(suite: &str) -> Option<PathBuf> {
 }
 
 /// Programs of older and newer versions of glibc, which lie beside them on the shared file system: their libraries are staged, and calls
-/// cost what they cost plainly. `cargo xtask proofs audit`.
+/// cost what they cost plainly. `cargo xtask proofs glibc`.
 #[test]
 #[ignore = "long: installs two Debians"]
 fn other_versions_of_glibc() {

@@ -16,15 +16,17 @@ use hpcrt::net::wire::frame::{BODY_MAX, HEADER_MAX, HELLO_MAX, Message, PREFIX, 
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
+use hpcrt::sys::audit_table::{Table, kind};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 7] = [
+pub const ALL: [(&str, fn(&[u8])); 8] = [
     ("frame", frame),
     ("hello", hello),
     ("elf", elf),
     ("ldcache", ldcache),
     ("python", python),
+    ("table", table),
     ("hostlist", hostlist),
     ("hostfile", hostfile),
 ];
@@ -90,6 +92,20 @@ pub fn ldcache(bytes: &[u8]) {
         for name in ["libc.so.6", "", "x"] {
             let _ = cache.lookup(OsStr::new(name), &cpu);
         }
+    }
+}
+
+/// The table that auditors read.
+pub fn table(bytes: &[u8]) {
+    let Some(table) = Table::new(bytes) else { return };
+    let _ = table.is_shared(b"/s/libx.so");
+    for key in
+        [&[kind::PATH, b"/s/libx.so"][..], &[kind::PROGRAM, b"/s/app", b""], &[kind::NAME, b"7", b"", b"libx.so"]]
+    {
+        let value = table.get(key);
+        // The auditor hands on a pointer: a NUL has to follow what it points to, and lie in the table.
+        let end = |value: &[u8]| value.as_ptr() as usize + value.len() - bytes.as_ptr() as usize;
+        assert!([value, Some(table.root())].into_iter().flatten().all(|value| bytes.get(end(value)) == Some(&0)));
     }
 }
 

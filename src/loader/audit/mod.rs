@@ -61,8 +61,8 @@ struct State {
     watch: Watch,
     /// The spellings under which a file was told.
     spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
-    /// Files that a job changed, under all their spellings: their originals are used from then on. The root may see them as they were for as
-    /// long as its host caches them, and who changed them must not.
+    /// Files that were changed, under all their spellings: their originals are used until the next job begins. The root may see them as
+    /// they were for as long as its host caches them, and who changed them must not.
     changed: HashSet<Vec<u8>>,
     programs: u32,
     /// The table that programs read now.
@@ -127,6 +127,8 @@ impl Audit {
         self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner).add_roots(roots.to_vec());
         let found = file_systems(roots);
         let mut state = self.state();
+        // The root has compared what it knows with the shared file system since.
+        state.changed.clear();
         for top in found {
             if !state.shared.contains(&top) {
                 state.shared.push(top);
