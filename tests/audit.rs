@@ -38,6 +38,7 @@ fn audited_programs() {
         not_audited(&site, uid);
         chosen(&site, uid);
         children(&site, uid);
+        python(&site, uid);
         writing(&site, uid);
         replaced(&site, uid);
     }
@@ -182,6 +183,40 @@ fn chosen(site: &Site, uid: u32) {
     namespace.says(&["read the shared file system themselves"]);
 }
 
+/// Python's modules: found and read through the agent, and what the job makes or changes is seen.
+fn python(site: &Site, uid: u32) {
+    site.same(uid, &AUDIT, &[], &["/shared/app/bin/pool.py", "a", "b"]);
+    site.place(uid, &format!("p{uid}"), &["modules.py"]);
+    let (script, modules) = (format!("/shared/p{uid}/modules.py"), format!("/shared/p{uid}/modules"));
+    // Where the tree was changed last: other hosts may see it as it was for a while.
+    let plain = |words: &[&str]| {
+        let output = site.cluster.exec("hpc2", uid, words).unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let expected = plain(&[&script, &modules]);
+    assert!(expected.contains("changed, and longer"), "{expected}");
+    let prefix = format!("/shared/p{uid}");
+    let flags = ["-q", "--view", "audit", "--prefix", &prefix];
+    let first = site.run(uid, "hpc2", &flags, &[&script, &modules]).code(0);
+    assert_eq!(first.out(), expected, "{}", first.err());
+    // One that the front end's host has not seen before, and with a sitecustomize of the user's.
+    let modules = format!("/shared/p{uid}/again");
+    plain(&[&script, &modules]);
+    let own = site.backing(&format!("p{uid}/own"));
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("sitecustomize.py"), "print('the user\\'s own')\n").unwrap();
+    let path = format!("PYTHONPATH=/shared/p{uid}/own");
+    let expected = plain(&["env", &path, &script, &modules, "second"]);
+    assert!(expected.starts_with("the user's own"), "{expected}");
+    site.cluster.reset_ops().unwrap();
+    let flags: Vec<&str> = flags.into_iter().chain(["-x", &path]).collect();
+    let second = site.run(uid, "hpc3", &flags, &[&script, &modules, "second"]).code(0);
+    assert_eq!(second.out(), expected, "{}", second.err());
+    let ops = site.cluster.host_ops().unwrap().into_iter().find(|host| host.host == "hpc3").unwrap().ops;
+    // The script, for the kernel and for Python; what the program itself lists and reads.
+    assert!(ops.open <= 5, "{ops:?}");
+}
+
 fn children(site: &Site, uid: u32) {
     // Its child needs more thread-local storage than what it needs itself.
     let tree = ["--view", "audit", "--prefix", "/shared/app"];
@@ -208,7 +243,6 @@ fn children(site: &Site, uid: u32) {
             }
         }
     }
-    site.same(uid, &AUDIT, &[], &["/shared/app/bin/pool.py", "a", "b"]);
 }
 
 /// A library that the job replaces: new processes, on its host and on others, get the new one. One that an outsider replaces stays as it was.

@@ -126,6 +126,8 @@ impl Job {
         let told = {
             let audit = Arc::clone(&audit);
             smol::unblock(move || {
+                // Before the ranks change anything.
+                audit.look_for_changes();
                 audit.tell(&program, &environment).and_then(|audited| audit.write().map(|()| audited))
             })
             .await

@@ -460,7 +460,10 @@ impl Replica {
             && audit.applied(record)
         {
             let audit = Arc::clone(audit);
-            let write = move || audit.write().unwrap_or_else(|error| log::warn!("{error}"));
+            let write = move || {
+                audit.look_for_changes();
+                audit.write().unwrap_or_else(|error| log::warn!("{error}"));
+            };
             smol::unblock(write).detach();
         }
     }

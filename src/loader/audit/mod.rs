@@ -6,6 +6,7 @@
 
 mod mirror;
 pub mod program;
+mod python;
 pub mod table;
 mod walk;
 mod watch;
@@ -26,13 +27,15 @@ use self::program::Audited;
 use self::table::Entries;
 use self::walk::{Found, Walker};
 use self::watch::Watch;
-use super::catalog::{Catalog, Change, is_below, kind as name_kind};
+use super::catalog::{Catalog, Change, Known, Listing, is_below, kind as name_kind, parent};
 use super::closure::{self, Environment};
 use super::store::Store;
 use super::view::Upcall;
 use crate::error::{Context, Error, Result};
 use crate::net::wire::record::Record;
-use crate::sys::audit_table::{ASK_FILE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, SUPERSEDED, kind};
+use crate::sys::audit_table::{
+    ASK_FILE, ASK_LIST, ASK_MODULE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, SUPERSEDED, kind,
+};
 
 /// The auditor, as `build.rs` made it.
 static AUDITOR: &[u8] = include_bytes!(env!("HPCRT_AUDIT"));
@@ -44,6 +47,8 @@ pub struct Audit {
     place: Vec<u8>,
     walker: Walker,
     upcall: Arc<dyn Upcall>,
+    /// Before [`Audit::state`], where both are held.
+    watch: Mutex<Watch>,
     state: Mutex<State>,
 }
 
@@ -58,13 +63,17 @@ struct State {
     entries: Entries,
     shared: Vec<Vec<u8>>,
     mirror: Mirror,
-    watch: Watch,
+    /// Directories of files that the log told of: watched, and still to be.
+    watched: HashSet<Vec<u8>>,
+    unwatched: Vec<Vec<u8>>,
     /// The spellings under which a file was told.
     spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
     /// Files that were changed, under all their spellings: their originals are used until the next job begins. The root may see them as
     /// they were for as long as its host caches them, and who changed them must not.
     changed: HashSet<Vec<u8>>,
     programs: u32,
+    /// Directories whose names were written into files, and those.
+    listed: HashMap<Vec<u8>, (Arc<Listing>, String)>,
     /// The table that programs read now.
     written: Option<OwnedFd>,
     /// The table in the store says less than [`State::entries`].
@@ -84,21 +93,24 @@ impl Audit {
     ) -> Result<Audit> {
         let mirror = Mirror::create(store.directory(), place)?;
         let walker = Walker::new(catalog, store, Arc::clone(&upcall));
-        let watch = Watch::new()?;
-        let (entries, shared, spelled, changed) = Default::default();
+        let watch = Mutex::new(Watch::new()?);
+        let (entries, shared, spelled, changed, listed) = Default::default();
         let state = Mutex::new(State {
             entries,
             shared,
             mirror,
-            watch,
+            watched: HashSet::new(),
+            unwatched: Vec::new(),
             spelled,
             changed,
             programs: 0,
+            listed,
             written: None,
             unwritten: true,
         });
-        let audit = Audit { place: place.to_vec(), walker, upcall, state };
+        let audit = Audit { place: place.to_vec(), walker, upcall, watch, state };
         drop(audit.put(NAME, &auditor(place)?, Mode::RUSR | Mode::XUSR)?);
+        python::install(&audit)?;
         audit.write()?;
         Ok(audit)
     }
@@ -135,15 +147,37 @@ impl Audit {
                 state.unwritten = true;
             }
         }
+        let shared = state.shared.clone();
+        drop(state);
+        if let Err(error) = python::share(self, &shared) {
+            log::warn!("{error}");
+        }
     }
 
-    /// The catalog has taken in a record. Returns whether [`Audit::write`] is due.
+    /// The catalog has taken in a record. Returns whether [`Audit::look_for_changes`] and [`Audit::write`] are due.
     pub fn applied(&self, record: &Record) -> bool {
         self.walker.learnt();
-        let Record::Changed { path, .. } = record else { return false };
         let mut state = self.state();
-        state.outdate(|staged| staged == path || is_below(staged, path));
-        state.unwritten
+        match record {
+            Record::File { path, .. } => {
+                let directory = parent(path).unwrap_or_default();
+                let is_new = !state.watched.contains(directory);
+                if is_new {
+                    state.watched.insert(directory.to_vec());
+                    state.unwatched.push(directory.to_vec());
+                }
+                is_new
+            }
+            Record::Changed { path, .. } => {
+                state.outdate(path);
+                state.unwritten
+            }
+            _ => false,
+        }
+    }
+
+    fn watch(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Can be read when [`Audit::look_for_changes`] is due.
@@ -151,25 +185,36 @@ impl Audit {
     /// # Errors
     /// No descriptor is free.
     pub fn changes(&self) -> Result<OwnedFd> {
-        self.state().watch.descriptor().op("watch files for changes")
+        self.watch().descriptor().op("watch files for changes")
     }
 
-    /// Takes in what programs here did to the originals of staged files, and tells the other nodes. [`Audit::write`] is due then.
+    /// Takes in what programs here did to files that the log told of, and tells the other nodes. [`Audit::write`] may be due then.
     pub fn look_for_changes(&self) {
-        let mut state = self.state();
-        let changed =
-            state.watch.changed().unwrap_or_else(|| state.spelled.keys().map(|p| (p.clone(), true)).collect());
-        let changed: Vec<_> = changed.into_iter().filter(|(path, _)| state.spelled.contains_key(path)).collect();
-        state.outdate(|path| changed.iter().any(|(known, _)| known == path));
-        drop(state);
+        let mut watch = self.watch();
+        let unwatched = std::mem::take(&mut self.state().unwatched);
+        unwatched.iter().for_each(|directory| watch.add(directory));
+        let Some(changed) = watch.changed() else {
+            log::warn!("too much was changed at once: all libraries are read from where they are");
+            let mut state = self.state();
+            let all: Vec<Vec<u8>> = state.watched.iter().cloned().collect();
+            return all.iter().for_each(|directory| state.outdate(directory));
+        };
+        drop(watch);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = (now.as_secs().cast_signed(), now.subsec_nanos());
         for (path, exists) in changed {
-            let exists = exists.then_some(name_kind::REG);
             let mut catalog = self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner);
+            let kind = match catalog.lookup(&path) {
+                Known::File { .. } | Known::Link { .. } => name_kind::REG,
+                Known::Dir { .. } => name_kind::DIR,
+                _ => continue,
+            };
+            let exists = exists.then_some(kind);
             if catalog.changed_here(&path, Change::Named(exists), now) {
                 self.upcall.changed(&path, exists);
             }
+            drop(catalog);
+            self.state().outdate(&path);
         }
         self.walker.learnt();
     }
@@ -209,6 +254,8 @@ impl Audit {
 
     /// Answers an auditor's message.
     pub fn answer(&self, message: &[u8]) -> Vec<u8> {
+        // What the asker did before it asked.
+        self.look_for_changes();
         let mut words = message.splitn(2, |byte| *byte == 0);
         let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let mut answer = match first.split_first() {
@@ -222,6 +269,8 @@ impl Audit {
                 }
                 Vec::new()
             }
+            Some((&ASK_LIST, path)) if path.starts_with(b"/") => self.names(path).unwrap_or_default(),
+            Some((&ASK_MODULE, path)) if path.starts_with(b"/") => self.module(path, second).unwrap_or_default(),
             _ => Vec::new(),
         };
         answer.push(0);
@@ -230,13 +279,14 @@ impl Audit {
 
     /// The place of a staged file; `None`: the original is to be used.
     fn stage(&self, path: &[u8]) -> Option<Vec<u8>> {
-        if self.state().changed.contains(path) {
+        if self.state().is_changed(path) {
             return None;
         }
         let mut steps = Vec::new();
-        let Found::File { canonical, id } = self.walker.find(path, true, |step| steps.push(step)) else { return None };
+        let found = self.walker.find(path, true, |step| steps.push(step));
+        let Found::File { canonical, id: Some(id), .. } = found else { return None };
         let mut state = self.state();
-        if state.changed.contains(&canonical) {
+        if state.is_changed(&canonical) {
             return None;
         }
         if let Err(error) = state.mirror.add(self.walker.store.directory(), steps, &canonical, id) {
@@ -246,7 +296,6 @@ impl Audit {
         let staged = state.mirror.place(path);
         if !state.entries.has(&[kind::PATH, path]) {
             state.entries.set(&[kind::PATH, path], &staged);
-            state.watch.add(&canonical);
             state.spelled.entry(canonical).or_default().push(path.to_vec());
             state.unwritten = true;
         }
@@ -308,23 +357,29 @@ impl Audit {
     /// The environment of a program that is to be audited; `static_tls`: [`Audited::Yes`].
     pub fn environment(&self, variables: &[Vec<u8>], static_tls: u64) -> Vec<Vec<u8>> {
         let auditor = [&self.place, &b"/"[..], NAME.as_bytes()].concat();
-        program::environment(variables, &auditor, static_tls)
+        program::environment(variables, &auditor, &python::place(&self.place), static_tls)
     }
 }
 
 impl State {
-    /// What was staged of these files is not told any more.
-    fn outdate(&mut self, concerned: impl Fn(&[u8]) -> bool) {
-        let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|path| concerned(path)).cloned().collect();
-        for path in stale {
-            for spelled in self.spelled.remove(&path).unwrap_or_default() {
+    /// Whether a file, or a directory above it, was changed.
+    fn is_changed(&self, path: &[u8]) -> bool {
+        std::iter::successors(Some(path), |path| parent(path)).any(|path| self.changed.contains(path))
+    }
+
+    /// What was staged of this file, or below this directory, is not told any more.
+    fn outdate(&mut self, path: &[u8]) {
+        let concerned = |staged: &[u8]| staged == path || is_below(staged, path);
+        let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|staged| concerned(staged)).cloned().collect();
+        for staged in stale {
+            for spelled in self.spelled.remove(&staged).unwrap_or_default() {
                 let staged = self.mirror.place(&spelled);
                 self.entries.replace(&staged, &spelled);
                 self.changed.insert(spelled);
                 self.unwritten = true;
             }
-            self.changed.insert(path);
         }
+        self.changed.insert(path.to_vec());
     }
 }
 

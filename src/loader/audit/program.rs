@@ -22,6 +22,7 @@ const ROOM_STEP: u64 = 1024;
 const LIBC_MAX: u64 = 32 << 20;
 
 const AUDIT: &[u8] = b"LD_AUDIT=";
+const PYTHON: &[u8] = b"PYTHONPATH=";
 const TUNABLES: &[u8] = b"GLIBC_TUNABLES=";
 const STATIC_TLS: &str = "glibc.rtld.optional_static_tls=";
 
@@ -85,15 +86,21 @@ pub fn is_old_enough(version: &str) -> bool {
     numbers(version) >= OLDEST
 }
 
-/// Adds the auditor, first of all there are, and the request for thread-local storage to what the user has set.
-pub(super) fn environment(variables: &[Vec<u8>], auditor: &[u8], static_tls: u64) -> Vec<Vec<u8>> {
+/// Adds the auditor, first of all there are, the finder of Python's modules likewise, and the request for thread-local storage to what the user has set.
+pub(super) fn environment(variables: &[Vec<u8>], auditor: &[u8], python: &[u8], static_tls: u64) -> Vec<Vec<u8>> {
     let value = |name: &[u8]| variables.iter().rev().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-    let mut result: Vec<Vec<u8>> =
-        variables.iter().filter(|line| !line.starts_with(AUDIT) && !line.starts_with(TUNABLES)).cloned().collect();
+    let mut result: Vec<Vec<u8>> = variables
+        .iter()
+        .filter(|line| ![AUDIT, TUNABLES, PYTHON].iter().any(|name| line.starts_with(name)))
+        .cloned()
+        .collect();
     // An outer job's auditor knows nothing of these files.
     let others = value(AUDIT).split(|byte| *byte == b':').filter(|path| !path.is_empty() && !is_ours(path));
     let auditors: Vec<&[u8]> = std::iter::once(auditor).chain(others).collect();
     result.push([AUDIT, &auditors.join(&b':')].concat());
+    let others = value(PYTHON).split(|byte| *byte == b':').filter(|path| !path.is_empty() && !is_ours(path));
+    let modules: Vec<&[u8]> = std::iter::once(python).chain(others).collect();
+    result.push([PYTHON, &modules.join(&b':')].concat());
     let tunables = value(TUNABLES);
     let mut given = tunables.split(|byte| *byte == b':').filter_map(|part| part.strip_prefix(STATIC_TLS.as_bytes()));
     let given: u64 = given.next_back().and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).unwrap_or(0);
@@ -107,7 +114,7 @@ pub(super) fn environment(variables: &[Vec<u8>], auditor: &[u8], static_tls: u64
 }
 
 fn is_ours(path: &[u8]) -> bool {
-    path.ends_with(super::NAME.as_bytes()) && memchr::memmem::find(path, b"/hpcrt-store.").is_some()
+    memchr::memmem::find(path, b"/hpcrt-store.").is_some()
 }
 
 #[cfg(test)]
@@ -130,19 +137,22 @@ mod tests {
         let line = |text: &str| text.as_bytes().to_vec();
         let own = [
             line("A=1"),
+            line("PYTHONPATH=/own"),
             line("LD_AUDIT=/tool.so:/dev/shm/hpcrt-store.00/audit.so"),
             line("GLIBC_TUNABLES=glibc.malloc.check=3:glibc.rtld.optional_static_tls=700"),
         ];
         let expected = [
             line("A=1"),
             line("LD_AUDIT=/s/audit.so:/tool.so"),
+            line("PYTHONPATH=/s/python:/own"),
             line(
                 "GLIBC_TUNABLES=glibc.malloc.check=3:glibc.rtld.optional_static_tls=700:glibc.rtld.optional_static_tls=1536",
             ),
         ];
-        assert_eq!(environment(&own, b"/s/audit.so", 1536), expected);
-        let unchanged = environment(&own[2..], b"/s/audit.so", 600);
-        assert_eq!(unchanged, [line("LD_AUDIT=/s/audit.so"), own[2].clone()]);
-        assert_eq!(environment(&[], b"/s/audit.so", 0), [line("LD_AUDIT=/s/audit.so")]);
+        assert_eq!(environment(&own, b"/s/audit.so", b"/s/python", 1536), expected);
+        let ours = [line("LD_AUDIT=/s/audit.so"), line("PYTHONPATH=/s/python")];
+        let unchanged = environment(&own[3..], b"/s/audit.so", b"/s/python", 600);
+        assert_eq!(unchanged, [&ours[..], &own[3..]].concat());
+        assert_eq!(environment(&[], b"/s/audit.so", b"/s/python", 0), ours);
     }
 }

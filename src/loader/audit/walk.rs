@@ -18,7 +18,7 @@ use crate::loader::catalog::{Catalog, Known, Listing, join, parent};
 use crate::loader::probe::{FileSystem, Names, Opened, Probe};
 use crate::loader::store::Store;
 use crate::loader::view::{DEADLINE, Need, Upcall};
-use crate::net::wire::record::{FileId, Supply};
+use crate::net::wire::record::{Attr, FileId, Supply};
 
 /// Symbolic links in one path, at most (as the kernel's).
 const LINKS_MAX: usize = 40;
@@ -28,13 +28,15 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// What lies at the end of a path.
 #[derive(Debug, Clone)]
 pub(super) enum Found {
-    /// A file that is whole in the store.
+    /// A file; with its number if it is whole in the store.
     File {
         canonical: Vec<u8>,
-        id: FileId,
+        attr: Attr,
+        id: Option<FileId>,
     },
     Dir {
         canonical: Vec<u8>,
+        attr: Attr,
         listing: Arc<Listing>,
     },
     Absent(Errno),
@@ -67,9 +69,9 @@ impl std::fmt::Debug for Walker {
 
 /// One look at a path.
 enum Look {
-    Dir(Arc<Listing>),
+    Dir(Attr, Arc<Listing>),
     Link(Vec<u8>),
-    File(FileId),
+    File(Attr, Option<FileId>),
     Absent(Errno),
     Original,
     /// Not below a root, and no link.
@@ -105,9 +107,9 @@ impl Walker {
             }
             let here = join(&at, &name);
             match self.look(&here, content && rest.is_empty(), deadline) {
-                Look::Dir(names) => {
+                Look::Dir(attr, names) => {
                     pass(Step::Dir(here.clone()));
-                    (at, listing) = (here, Some(names));
+                    (at, listing) = (here, Some((attr, names)));
                 }
                 Look::Link(target) => {
                     links += 1;
@@ -126,8 +128,8 @@ impl Walker {
                     pass(Step::Dir(here.clone()));
                     (at, listing) = (here, None);
                 }
-                Look::File(id) if rest.is_empty() => return Found::File { canonical: here, id },
-                Look::File(_) => return Found::Absent(Errno::NOTDIR),
+                Look::File(attr, id) if rest.is_empty() => return Found::File { canonical: here, attr, id },
+                Look::File(..) => return Found::Absent(Errno::NOTDIR),
                 Look::Absent(errno) => return Found::Absent(errno),
                 Look::Original => return Found::Original,
                 Look::Wait { .. } => {
@@ -136,7 +138,7 @@ impl Walker {
                 }
             }
         }
-        listing.map_or(Found::Original, |listing| Found::Dir { canonical: at, listing })
+        listing.map_or(Found::Original, |(attr, listing)| Found::Dir { canonical: at, attr, listing })
     }
 
     /// Looks until there is an answer, or the time is over.
@@ -167,15 +169,16 @@ impl Walker {
     fn look_once(&self, path: &[u8], content: bool) -> Look {
         let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
         match catalog.lookup(path) {
-            Known::Dir { listing, .. } => return Look::Dir(Arc::clone(listing)),
+            Known::Dir { attr, listing } => return Look::Dir(*attr, Arc::clone(listing)),
             Known::Link { target, .. } => return Look::Link(target.to_vec()),
             Known::File { content: Supply::Original, .. } | Known::Volatile => return Look::Original,
-            Known::File { content: Supply::Log(id), .. } if !content || catalog.is_complete(id) => {
-                return Look::File(id);
+            Known::File { attr, content: Supply::Log(id) } if catalog.is_complete(id) => {
+                return Look::File(*attr, Some(id));
             }
+            Known::File { attr, content: Supply::Log(_) } if !content => return Look::File(*attr, None),
             Known::File { content: Supply::Log(_), .. } => return Look::Wait { ask: false },
             Known::File { content: Supply::OnOpen, .. } if content => return Look::Wait { ask: true },
-            Known::File { content: Supply::OnOpen, .. } => return Look::Original,
+            Known::File { attr, content: Supply::OnOpen } => return Look::File(*attr, None),
             Known::Absent(errno) => return Look::Absent(errno),
             Known::Listed(_) | Known::Unknown => return Look::Wait { ask: true },
             Known::Outside => {}
@@ -226,19 +229,19 @@ impl Probe for Walker {
 
     fn open(&self, path: &Path) -> io::Result<Opened<File>> {
         match self.find(bytes(path), true, |_| {}) {
-            Found::File { canonical, id } => {
+            Found::File { canonical, id: Some(id), .. } => {
                 let file = self.store.open(id)?;
                 let stat = self.stat(&file, &canonical)?;
                 Ok(Opened { file: file.into(), canonical: path_buf(canonical), stat })
             }
             Found::Absent(errno) => Err(errno.into()),
-            Found::Dir { .. } | Found::Original => FileSystem.open(path),
+            Found::File { .. } | Found::Dir { .. } | Found::Original => FileSystem.open(path),
         }
     }
 
     fn open_dir(&self, path: &Path) -> io::Result<Opened<Directory>> {
         match self.find(bytes(path), false, |_| {}) {
-            Found::Dir { canonical, listing } => {
+            Found::Dir { canonical, listing, .. } => {
                 let stat = self.stat(self.store.directory(), &canonical)?;
                 Ok(Opened { file: Directory::Known(listing), canonical: path_buf(canonical), stat })
             }

@@ -1,29 +1,29 @@
 //! What programs on this node do to the originals of staged files. No request of theirs passes the agent, as it does where there is a view,
 //! so the kernel is asked to tell (inotify(7); of a shared file system it tells what this host does).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
 
 use crate::error::{Context, Result};
-use crate::loader::catalog::{join, parent};
+use crate::loader::catalog::join;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Watch {
     events: OwnedFd,
     directories: HashMap<i32, Vec<u8>>,
-    watched: HashSet<Vec<u8>>,
 }
 
 impl Watch {
     pub(super) fn new() -> Result<Watch> {
         let events = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).op("watch files for changes")?;
-        Ok(Watch { events, directories: HashMap::new(), watched: HashSet::new() })
+        Ok(Watch { events, directories: HashMap::new() })
     }
 
     /// The descriptor that can be read when something changed.
@@ -31,9 +31,8 @@ impl Watch {
         self.events.try_clone()
     }
 
-    /// Watches the directory of a file (a canonical path).
-    pub(super) fn add(&mut self, file: &[u8]) {
-        let Some(directory) = parent(file).filter(|directory| !self.watched.contains(*directory)) else { return };
+    /// Watches a directory (a canonical path).
+    pub(super) fn add(&mut self, directory: &[u8]) {
         let flags = WatchFlags::CLOSE_WRITE
             | WatchFlags::MOVED_FROM
             | WatchFlags::MOVED_TO
@@ -42,14 +41,13 @@ impl Watch {
             | WatchFlags::EXCL_UNLINK;
         match inotify::add_watch(&self.events, directory, flags) {
             Ok(number) => drop(self.directories.insert(number, directory.to_vec())),
+            // It is gone: nothing in it is loaded.
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
             Err(error) => {
                 let directory = Path::new(std::ffi::OsStr::from_bytes(directory)).display();
-                log::warn!(
-                    "{directory} is not watched ({error}): a library that the job replaces there may be seen as it was"
-                );
+                log::warn!("{directory} is not watched ({error}): what the job replaces there may be seen as it was");
             }
         }
-        self.watched.insert(directory.to_vec());
     }
 
     /// What changed since this was asked last: paths, and whether something has that name now. `None`: too much to tell.
@@ -81,8 +79,8 @@ mod tests {
         let path = |name: &str| place.path().join(name).into_os_string().into_encoded_bytes();
         fs::write(place.path().join("a.so"), "a").unwrap();
         let mut watch = Watch::new().unwrap();
-        watch.add(&path("a.so"));
-        watch.add(&path("b.so"));
+        watch.add(place.path().as_os_str().as_bytes());
+        watch.add(&path("nowhere"));
         assert_eq!(watch.changed(), Some(vec![]));
         fs::write(place.path().join("new"), "b").unwrap();
         fs::rename(place.path().join("new"), place.path().join("a.so")).unwrap();

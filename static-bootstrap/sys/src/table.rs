@@ -28,6 +28,11 @@ pub const STORE_MAX: usize = 88;
 pub const ASK_FILE: u8 = b'f';
 /// The rest is a program and its `LD_LIBRARY_PATH`, separated by NUL; the answer comes when the table has what is known of it.
 pub const ASK_PROGRAM: u8 = b'p';
+/// The rest is a directory; the answer is a file in which its names are, or nothing. For Python, as the next one.
+pub const ASK_LIST: u8 = b'l';
+/// The rest is a module's source and its bytecode; the answer is the source's time and size in decimal, and a path to read the bytecode
+/// from; or nothing.
+pub const ASK_MODULE: u8 = b'm';
 /// Bytes of a message, at most.
 pub const MESSAGE_MAX: usize = 8 << 10;
 
