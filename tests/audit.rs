@@ -179,6 +179,25 @@ fn chosen(site: &Site, uid: u32) {
     assert_eq!(run.rank(1), run.rank(0));
     assert_eq!(run.err().matches("HPCRT_WITHOUT forbids it").count(), 1, "{}", run.err());
     run.says(&["hpc[2-3]: ", "dynamic linkers"]);
+    // A host whose RAM disk is not for programs.
+    let remount =
+        |how| assert!(site.cluster.exec("hpc2", 0, &["mount", "-o", how, "/dev/shm"]).unwrap().status.success());
+    remount("remount,noexec");
+    let flags = ["-q", "--view", "audit", "--prefix", "/shared/app"];
+    let moved = site.run(uid, "hpc2", &flags, &["sh", "-c", "echo $LD_AUDIT; /shared/app/bin/tls"]).code(0);
+    assert!(moved.out().starts_with("/tmp/hpcrt-store."), "{}", moved.out());
+    remount("remount,exec");
+    // Namespaces that are really not to be had, for an ordinary user.
+    if uid != 0 {
+        let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --ambient-caps=-all \
+                      --bounding-set=-all \"$@\"";
+        let own = ["unshare", "-U", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"];
+        let program =
+            [site.hpcrt.to_str().unwrap(), "exec", "--agent", "local", "--hosts", "a,b", "--", "/shared/app/bin/tls"];
+        let words: Vec<&str> = own.into_iter().chain(program).collect();
+        let output = site.cluster.exec("hpc3", uid, &words).unwrap();
+        Run { output, took: Duration::ZERO }.code(0).says(&["a,b: cannot make a user namespace: ", "dynamic linkers"]);
+    }
     let namespace = without_namespaces(site, uid, &["--view", "namespace"], &["/shared/app/bin/origin"]).code(0);
     namespace.says(&["read the shared file system themselves"]);
 }

@@ -227,10 +227,13 @@ fn try_base() -> Result<(), Failure> {
     drop(writer);
     let mut cause = String::new();
     let _ = fs::File::from(reader).read_to_string(&mut cause);
-    match nix::sys::wait::waitpid(child, None) {
-        Ok(WaitStatus::Exited(_, 0)) => Ok(()),
-        _ => Err(forbidden(crate::Error::new("make namespaces", cause))),
+    if let Ok(WaitStatus::Exited(_, 0)) = nix::sys::wait::waitpid(child, None) {
+        return Ok(());
     }
+    // As an error says it.
+    let words = cause.strip_prefix("cannot ").and_then(|words| words.split_once(": "));
+    let (operation, cause) = words.unwrap_or(("make namespaces", &cause));
+    Err(forbidden(crate::Error::new(operation.to_owned(), cause)))
 }
 
 /// An error as the agent is told.

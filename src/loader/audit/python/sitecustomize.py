@@ -15,7 +15,8 @@ def _run():
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
 
 
-del sys.modules[__name__]
+# Held, because Python 2 empties a module that nobody holds.
+_own = sys.modules.pop(__name__)
 _run()
 try:
     import sitecustomize
