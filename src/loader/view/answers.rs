@@ -11,7 +11,7 @@ use fuser::{
 
 use super::handles::Handle;
 use super::inodes::TOP;
-use super::parked::{Key, Question, Waiting};
+use super::parked::{Asked, Key, Question, Waiting};
 use super::skeleton::{Need, View};
 use super::{attributes, original};
 use crate::loader::catalog::{Change, Known, Listing, join, kind};
@@ -38,24 +38,24 @@ pub(super) fn errno(e: rustix::io::Errno) -> Errno {
 }
 
 impl View {
-    /// Answers now, or when the log has said more, or refuses at `until`.
-    pub(super) fn answer(&self, question: Question, until: Instant) {
+    /// Answers now, or when the log has said more, or refuses when the time is over.
+    pub(super) fn answer(&self, question: Question, asked: Asked) {
         match question {
             Question::Lookup { parent: TOP, ref name, .. } => {
                 let index = name.to_str().and_then(|n| n.parse::<usize>().ok());
                 match index.and_then(|i| self.roots.get(i)) {
-                    Some(root) => self.answer_about(root, question, until),
+                    Some(root) => self.answer_about(root, question, asked),
                     None => question.refuse(Errno::ENOENT),
                 }
             }
             Question::Lookup { parent, ref name, .. } => match self.path(parent) {
-                Some(directory) => self.answer_about(&join(&directory, name.as_bytes()), question, until),
+                Some(directory) => self.answer_about(&join(&directory, name.as_bytes()), question, asked),
                 None => question.refuse(Errno::ESTALE),
             },
             Question::Getattr { ino: TOP, reply } => reply.attr(&STABLE, &attributes::top()),
             Question::Getattr { ino, .. } | Question::Readlink { ino, .. } | Question::Opendir { ino, .. } => {
                 match self.path(ino) {
-                    Some(path) => self.answer_about(&path, question, until),
+                    Some(path) => self.answer_about(&path, question, asked),
                     None => self.answer_nameless(ino, question),
                 }
             }
@@ -63,15 +63,16 @@ impl View {
                 Some(path) if flags.acc_mode() != OpenAccMode::O_RDONLY => {
                     self.open_original(ino, &path, flags, FopenFlags::empty(), reply);
                 }
-                Some(path) => self.answer_about(&path, Question::Open { ino, flags, reply }, until),
+                Some(path) => self.answer_about(&path, Question::Open { ino, flags, reply }, asked),
                 None => reply.error(Errno::ESTALE),
             },
-            Question::Read { fh, offset, size, reply } => self.read(fh, offset, size, reply, until),
+            Question::Read { fh, offset, size, reply } => self.read(fh, offset, size, reply, asked),
         }
     }
 
-    pub(super) fn ask(&self, question: Question) {
-        self.answer(question, Instant::now() + self.setup.deadline);
+    /// `by`: the number of the thread that asks.
+    pub(super) fn ask(&self, by: u32, question: Question) {
+        self.answer(question, Asked { by, until: Instant::now() + self.setup.deadline });
     }
 
     pub(super) fn path(&self, ino: u64) -> Option<Arc<[u8]>> {
@@ -89,7 +90,7 @@ impl View {
     }
 
     /// What is known about `path`, or the question is parked. Parked with the catalog locked: what is applied afterwards wakes it.
-    fn facts(&self, path: &[u8], question: Question, until: Instant) -> Option<(Facts, Question)> {
+    fn facts(&self, path: &[u8], question: Question, asked: Asked) -> Option<(Facts, Question)> {
         let catalog = self.catalog();
         let opens = matches!(question, Question::Open { .. });
         match catalog.lookup(path) {
@@ -101,7 +102,7 @@ impl View {
             Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),
             Known::Listed(_) | Known::Unknown => {}
         }
-        let first = self.park(Key::Path(path.into()), question, until)?;
+        let first = self.park(Key::Path(path.into()), question, asked)?;
         drop(catalog);
         if first {
             self.setup.upcall.want(path, if opens { Need::Content } else { Need::Attributes });
@@ -109,20 +110,17 @@ impl View {
         None
     }
 
-    /// `None`: the job is ending, and the question was refused. Otherwise whether nobody else waits for `key`.
-    fn park(&self, key: Key, question: Question, until: Instant) -> Option<bool> {
-        let mut parked = self.parked();
-        // With the lock, so that `Skeleton::close` finds it parked or is found here.
-        if self.closed.load(Ordering::SeqCst) {
-            drop(parked);
+    /// `None`: who asks is being killed, and was refused. Otherwise whether nobody else waits for `key`.
+    fn park(&self, key: Key, question: Question, asked: Asked) -> Option<bool> {
+        if self.is_doomed(asked.by) {
             question.refuse(Errno::EIO);
             return None;
         }
-        Some(parked.park(key, Waiting { question, until }))
+        Some(self.parked().park(key, Waiting { question, asked }))
     }
 
-    fn answer_about(&self, path: &[u8], question: Question, until: Instant) {
-        let Some((facts, question)) = self.facts(path, question, until) else { return };
+    fn answer_about(&self, path: &[u8], question: Question, asked: Asked) {
+        let Some((facts, question)) = self.facts(path, question, asked) else { return };
         let passed_on = match facts {
             Facts::Volatile => true,
             Facts::File(_, Supply::Original | Supply::OnOpen) => matches!(question, Question::Open { .. }),
@@ -131,6 +129,15 @@ impl View {
         if !passed_on {
             self.avoid();
         }
+        self.conclude(path, question, facts);
+    }
+
+    /// Answers from the original, whatever the log says or will say; the kernel remembers nothing of it.
+    pub(super) fn answer_from_original(&self, path: &[u8], question: Question) {
+        self.conclude(path, question, Facts::Volatile);
+    }
+
+    fn conclude(&self, path: &[u8], question: Question, facts: Facts) {
         match (question, facts) {
             (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 let id = self.inodes().look_up(path, attr.ino, attr.mode, true);
@@ -222,7 +229,7 @@ impl View {
         }
     }
 
-    fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData, until: Instant) {
+    fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData, asked: Asked) {
         let handle = self.handles.get(fh);
         let file = match handle.as_deref() {
             Some(Handle::Original { file, .. }) => file,
@@ -237,7 +244,7 @@ impl View {
                         Some(true) => file,
                         Some(false) => {
                             let question = Question::Read { fh, offset, size, reply };
-                            self.park(Key::Content(*id), question, until);
+                            self.park(Key::Content(*id), question, asked);
                             return;
                         }
                         None => {

@@ -38,10 +38,18 @@ pub(super) enum Key {
     Content(FileId),
 }
 
+/// Who asked, and how long he may have to wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// The number of the thread; 0 when it is hidden from this process.
+    pub(super) by: u32,
+    pub(super) until: Instant,
+}
+
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) question: Question,
-    pub(super) until: Instant,
+    pub(super) asked: Asked,
 }
 
 #[derive(Debug, Default)]
@@ -76,17 +84,18 @@ impl Parked {
         self.waiting.remove(key).unwrap_or_default()
     }
 
-    pub(super) fn take_all(&mut self) -> Vec<Waiting> {
-        self.waiting.drain().flat_map(|(_, queue)| queue).collect()
+    /// Who waits.
+    pub(super) fn askers(&self) -> Vec<u32> {
+        self.waiting.values().flatten().map(|w| w.asked.by).collect()
     }
 
-    /// Those whose time is over.
-    pub(super) fn expired(&mut self, now: Instant) -> Vec<(Key, Waiting)> {
-        let mut over = Vec::new();
+    /// Takes out those that fulfil a condition.
+    pub(super) fn take_if(&mut self, wanted: impl Fn(&Key, &Waiting) -> bool) -> Vec<(Key, Waiting)> {
+        let mut taken = Vec::new();
         self.waiting.retain(|key, queue| {
-            over.extend(queue.extract_if(.., |w| w.until <= now).map(|w| (key.clone(), w)));
+            taken.extend(queue.extract_if(.., |w| wanted(key, w)).map(|w| (key.clone(), w)));
             !queue.is_empty()
         });
-        over
+        taken
     }
 }

@@ -1,5 +1,5 @@
-//! The FUSE file system of a job on a node: one superblock, whose top directory has the view's roots as children `0`, `1`, ...
-//! The keeper binds each over its original directory.
+//! The FUSE file system of a view on a node: one superblock, whose top directory has the view's roots as children `0`, `1`, ...
+//! A keeper binds each over its original directory. Jobs with the same roots share it, so that the kernel knows the names already.
 //!
 //! What is stable in the catalog is given to the kernel without time limit, so a program's second look costs no request; what is
 //! volatile with a limit of zero; what is unknown makes the question wait, never the thread, until the log answers.
@@ -15,9 +15,9 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -32,6 +32,14 @@ use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
 pub use crate::net::wire::control::Need;
+use crate::sys::process;
+
+/// Time between two looks for questions that are late or whose askers were killed,
+const SWEEP: Duration = Duration::from_secs(1);
+/// and while a job is being killed.
+const SWEEP_CLOSING: Duration = Duration::from_millis(10);
+/// A job that is being killed longer than this may wait behind a question of another one.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long a question should wait for the log, in general; see [`Setup::deadline`].
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -53,7 +61,12 @@ pub struct Setup {
     pub identity: Identity,
     /// A question waits for the log at most this long (and a second more); then the program gets `EIO`.
     pub deadline: Duration,
+    pub siblings: Siblings,
 }
+
+/// The views on a node: a change made through one of them is news to the kernel's memory of the others.
+#[derive(Debug, Clone, Default)]
+pub struct Siblings(Arc<Mutex<Vec<Weak<View>>>>);
 
 impl std::fmt::Debug for Setup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -70,6 +83,8 @@ struct Stale {
     paths: Vec<Box<[u8]>>,
     /// See [`Effects::own`].
     own: bool,
+    /// Closed when this and all before it is forgotten.
+    done: Option<async_channel::Sender<()>>,
 }
 
 #[derive(Debug)]
@@ -78,7 +93,7 @@ struct Idle {
     to_invalidate: Receiver<Stale>,
 }
 
-/// A job's view on one node.
+/// A view on one node.
 #[derive(Debug)]
 pub struct Skeleton {
     view: Arc<View>,
@@ -98,15 +113,37 @@ pub(super) struct View {
     stale: Mutex<Sender<Stale>>,
     /// Files that jobs on this node wrote: what the root read of them may be older.
     written: Mutex<HashSet<Box<[u8]>>>,
-    pub(super) closed: AtomicBool,
+    closing: Mutex<Vec<Closed>>,
     /// Questions answered from the catalog or the store.
     pub(super) avoided: AtomicU64,
+}
+
+/// A job that is being killed.
+#[derive(Debug, Clone, Copy)]
+struct Closed {
+    keeper: u32,
+    since: Instant,
+}
+
+/// While this exists, a job of the view is being killed; see [`Skeleton::close`].
+#[derive(Debug)]
+pub struct Closing {
+    view: Weak<View>,
+    keeper: u32,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if let Some(view) = self.view.upgrade() {
+            lock(&view.closing).retain(|c| c.keeper != self.keeper);
+        }
+    }
 }
 
 /// Of [`View::written`], at most. Beyond it is emptied: the files written last are written again soon, and noted again.
 const WRITTEN_MAX: usize = 4096;
 
-/// A view in service. It ends when its mount does (with the last process of its mount namespace).
+/// A view in service. It ends when its mount does (with the last namespace that holds it).
 #[derive(Debug)]
 pub struct Serving {
     ended: Receiver<std::io::Result<()>>,
@@ -132,10 +169,15 @@ impl Skeleton {
             handles: Handles::default(),
             stale: Mutex::new(stale),
             written: Mutex::default(),
-            closed: AtomicBool::new(false),
+            closing: Mutex::default(),
             avoided: AtomicU64::new(0),
         };
-        Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some(Idle { to_answer, to_invalidate })) }
+        let view = Arc::new(view);
+        let mut siblings = lock(&view.setup.siblings.0);
+        siblings.retain(|other| other.strong_count() > 0);
+        siblings.push(Arc::downgrade(&view));
+        drop(siblings);
+        Skeleton { view, woken, idle: Mutex::new(Some(Idle { to_answer, to_invalidate })) }
     }
 
     /// To be called after each [`Catalog::apply`], with the catalog unlocked. Does not wait.
@@ -154,17 +196,33 @@ impl Skeleton {
         }
     }
 
-    /// Questions of the kernel that were answered without the shared file system. What the kernel answers from its own cache is not
-    /// counted.
-    pub fn avoided(&self) -> u64 {
-        self.view.avoided.load(Ordering::Relaxed)
+    /// Questions of the kernel that were answered without the shared file system since this was called last. What the kernel answers
+    /// from its own cache is not counted.
+    pub fn take_avoided(&self) -> u64 {
+        self.view.avoided.swap(0, Ordering::Relaxed)
     }
 
-    /// The job is being killed: whatever waits for the log fails now, and so does what would. (A process cannot even be killed while the
-    /// kernel waits for the answer to its question.)
-    pub fn close(&self) {
-        self.view.closed.store(true, Ordering::SeqCst);
-        self.view.refuse_all();
+    /// Inodes that the kernel holds.
+    pub fn inodes(&self) -> usize {
+        self.view.inodes().len()
+    }
+
+    /// Closed as soon as the kernel has forgotten everything that was applied before this call. For a view in service.
+    pub fn forgotten(&self) -> async_channel::Receiver<()> {
+        let (done, forgotten) = async_channel::bounded(1);
+        let _ = lock(&self.view.stale).send(Stale { paths: Vec::new(), own: false, done: Some(done) });
+        forgotten
+    }
+
+    /// A job is being killed, and `keeper` is its keeper's process. A process cannot even be killed while the kernel waits for the answer
+    /// to its question, so whoever of the job waits for the log, or would, is refused: the killed, by what the kernel says of them,
+    /// and the keeper. Nobody else is; but a killed process may also wait, unseen, until somebody else's question about the same name is
+    /// answered. So if the job takes long to die, those of others are answered from the original.
+    #[must_use]
+    pub fn close(&self, keeper: u32) -> Closing {
+        lock(&self.view.closing).push(Closed { keeper, since: Instant::now() });
+        let _ = self.woken.send(Vec::new());
+        Closing { view: Arc::downgrade(&self.view), keeper }
     }
 
     /// Serves the file system mounted with `fuse`, an opened `/dev/fuse`, by `threads` threads. Returns when the mount can be used.
@@ -192,9 +250,8 @@ impl Skeleton {
                 if let Err(e) = &result {
                     log::warn!("the view ended: {e}");
                 }
-                for (_, waiting) in view.parked().expired(Instant::now() + DEADLINE * 2) {
-                    waiting.question.refuse(Errno::EIO);
-                }
+                let all = view.parked().take_if(|_, _| true);
+                all.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
                 // Ends the threads below: their channels close.
                 *lock(&view.stale) = channel().0;
                 let _ = end.send(result);
@@ -204,10 +261,11 @@ impl Skeleton {
         spawn(
             "view-invalidate",
             Box::new(move || {
-                for Stale { paths, own } in to_invalidate {
+                for Stale { paths, own, done } in to_invalidate {
                     for path in paths {
                         view.forget_in_kernel(&notifier, &path, own);
                     }
+                    drop(done);
                 }
             }),
         )?;
@@ -215,14 +273,18 @@ impl Skeleton {
         spawn(
             "view-answer",
             Box::new(move || {
+                let mut sweep = Instant::now() + SWEEP;
                 loop {
-                    let keys = match to_answer.recv_timeout(Duration::from_secs(1)) {
+                    let keys = match to_answer.recv_timeout(sweep.saturating_duration_since(Instant::now())) {
                         Ok(keys) => keys,
                         Err(RecvTimeoutError::Timeout) => Vec::new(),
                         Err(RecvTimeoutError::Disconnected) => return,
                     };
                     let Some(view) = view.upgrade() else { return };
                     view.answer_settled(&keys);
+                    if keys.is_empty() || sweep <= Instant::now() {
+                        sweep = Instant::now() + view.sweep();
+                    }
                 }
             }),
         )?;
@@ -255,7 +317,7 @@ impl View {
     }
 
     pub(super) fn invalidate(&self, paths: Vec<Box<[u8]>>, own: bool) {
-        let _ = lock(&self.stale).send(Stale { paths, own });
+        let _ = lock(&self.stale).send(Stale { paths, own, done: None });
     }
 
     /// Another node made `path`, and the log has not said so yet. Returns whether the kernel was told otherwise, and has to look again.
@@ -282,8 +344,14 @@ impl View {
             written.insert(path.into());
         }
         let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let tell = catalog.changed_here(path, change, now());
+        let (tell, effects) = catalog.changed_here(path, change, now());
         drop(catalog);
+        if !effects.stale.is_empty() {
+            let siblings = lock(&self.setup.siblings.0).clone();
+            for other in siblings.iter().filter_map(Weak::upgrade).filter(|v| !std::ptr::eq(&raw const **v, self)) {
+                other.invalidate(effects.stale.clone(), false);
+            }
+        }
         if tell {
             match change {
                 Change::Named(exists) => self.setup.upcall.changed(path, exists),
@@ -307,13 +375,6 @@ impl View {
         }
     }
 
-    fn refuse_all(&self) {
-        let all = self.parked().take_all();
-        for waiting in all {
-            waiting.question.refuse(Errno::EIO);
-        }
-    }
-
     fn answer_settled(&self, keys: &[Key]) {
         for key in keys {
             if let Key::Path(path) = key {
@@ -321,16 +382,57 @@ impl View {
             }
             let waiting = self.parked().take(key);
             for waiting in waiting {
-                self.answer(waiting.question, waiting.until);
+                self.answer(waiting.question, waiting.asked);
             }
         }
-        let expired = self.parked().expired(Instant::now());
-        for (key, waiting) in expired {
+    }
+
+    /// Whether who asks is being killed together with his job.
+    pub(super) fn is_doomed(&self, asker: u32) -> bool {
+        let closing = lock(&self.closing).clone();
+        !closing.is_empty() && (closing.iter().any(|c| c.keeper == asker) || process::is_dying(asker))
+    }
+
+    /// Refuses questions that are late, and those of the killed. Returns when to do so again.
+    fn sweep(self: &Arc<Self>) -> Duration {
+        let closing = lock(&self.closing).clone();
+        let mut askers = self.parked().askers();
+        askers.sort_unstable();
+        askers.dedup();
+        askers.retain(|asker| closing.iter().any(|c| c.keeper == *asker) || process::is_dying(*asker));
+        let doomed = self.parked().take_if(|_, w| askers.binary_search(&w.asked.by).is_ok());
+        doomed.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
+        if closing.iter().any(|c| c.since.elapsed() > PATIENCE) {
+            self.answer_from_originals();
+        }
+        let now = Instant::now();
+        let late = self.parked().take_if(|_, w| w.asked.until <= now);
+        for (key, waiting) in late {
             match &key {
                 Key::Path(path) => log::warn!("no answer about {:?} within its deadline", OsStr::from_bytes(path)),
                 Key::Content(id) => log::warn!("staged file {id} did not arrive within its deadline"),
             }
             waiting.question.refuse(Errno::EIO);
+        }
+        if closing.is_empty() { SWEEP } else { SWEEP_CLOSING }
+    }
+
+    /// Answers every question about a name, on a thread of its own: the shared file system may hang.
+    fn answer_from_originals(self: &Arc<Self>) {
+        let names = self.parked().take_if(|key, _| matches!(key, Key::Path(_)));
+        if names.is_empty() {
+            return;
+        }
+        let view = Arc::clone(self);
+        let answer = move || {
+            for (key, waiting) in names {
+                if let Key::Path(path) = key {
+                    view.answer_from_original(&path, waiting.question);
+                }
+            }
+        };
+        if let Err(e) = thread::Builder::new().name("view-original".into()).spawn(answer) {
+            log::warn!("no thread to answer questions of the view: {e}");
         }
     }
 
