@@ -129,15 +129,6 @@ impl View {
         if !passed_on {
             self.avoid();
         }
-        self.conclude(path, question, facts);
-    }
-
-    /// Answers from the original, whatever the log says or will say; the kernel remembers nothing of it.
-    pub(super) fn answer_from_original(&self, path: &[u8], question: Question) {
-        self.conclude(path, question, Facts::Volatile);
-    }
-
-    fn conclude(&self, path: &[u8], question: Question, facts: Facts) {
         match (question, facts) {
             (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 let id = self.inodes().look_up(path, attr.ino, attr.mode, true);

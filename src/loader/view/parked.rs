@@ -1,6 +1,6 @@
 //! Questions of the kernel that wait for the log. A FUSE thread never waits; the question does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Instant;
 
@@ -21,6 +21,11 @@ pub(super) enum Question {
 }
 
 impl Question {
+    /// Whether others who mean the same name may have to wait, where they cannot be killed, until this is answered.
+    pub(super) fn is_about_name(&self) -> bool {
+        matches!(self, Question::Lookup { .. } | Question::Readlink { .. })
+    }
+
     pub(super) fn refuse(self, errno: Errno) {
         match self {
             Question::Lookup { reply, .. } => reply.error(errno),
@@ -85,15 +90,15 @@ impl Parked {
     }
 
     /// Who waits.
-    pub(super) fn askers(&self) -> Vec<u32> {
+    pub(super) fn askers(&self) -> HashSet<u32> {
         self.waiting.values().flatten().map(|w| w.asked.by).collect()
     }
 
     /// Takes out those that fulfil a condition.
-    pub(super) fn take_if(&mut self, wanted: impl Fn(&Key, &Waiting) -> bool) -> Vec<(Key, Waiting)> {
+    pub(super) fn take_if(&mut self, wanted: impl Fn(&Waiting) -> bool) -> Vec<(Key, Waiting)> {
         let mut taken = Vec::new();
         self.waiting.retain(|key, queue| {
-            taken.extend(queue.extract_if(.., |w| wanted(key, w)).map(|w| (key.clone(), w)));
+            taken.extend(queue.extract_if(.., |w| wanted(w)).map(|w| (key.clone(), w)));
             !queue.is_empty()
         });
         taken

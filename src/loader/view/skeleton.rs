@@ -114,6 +114,8 @@ pub(super) struct View {
     /// Files that jobs on this node wrote: what the root read of them may be older.
     written: Mutex<HashSet<Box<[u8]>>>,
     closing: Mutex<Vec<Closed>>,
+    /// Threads that were made to ask again, see [`View::bounce`].
+    bounced: Mutex<HashSet<u32>>,
     /// Questions answered from the catalog or the store.
     pub(super) avoided: AtomicU64,
 }
@@ -170,6 +172,7 @@ impl Skeleton {
             stale: Mutex::new(stale),
             written: Mutex::default(),
             closing: Mutex::default(),
+            bounced: Mutex::default(),
             avoided: AtomicU64::new(0),
         };
         let view = Arc::new(view);
@@ -217,7 +220,7 @@ impl Skeleton {
     /// A job is being killed, and `keeper` is its keeper's process. A process cannot even be killed while the kernel waits for the answer
     /// to its question, so whoever of the job waits for the log, or would, is refused: the killed, by what the kernel says of them,
     /// and the keeper. Nobody else is; but a killed process may also wait, unseen, until somebody else's question about the same name is
-    /// answered. So if the job takes long to die, those of others are answered from the original.
+    /// answered. So if the job takes long to die, others have to ask again, which they do not notice.
     #[must_use]
     pub fn close(&self, keeper: u32) -> Closing {
         lock(&self.view.closing).push(Closed { keeper, since: Instant::now() });
@@ -250,7 +253,7 @@ impl Skeleton {
                 if let Err(e) = &result {
                     log::warn!("the view ended: {e}");
                 }
-                let all = view.parked().take_if(|_, _| true);
+                let all = view.parked().take_if(|_| true);
                 all.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
                 // Ends the threads below: their channels close.
                 *lock(&view.stale) = channel().0;
@@ -394,19 +397,18 @@ impl View {
     }
 
     /// Refuses questions that are late, and those of the killed. Returns when to do so again.
-    fn sweep(self: &Arc<Self>) -> Duration {
+    fn sweep(&self) -> Duration {
         let closing = lock(&self.closing).clone();
-        let mut askers = self.parked().askers();
-        askers.sort_unstable();
-        askers.dedup();
-        askers.retain(|asker| closing.iter().any(|c| c.keeper == *asker) || process::is_dying(*asker));
-        let doomed = self.parked().take_if(|_, w| askers.binary_search(&w.asked.by).is_ok());
-        doomed.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
+        let askers: HashSet<u32> = self.parked().askers();
+        let is_doomed = |asker| closing.iter().any(|c| c.keeper == asker) || process::is_dying(asker);
+        let doomed: HashSet<u32> = askers.iter().copied().filter(|asker| is_doomed(*asker)).collect();
+        let refused = self.parked().take_if(|w| doomed.contains(&w.asked.by));
+        refused.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
         if closing.iter().any(|c| c.since.elapsed() > PATIENCE) {
-            self.answer_from_originals();
+            self.bounce();
         }
         let now = Instant::now();
-        let late = self.parked().take_if(|_, w| w.asked.until <= now);
+        let late = self.parked().take_if(|w| w.asked.until <= now);
         for (key, waiting) in late {
             match &key {
                 Key::Path(path) => log::warn!("no answer about {:?} within its deadline", OsStr::from_bytes(path)),
@@ -414,26 +416,20 @@ impl View {
             }
             waiting.question.refuse(Errno::EIO);
         }
-        if closing.is_empty() { SWEEP } else { SWEEP_CLOSING }
+        if !closing.is_empty() {
+            return SWEEP_CLOSING;
+        }
+        lock(&self.bounced).retain(|asker| askers.contains(asker));
+        SWEEP
     }
 
-    /// Answers every question about a name, on a thread of its own: the shared file system may hang.
-    fn answer_from_originals(self: &Arc<Self>) {
-        let names = self.parked().take_if(|key, _| matches!(key, Key::Path(_)));
-        if names.is_empty() {
-            return;
-        }
-        let view = Arc::clone(self);
-        let answer = move || {
-            for (key, waiting) in names {
-                if let Key::Path(path) = key {
-                    view.answer_from_original(&path, waiting.question);
-                }
-            }
-        };
-        if let Err(e) = thread::Builder::new().name("view-original".into()).spawn(answer) {
-            log::warn!("no thread to answer questions of the view: {e}");
-        }
+    /// Has everybody ask once more about names, so that the killed who wait behind them find out. The kernel itself repeats a system call
+    /// that fails with ESTALE, but only once.
+    fn bounce(&self) {
+        let bounced = lock(&self.bounced).clone();
+        let again = self.parked().take_if(|w| w.question.is_about_name() && !bounced.contains(&w.asked.by));
+        lock(&self.bounced).extend(again.iter().map(|(_, w)| w.asked.by));
+        again.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::ESTALE));
     }
 
     fn forget_in_kernel(&self, notifier: &Notifier, path: &[u8], own: bool) {
