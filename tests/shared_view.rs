@@ -28,7 +28,7 @@ struct Session<'a> {
     mark: String,
 }
 
-fn up(name: &str, service: Service) -> Option<Cluster> {
+fn up(name: &str, files: usize, service: Service) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
         eprintln!("SKIPPED: {obstacle}");
         return None;
@@ -38,7 +38,7 @@ fn up(name: &str, service: Service) -> Option<Cluster> {
     for directory in ["one", "two"] {
         let place = cluster.backing().join(directory);
         fs::create_dir(&place).unwrap();
-        for n in 0..50 {
+        for n in 0..files {
             let file = place.join(format!("m{n}.py"));
             fs::write(&file, format!("{directory} {n}\n")).unwrap();
             chown(&file, Some(USERS[1]), Some(USERS[1])).unwrap();
@@ -103,7 +103,7 @@ const MOUNTS: &str = "cut -d' ' -f5 /proc/self/mountinfo | grep ^/shared/; true"
 
 #[test]
 fn jobs_see_their_own_directories() {
-    let Some(cluster) = up("t-view-own", Spec::default().service) else { return };
+    let Some(cluster) = up("t-view-own", 50, Spec::default().service) else { return };
     for uid in USERS {
         let session = Session::start(&cluster, uid);
         assert_eq!(session.run(&["/shared/one"], "cat /shared/one/m7.py"), "one 7\n");
@@ -142,9 +142,34 @@ fn jobs_see_their_own_directories() {
     assert!(left.iter().all(sockets), "{left:?}");
 }
 
+/// A library that is built again between two jobs is bound over the old one.
+#[test]
+fn a_library_is_built_again() {
+    let Some(cluster) = up("t-view-built", 1, Spec::default().service) else { return };
+    // On the host, whose file system remembers what it has seen for a while.
+    let cc = |source: &str, flags: &str, to: &str| {
+        let script = format!("cd /shared/two; echo '{source}' | cc -x c - {flags} -o new && mv new {to}");
+        let done = cluster.exec("hpc1", 0, &["sh", "-c", &script]).unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    let library = |n: i32| cc(&format!("int answer(void) {{ return {n}; }}"), "-shared -fPIC", "libanswer.so");
+    library(0);
+    let main = "int answer(void); int main(void) { return answer(); }";
+    cc(main, "-L. -lanswer -Wl,-rpath,/shared/two", "answer");
+    for uid in USERS {
+        let session = Session::start(&cluster, uid);
+        for n in 1..8 {
+            library(n);
+            let words = ["run", &session.name, "-q", "--", "/shared/two/answer"];
+            let done = session.command(&words).end();
+            assert_eq!(done.status.code(), Some(n), "{}", done.err);
+        }
+    }
+}
+
 #[test]
 fn many_jobs_leave_nothing() {
-    let Some(cluster) = up("t-view-many", Spec::default().service) else { return };
+    let Some(cluster) = up("t-view-many", 50, Spec::default().service) else { return };
     let session = Session::start(&cluster, USERS[1]);
     let (agent, keeper) = (session.process(Role::Agent), session.process(Role::Keeper));
     let (one, both) = (&["/shared/one"][..], &["/shared/one", "/shared/two"][..]);
@@ -187,8 +212,8 @@ fn many_jobs_leave_nothing() {
 /// The shared file system takes its time, so that a job can be killed while it waits for an answer.
 #[test]
 fn a_job_is_killed_while_it_asks() {
-    let slow = Service { latency: Duration::from_secs(3), ..Spec::default().service };
-    let Some(cluster) = up("t-view-kill", slow) else { return };
+    let slow = Service { latency: Duration::from_secs(2), ..Spec::default().service };
+    let Some(cluster) = up("t-view-kill", 5, slow) else { return };
     let session = Session::start(&cluster, USERS[1]);
     let roots = &["/shared/one"][..];
     // The way to the directory leads through the slow file system itself.
@@ -199,7 +224,7 @@ fn a_job_is_killed_while_it_asks() {
         thread::sleep(Duration::from_millis(200));
     };
     session.run(roots, "true");
-    for (first, second) in [(10, 11), (20, 20)] {
+    for (first, second) in [(1, 2), (3, 3)] {
         let other = cat(first);
         asks(&other);
         let killed = cat(second);
@@ -209,7 +234,7 @@ fn a_job_is_killed_while_it_asks() {
         until(|| marked(&killed.mark).is_empty().then_some(()));
         let took = begun.elapsed();
         println!("asked for {first} and {second}: gone after {took:?}");
-        assert!(took < Duration::from_secs(2), "{took:?}");
+        assert!(took < Duration::from_millis(1500), "{took:?}");
         assert_eq!(other.end().code(0).text(), format!("one {first}\n"));
         drop(killed.end());
     }
