@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::hash::{Hash, Hasher};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -33,7 +34,11 @@ fn up(name: &str, files: usize, service: Service) -> Option<Cluster> {
         eprintln!("SKIPPED: {obstacle}");
         return None;
     }
-    let cluster = Cluster::up(Spec { name: name.into(), hosts: 1, service, ..Spec::default() }).unwrap();
+    // The same in every run from one checkout, and no other's.
+    let mut hasher = std::hash::DefaultHasher::new();
+    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
+    let name = format!("{name}-{:08x}", hasher.finish() >> 32);
+    let cluster = Cluster::up(Spec { name, hosts: 1, service, ..Spec::default() }).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_hpcrt"), cluster.state().file("hpcrt")).unwrap();
     for directory in ["one", "two"] {
         let place = cluster.backing().join(directory);

@@ -9,6 +9,8 @@ use fuser::{
     Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyData, ReplyOpen,
 };
 
+use rustix::fs::Stat;
+
 use super::handles::Handle;
 use super::inodes::TOP;
 use super::parked::{Asked, Key, Question, Waiting};
@@ -140,10 +142,9 @@ impl View {
                 let none = FileAttr { ino: INodeNo(0), ..attributes::top() };
                 reply.entry(&STABLE, &none, Generation(0));
             }
-            (Question::Lookup { reply, .. }, Facts::Volatile) => match self.look_up_original(path) {
-                Ok(attr) => reply.entry(&VOLATILE, &attr, Generation(0)),
-                Err(e) => reply.error(errno(e)),
-            },
+            (question @ Question::Lookup { .. }, Facts::Volatile) => {
+                self.answer_from_original(path, question, original::stat(path));
+            }
             (Question::Getattr { ino, reply }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 self.inodes().mark_stable(ino);
                 reply.attr(&STABLE, &attributes::of_record(&attr, ino, &self.setup.identity));
@@ -180,6 +181,15 @@ impl View {
             (question, Facts::Absent(e)) => question.refuse(e),
             // The name means something else than when the kernel looked it up.
             (question, _) => question.refuse(Errno::ESTALE),
+        }
+    }
+
+    /// Answers a look-up with what the original is now; the kernel remembers nothing of it.
+    pub(super) fn answer_from_original(&self, path: &[u8], question: Question, original: rustix::io::Result<Stat>) {
+        let Question::Lookup { reply, .. } = question else { return question.refuse(Errno::EIO) };
+        match original {
+            Ok(stat) => reply.entry(&VOLATILE, &self.known_as(path, &stat), Generation(0)),
+            Err(e) => reply.error(errno(e)),
         }
     }
 

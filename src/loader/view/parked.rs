@@ -21,9 +21,9 @@ pub(super) enum Question {
 }
 
 impl Question {
-    /// Whether others who mean the same name may have to wait, where they cannot be killed, until this is answered.
-    pub(super) fn is_about_name(&self) -> bool {
-        matches!(self, Question::Lookup { .. } | Question::Readlink { .. })
+    /// Others who look up the same name, or change its directory, wait in the kernel until this is answered, and cannot be killed.
+    pub(super) fn is_lookup(&self) -> bool {
+        matches!(self, Question::Lookup { .. })
     }
 
     pub(super) fn refuse(self, errno: Errno) {
@@ -94,11 +94,20 @@ impl Parked {
         self.waiting.values().flatten().map(|w| w.asked.by).collect()
     }
 
+    /// Names that somebody looks up.
+    pub(super) fn looked_up(&self) -> impl Iterator<Item = Box<[u8]>> {
+        let lookups = self.waiting.iter().filter(|(_, queue)| queue.iter().any(|w| w.question.is_lookup()));
+        lookups.filter_map(|(key, _)| match key {
+            Key::Path(path) => Some(path.clone()),
+            Key::Content(_) => None,
+        })
+    }
+
     /// Takes out those that fulfil a condition.
-    pub(super) fn take_if(&mut self, wanted: impl Fn(&Waiting) -> bool) -> Vec<(Key, Waiting)> {
+    pub(super) fn take_if(&mut self, wanted: impl Fn(&Key, &Waiting) -> bool) -> Vec<(Key, Waiting)> {
         let mut taken = Vec::new();
         self.waiting.retain(|key, queue| {
-            taken.extend(queue.extract_if(.., |w| wanted(w)).map(|w| (key.clone(), w)));
+            taken.extend(queue.extract_if(.., |w| wanted(key, w)).map(|w| (key.clone(), w)));
             !queue.is_empty()
         });
         taken

@@ -22,10 +22,11 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
+use rustix::fs::Stat;
 
 use super::handles::Handles;
 use super::inodes::Inodes;
-use super::parked::{Key, Parked};
+use super::parked::{Key, Parked, Waiting};
 use super::server::Server;
 use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
@@ -114,8 +115,8 @@ pub(super) struct View {
     /// Files that jobs on this node wrote: what the root read of them may be older.
     written: Mutex<HashSet<Box<[u8]>>>,
     closing: Mutex<Vec<Closed>>,
-    /// Threads that were made to ask again, see [`View::bounce`].
-    bounced: Mutex<HashSet<u32>>,
+    /// Names that [`View::look_up_originals`] is busy with.
+    sought: Mutex<HashSet<Box<[u8]>>>,
     /// Questions answered from the catalog or the store.
     pub(super) avoided: AtomicU64,
 }
@@ -172,7 +173,7 @@ impl Skeleton {
             stale: Mutex::new(stale),
             written: Mutex::default(),
             closing: Mutex::default(),
-            bounced: Mutex::default(),
+            sought: Mutex::default(),
             avoided: AtomicU64::new(0),
         };
         let view = Arc::new(view);
@@ -220,7 +221,7 @@ impl Skeleton {
     /// A job is being killed, and `keeper` is its keeper's process. A process cannot even be killed while the kernel waits for the answer
     /// to its question, so whoever of the job waits for the log, or would, is refused: the killed, by what the kernel says of them,
     /// and the keeper. Nobody else is; but a killed process may also wait, unseen, until somebody else's question about the same name is
-    /// answered. So if the job takes long to die, others have to ask again, which they do not notice.
+    /// answered. So if the job takes long to die, the names that others look up are looked up in the original.
     #[must_use]
     pub fn close(&self, keeper: u32) -> Closing {
         lock(&self.view.closing).push(Closed { keeper, since: Instant::now() });
@@ -253,7 +254,7 @@ impl Skeleton {
                 if let Err(e) = &result {
                     log::warn!("the view ended: {e}");
                 }
-                let all = view.parked().take_if(|_| true);
+                let all = view.parked().take_if(|_, _| true);
                 all.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
                 // Ends the threads below: their channels close.
                 *lock(&view.stale) = channel().0;
@@ -397,18 +398,17 @@ impl View {
     }
 
     /// Refuses questions that are late, and those of the killed. Returns when to do so again.
-    fn sweep(&self) -> Duration {
+    fn sweep(self: &Arc<Self>) -> Duration {
         let closing = lock(&self.closing).clone();
-        let askers: HashSet<u32> = self.parked().askers();
-        let is_doomed = |asker| closing.iter().any(|c| c.keeper == asker) || process::is_dying(asker);
-        let doomed: HashSet<u32> = askers.iter().copied().filter(|asker| is_doomed(*asker)).collect();
-        let refused = self.parked().take_if(|w| doomed.contains(&w.asked.by));
+        let mut askers = self.parked().askers();
+        askers.retain(|asker| closing.iter().any(|c| c.keeper == *asker) || process::is_dying(*asker));
+        let refused = self.parked().take_if(|_, w| askers.contains(&w.asked.by));
         refused.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
         if closing.iter().any(|c| c.since.elapsed() > PATIENCE) {
-            self.bounce();
+            self.look_up_originals();
         }
         let now = Instant::now();
-        let late = self.parked().take_if(|w| w.asked.until <= now);
+        let late = self.parked().take_if(|_, w| w.asked.until <= now);
         for (key, waiting) in late {
             match &key {
                 Key::Path(path) => log::warn!("no answer about {:?} within its deadline", OsStr::from_bytes(path)),
@@ -416,20 +416,31 @@ impl View {
             }
             waiting.question.refuse(Errno::EIO);
         }
-        if !closing.is_empty() {
-            return SWEEP_CLOSING;
-        }
-        lock(&self.bounced).retain(|asker| askers.contains(asker));
-        SWEEP
+        if closing.is_empty() { SWEEP } else { SWEEP_CLOSING }
     }
 
-    /// Has everybody ask once more about names, so that the killed who wait behind them find out. The kernel itself repeats a system call
-    /// that fails with ESTALE, but only once.
-    fn bounce(&self) {
-        let bounced = lock(&self.bounced).clone();
-        let again = self.parked().take_if(|w| w.question.is_about_name() && !bounced.contains(&w.asked.by));
-        lock(&self.bounced).extend(again.iter().map(|(_, w)| w.asked.by));
-        again.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::ESTALE));
+    /// Answers look-ups of names from the originals, so that the killed who wait behind them find out. They stay parked meanwhile, and the
+    /// thread is one of its own: the shared file system may hang.
+    fn look_up_originals(self: &Arc<Self>) {
+        let mut names: Vec<_> = self.parked().looked_up().collect();
+        names.retain(|path| lock(&self.sought).insert(path.clone()));
+        if names.is_empty() {
+            return;
+        }
+        let view = Arc::clone(self);
+        let look = move || {
+            for path in names {
+                let stat = original::stat(&path);
+                let lookups = view.parked().take_if(|key, w| w.question.is_lookup() && *key == Key::Path(path.clone()));
+                for (_, Waiting { question, .. }) in lookups {
+                    view.answer_from_original(&path, question, stat);
+                }
+                lock(&view.sought).remove(&path);
+            }
+        };
+        if let Err(e) = thread::Builder::new().name("view-original".into()).spawn(look) {
+            log::warn!("no thread to answer questions of the view: {e}");
+        }
     }
 
     fn forget_in_kernel(&self, notifier: &Notifier, path: &[u8], own: bool) {
@@ -475,9 +486,13 @@ impl View {
 
     /// Attributes of the original, and the number of its node.
     pub(super) fn look_up_original(&self, path: &[u8]) -> rustix::io::Result<fuser::FileAttr> {
-        let stat = original::stat(path)?;
-        let id = self.inodes().look_up(path, stat.st_ino, stat.st_mode, false);
-        Ok(attributes::of_stat(&stat, id, &self.setup.identity))
+        Ok(self.known_as(path, &original::stat(path)?))
+    }
+
+    /// Attributes of the original for a kernel that is told of it.
+    pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> fuser::FileAttr {
+        let id = self.inodes().look_up(path, original.st_ino, original.st_mode, false);
+        attributes::of_stat(original, id, &self.setup.identity)
     }
 }
 
