@@ -88,6 +88,9 @@ macro_rules! flags {
     /// capture this directory tree too (repeatable)
     #[argh(option)]
     pub prefix: Vec<PathBuf>,
+    /// never capture these, separated by commas: file names (gcc) or paths with all below them
+    #[argh(option)]
+    pub exclude: Option<String>,
     /// set or pass on an environment variable: VAR=VALUE or VAR (repeatable)
     #[argh(option, short = 'x')]
     pub env: Vec<String>,
@@ -209,7 +212,11 @@ pub struct SessionStop {
 /// Be a node's agent (started by exec).
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "serve")]
-pub struct Serve {}
+pub struct Serve {
+    /// be nothing: only say, by exit code 0, that this binary has this hash
+    #[argh(option, arg_name = "hash")]
+    pub same: Option<String>,
+}
 
 /// Show what this node allows: how programs will see their files, limits, addresses, and a remedy for every problem.
 #[derive(FromArgs, ArgsInfo, Debug)]
@@ -257,7 +264,7 @@ pub enum Options {
     SessionList,
     /// The session to stop.
     SessionStop(String),
-    Serve,
+    Serve(Serve),
     Doctor(Doctor),
     Ldd(Ldd),
     /// The completion script, ready to print.
@@ -355,7 +362,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
             SessionAct::Stop(flags) => Options::SessionStop(flags.session),
         }),
         Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
-        Mode::Serve(Serve {}) => Ok(Options::Serve),
+        Mode::Serve(flags) => Ok(Options::Serve(flags)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
         Mode::Completions(completions) => script(&completions.shell).map(Options::Completions),

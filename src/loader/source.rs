@@ -2,41 +2,49 @@
 //!
 //! Questions and files wait in one queue that a few threads serve, so that the file system's latency overlaps; what they find goes into
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
-//! once, however many ask. What a Python program will probably import is looked at when there is no question to answer.
+//! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
+use std::time::Instant;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
-use rustix::fs::{AtFlags, Mode, Stat, StatxFlags, statx};
+use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
-use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
-use super::catalog::{file_name, is_below, parent};
+use super::catalog::{file_name, is_below, is_code, join, kind};
+use super::chunk;
+use super::elf::Elf;
+use super::hints::Hint;
+use super::imports;
+use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
-use super::python::{Guess, Imports};
+use super::told::{Described, State};
+use super::version::{Version, attr, current, version};
+use super::work_queue::WorkQueue;
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
-use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
+use crate::net::wire::record::{CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
+/// Of these, at most so many read what nobody has asked for yet.
+const GUESSERS: usize = 6;
+/// Bytes of one file, and of all files of a session, that are read before anybody asks.
+const GUESSED_FILE_MAX: u64 = 64 << 20;
+const GUESSED_MAX: u64 = 1 << 30;
 /// Chunks that wait for the log, at most.
-const CHUNKS: usize = 16;
-/// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
-const LEVEL: i32 = 1;
+const CHUNKS: usize = 8;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
-
 /// Whether what the nodes send each other is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
@@ -74,22 +82,15 @@ pub struct Counters {
     pub operations: AtomicU64,
     /// Files that were asked for again and were in the log already.
     pub hits: AtomicU64,
-}
-
-/// A version of a file: these together do not stay the same when it changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
-    dev: u64,
-    ino: u64,
-    size: u64,
-    mtime: (i64, u32),
-    ctime: (i64, u32),
+    /// Questions of nodes that came all the way.
+    pub misses: AtomicU64,
 }
 
 #[derive(Debug)]
 enum Work {
     Guess(Guess),
     Describe { path: Vec<u8>, need: Need, job: Option<Arc<Load>> },
+    Compare { path: Vec<u8>, job: Option<Arc<Load>> },
     Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
 }
 
@@ -100,49 +101,6 @@ struct Load {
     open: AtomicUsize,
 }
 
-/// What the log says of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Described {
-    /// Everything.
-    Whole,
-    /// A file's attributes ([`Supply::OnOpen`]).
-    Offered,
-    /// A file of which it has or will have the content.
-    Content(Version, FileId),
-}
-
-#[derive(Debug, Default)]
-struct State {
-    next: FileId,
-    /// Paths that the log describes.
-    described: HashMap<Vec<u8>, Described>,
-    /// The most that was asked for of each path.
-    asked: HashMap<Vec<u8>, Need>,
-    /// Directories that the log lists, as they were then.
-    listed: HashMap<Vec<u8>, Version>,
-    /// Paths that a reader is looking at, with the changes that were heard of meanwhile: what it found may be older, and stands in the log
-    /// behind them, so they are said again.
-    describing: HashMap<Vec<u8>, Vec<(Vec<u8>, Option<u8>)>>,
-    /// Whether hosts share what lies on a device.
-    devices: HashMap<u64, bool>,
-    warnings: Vec<String>,
-}
-
-impl State {
-    /// Whether somebody has to look because of this question, the first of its kind. Notes it.
-    fn is_news(&mut self, path: &[u8], need: Need) -> bool {
-        match self.described.get(path) {
-            Some(Described::Offered) if need == Need::Content => {}
-            Some(_) => return false,
-            None => {}
-        }
-        match self.asked.get_mut(path) {
-            Some(asked) => std::mem::replace(asked, need.max(*asked)) < need,
-            None => self.asked.insert(path.to_vec(), need).is_none(),
-        }
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Source {
@@ -151,12 +109,11 @@ pub struct Source {
     room: (Sender<()>, Receiver<()>),
     /// Closed when the first file is captured.
     begun: (Sender<()>, Receiver<()>),
-    queue: Sender<Work>,
-    /// What will probably be asked for; served when the queue is empty.
-    ahead: Sender<Guess>,
-    /// Once a Python program is among the jobs.
-    imports: OnceLock<Mutex<Imports>>,
+    queue: Arc<WorkQueue<Work>>,
     state: Mutex<State>,
+    prefetch: Mutex<Prefetch>,
+    /// Bytes of the files that were guessed.
+    guessed: AtomicU64,
     capture: RwLock<Capture>,
     compress: AtomicBool,
     /// Nobody has said yet whether to compress.
@@ -172,29 +129,27 @@ impl Source {
     /// No thread can be started.
     pub fn start(compression: Compression) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
-        let (queue, work) = unbounded();
-        let (ahead, guesses) = unbounded();
+        let queue = Arc::new(WorkQueue::new());
         let room = bounded(CHUNKS);
-        let (state, capture, counters) = Default::default();
+        let (state, prefetch, guessed, capture, counters) = Default::default();
         let this = Arc::new(Source {
             findings,
             room,
             begun: bounded(1),
-            queue,
-            ahead,
-            imports: OnceLock::new(),
+            queue: Arc::clone(&queue),
             state,
+            prefetch,
+            guessed,
             capture,
             compress: AtomicBool::new(compression == Compression::Always),
             undecided: AtomicBool::new(compression == Compression::Auto),
             loads: AtomicU32::new(1),
             counters,
         });
-        for _ in 0..READERS {
-            let (this, work, guesses) = (Arc::downgrade(&this), work.clone(), guesses.clone());
+        for reader in 0..READERS {
+            let (this, queue) = (Arc::downgrade(&this), Arc::clone(&queue));
             let serve = move || {
-                let guess = async || guesses.recv().await.map(Work::Guess);
-                while let Ok(work) = smol::block_on(work.recv().or(guess()))
+                while let Some(work) = queue.pop(reader < GUESSERS)
                     && let Some(this) = this.upgrade()
                 {
                     this.serve(work);
@@ -224,18 +179,26 @@ impl Source {
         let mut rule = self.capture.write().unwrap_or_else(PoisonError::into_inner);
         rule.trees.extend(more.trees);
         rule.shared.extend(more.shared);
+        rule.excludes.extend(more.excludes);
     }
 
-    /// A job runs Python: from now on what it imports is guessed.
-    pub fn expect_python(&self) {
-        let _ = self.imports.set(Mutex::default());
+    /// Tells something to who knows what Python programs ask for next, and queues what he says. Returns what `tell` does.
+    pub fn prefetch<T>(&self, tell: impl FnOnce(&mut Prefetch) -> T) -> T {
+        let mut prefetch = self.prefetch.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = tell(&mut prefetch);
+        let guesses = prefetch.poll_guesses();
+        if !guesses.is_empty() {
+            // With the lock: what was told last is what the program comes to first.
+            self.queue.push_ahead(guesses.into_iter().map(Work::Guess));
+        }
+        told
     }
 
-    fn guess(&self, guesses: impl FnOnce(&mut Imports) -> Vec<Guess>) {
-        let Some(imports) = self.imports.get() else { return };
-        let guesses = guesses(&mut imports.lock().unwrap_or_else(PoisonError::into_inner));
-        for guess in guesses {
-            let _ = self.ahead.try_send(guess);
+    /// Follows the imports of a module or a script.
+    pub fn handle_module(&self, path: &[u8], content: &[u8]) {
+        if self.prefetch(|prefetch| prefetch.is_active()) {
+            let imports = imports::of_module(path, content);
+            self.prefetch(|prefetch| prefetch.handle_module(path, imports));
         }
     }
 
@@ -248,6 +211,10 @@ impl Source {
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
     pub fn want(&self, path: Vec<u8>, need: Need) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        if self.state().is_unheard(&path, need) {
+            return self.enqueue(Work::Describe { path, need, job: None });
+        }
         self.ask(path, need, None);
     }
 
@@ -262,64 +229,121 @@ impl Source {
     }
 
     fn ask(&self, path: Vec<u8>, need: Need, job: Option<Arc<Load>>) {
-        if self.state().is_news(&path, need) {
+        let mut state = self.state();
+        let is_news = state.is_news(&path, need);
+        if need == Need::Content {
+            state.want(&path);
+        }
+        drop(state);
+        if is_news {
             self.enqueue(Work::Describe { path, need, job });
         }
     }
 
     fn enqueue(&self, work: Work) {
-        if let Work::Describe { job: Some(job), .. } | Work::Read { job: Some(job), .. } = &work {
+        if let Work::Describe { job: Some(job), .. }
+        | Work::Compare { job: Some(job), .. }
+        | Work::Read { job: Some(job), .. } = &work
+        {
             job.open.fetch_add(1, Ordering::SeqCst);
         }
-        self.queue.try_send(work).expect("the queue is unbounded and its readers live as long as this");
+        self.queue.push(work);
     }
 
     /// A node says that a job changed `path`.
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
         let mut state = self.state();
-        state.described.retain(|known, _| *known != path && !is_below(known, &path));
-        state.asked.retain(|known, _| *known != path && !is_below(known, &path));
-        state.listed.retain(|known, _| *known != path && !is_below(known, &path));
-        for (seen, overtaken) in &mut state.describing {
-            if *seen == path || is_below(seen, &path) || parent(&path) == Some(seen) {
-                overtaken.push((path.clone(), exists));
-            }
-        }
+        state.change(&path, exists);
         // With the lock: who asks after this is answered behind it.
         self.find(Record::Changed { path, exists }, Vec::new());
     }
 
-    /// Compares what the log says with the shared file system: directories that others changed are listed again, and, with `files`,
-    /// captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
+    /// Looks whether what the log says below `roots` is still true, where nobody looked since `begun`; what is not is said anew before the
+    /// job starts.
+    pub fn compare(&self, roots: &[Vec<u8>], begun: Instant, job: &Preload) {
+        let old: Vec<Vec<u8>> = {
+            let state = self.state();
+            let below = |path: &[u8]| roots.iter().any(|root| **root == *path || is_below(path, root));
+            let old = state.described.iter().filter(|(path, told)| told.at < begun && below(path));
+            old.map(|(path, _)| path.clone()).collect()
+        };
+        for path in old {
+            self.enqueue(Work::Compare { path, job: Some(Arc::clone(&job.load)) });
+        }
+    }
+
+    /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
+    pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
+        let state = self.state();
+        let of = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
+        // Looking at a library means to load it, and this one was only offered: a guess that nobody asked for.
+        let unasked = |path: &[u8], what| matches!(what, Described::Offered(_)) && capture::is_loaded(file_name(path));
+        let told = state.described.iter().filter(|(path, told)| told.said >= begun && of(path));
+        let told = told.filter(|(path, told)| !unasked(path, told.what));
+        let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
+        told.map(|(path, told)| (path.clone(), need(told.what))).collect()
+    }
+
+    /// Says a path anew if it is not what the log says any more.
+    fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
+        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
+        self.operation();
+        let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
+        let mut state = self.state();
+        if state.told(path) != Some(known) {
+            return;
+        }
+        if stat.as_ref().map(version) == known.version() {
+            return state.still(path);
+        }
+        let is_listed = state.listed.contains_key(path);
+        drop(state);
+        match stat {
+            Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
+                self.describe_directory(path, Path::new(std::ffi::OsStr::from_bytes(path)));
+            }
+            stat => {
+                self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
+                if matches!(known, Described::Content(..)) {
+                    self.ask(path.to_vec(), Need::Content, job.cloned());
+                }
+            }
+        }
+    }
+
+    /// Compares what the log says with the shared file system while a job runs: directories that others changed are listed again, and, with
+    /// `files`, captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
     pub fn look_for_changes(&self, files: bool) {
         let (directories, captured) = {
             let state = self.state();
-            let captured = state.described.iter().filter_map(|(path, described)| match described {
-                Described::Content(version, _) => Some((path.clone(), *version)),
-                Described::Whole | Described::Offered => None,
-            });
-            let captured: Vec<_> = if files { captured.collect() } else { Vec::new() };
-            (state.listed.clone(), captured)
+            let versions =
+                state.described.iter().filter_map(|(path, told)| Some((path, told.what, told.what.version()?)));
+            let (mut directories, mut captured) = (Vec::new(), Vec::new());
+            for (path, what, version) in versions {
+                if state.listed.contains_key(path) {
+                    directories.push((path.clone(), version));
+                } else if files && matches!(what, Described::Content(..)) {
+                    captured.push((path.clone(), version));
+                }
+            }
+            (directories, captured)
         };
         let look = |path: &[u8]| {
             self.operation();
-            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).map(|stat| version(&stat))
+            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path)))
         };
         for (path, known) in directories {
-            if look(&path) != Ok(known) {
+            if look(&path).as_ref().map(version) != Ok(known) {
                 log::debug!("{} changed", String::from_utf8_lossy(&path));
                 self.enqueue(Work::Describe { path, need: Need::Attributes, job: None });
             }
         }
         for (path, known) in captured {
-            if look(&path) != Ok(known) {
+            let now = look(&path);
+            if now.as_ref().map(version) != Ok(known) {
                 let name = String::from_utf8_lossy(&path).into_owned();
-                let warning =
-                    format!("{name} changed on the shared file system; what was running kept the old content");
-                let mut state = self.state();
-                state.described.remove(&path);
-                state.asked.remove(&path);
-                state.warnings.push(warning);
+                self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
+                self.changed(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)));
             }
         }
     }
@@ -354,29 +378,37 @@ impl Source {
 
     fn serve(&self, work: Work) {
         match work {
-            Work::Guess(guess) => {
-                let (path, need) = match guess {
-                    Guess::Attributes(path) => (path, Need::Attributes),
-                    Guess::Content(path) => (path, Need::Content),
-                };
+            Work::Guess(Guess { path, need }) => self.look(&path, |look| {
                 // It may have been asked for since it was guessed.
                 if self.state().is_news(&path, need) {
-                    self.serve(Work::Describe { path, need, job: None });
+                    match need {
+                        Need::Content if !self.excludes(&path) => self.read_ahead(&path, look),
+                        _ => self.describe(&path, need, None),
+                    }
                 }
-            }
+            }),
             Work::Describe { path, need, job } => {
-                self.state().describing.insert(path.clone(), Vec::new());
-                self.describe(&path, need, job.as_ref());
-                let overtaken = self.state().describing.remove(&path).unwrap_or_default();
-                for (path, exists) in overtaken {
-                    self.changed(path, exists);
-                }
+                self.look(&path, |_| self.describe(&path, need, job.as_ref()));
+                self.done(job.as_ref());
+            }
+            Work::Compare { path, job } => {
+                self.compare_one(&path, job.as_ref());
                 self.done(job.as_ref());
             }
             Work::Read { id, path, file, version, tries, job } => {
                 self.transfer(id, &path, &file, version, tries, job.as_ref());
                 self.done(job.as_ref());
             }
+        }
+    }
+
+    /// Looks at a path, then says again what changed meanwhile.
+    fn look(&self, path: &[u8], look: impl FnOnce(u64)) {
+        let number = self.state().begin_look(path);
+        look(number);
+        let overtaken = self.state().end_look(number);
+        for (path, exists) in overtaken {
+            self.changed(path, exists);
         }
     }
 
@@ -400,15 +432,18 @@ impl Source {
     }
 
     fn absent(&self, path: &[u8], error: &io::Error) {
-        self.state().described.insert(path.to_vec(), Described::Whole);
+        self.state().tell(path, Described::Absent);
         let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
         self.find(Record::Absent { path: path.to_vec(), errno }, Vec::new());
     }
 
     /// Says what a path is.
     fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
+        if self.excludes(path) {
+            return self.leave_alone(path, Described::Absent);
+        }
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
-        if need == Need::Content && self.state().described.get(path) == Some(&Described::Offered) {
+        if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation();
             if let Ok(opened) = FileSystem.open(name)
                 && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
@@ -427,7 +462,7 @@ impl Source {
                 self.operation();
                 match rustix::fs::readlink(name, Vec::new()) {
                     Ok(target) => {
-                        self.state().described.insert(path.to_vec(), Described::Whole);
+                        self.state().tell(path, Described::Whole(version(&stat)));
                         self.find(
                             Record::Link { path: path.to_vec(), attr: attr(&stat), target: target.into_bytes() },
                             Vec::new(),
@@ -437,15 +472,18 @@ impl Source {
                 }
             }
             rustix::fs::FileType::RegularFile => {
-                let takes = {
-                    let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
-                    rule.takes(path, stat.st_mode, u64::try_from(stat.st_size).unwrap_or(0))
-                };
-                if !takes {
+                if !self.takes(path, &stat) {
                     return self.pass_through(path, &stat);
                 }
                 if need == Need::Attributes && !capture::is_loaded(file_name(path)) {
                     return self.offer(path, &stat);
+                }
+                if let Some(Described::Content(known, id)) = self.state().told(path)
+                    && known == version(&stat)
+                {
+                    // Said again to who did not hear it.
+                    let content = Supply::Log(id);
+                    return self.find(Record::File { path: path.to_vec(), attr: attr(&stat), content }, Vec::new());
                 }
                 self.operation();
                 match FileSystem.open(name) {
@@ -454,26 +492,62 @@ impl Source {
                     Err(_) => self.pass_through(path, &stat),
                 }
             }
-            // It is there, but the log has no words for it.
-            _ => {
-                self.state().described.insert(path.to_vec(), Described::Whole);
-                self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
+            // The log has no words for it.
+            _ => self.leave_alone(path, Described::Whole(version(&stat))),
+        }
+    }
+
+    /// Reads a file that nobody has asked for yet; in this thread, so that some are left for questions.
+    fn read_ahead(&self, path: &[u8], look: u64) {
+        let name = Path::new(std::ffi::OsStr::from_bytes(path));
+        self.operation();
+        let opened = FileSystem.open(name).ok().filter(|opened| {
+            let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
+            regular && opened.canonical == name && self.takes(path, &opened.stat)
+        });
+        let Some(opened) = opened else { return self.describe(path, Need::Content, None) };
+        let size = opened.size();
+        if size > GUESSED_FILE_MAX || self.guessed.fetch_add(size, Ordering::Relaxed) + size > GUESSED_MAX {
+            let mut state = self.state();
+            if !state.is_wanted(look) {
+                // Too much for a guess: from now on it is news when somebody asks for it.
+                state.asked.insert(path.to_vec(), Need::Attributes);
+                drop(state);
+                return self.offer(path, &opened.stat);
             }
         }
+        if let Some((id, version)) = self.begin(path, &opened.stat) {
+            self.transfer(id, path, &opened.file, version, 1, None);
+        }
+    }
+
+    fn takes(&self, path: &[u8], stat: &Stat) -> bool {
+        let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
+        rule.takes(path, stat.st_mode, u64::try_from(stat.st_size).unwrap_or(0))
+    }
+
+    fn excludes(&self, path: &[u8]) -> bool {
+        self.capture.read().unwrap_or_else(PoisonError::into_inner).excludes(path)
+    }
+
+    /// Every node looks for itself, each time.
+    fn leave_alone(&self, path: &[u8], what: Described) {
+        self.state().tell(path, what);
+        self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
     }
 
     /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
     fn offer(&self, path: &[u8], stat: &Stat) {
         let mut state = self.state();
-        if !matches!(state.described.get(path), Some(Described::Content(..))) {
-            state.described.insert(path.to_vec(), Described::Offered);
+        if !matches!(state.told(path), Some(Described::Content(..))) {
+            state.tell(path, Described::Offered(version(stat)));
             // With the lock: the content's record stands behind it.
             self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::OnOpen }, Vec::new());
         }
     }
 
     fn pass_through(&self, path: &[u8], stat: &Stat) {
-        self.state().described.insert(path.to_vec(), Described::Whole);
+        self.state().tell(path, Described::Whole(version(stat)));
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
@@ -487,13 +561,22 @@ impl Source {
     }
 
     fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
+        let entries = names.iter().map(|(name, kind)| (name.as_bytes().to_vec(), *kind));
+        self.prefetch(|prefetch| prefetch.handle_listing(path, entries));
+        let kinds = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
         let mut state = self.state();
-        state.described.insert(path.to_vec(), Described::Whole);
-        state.listed.insert(path.to_vec(), version(stat));
-        drop(state);
-        self.guess(|imports| imports.handle_listing(path, names.keys().map(|name| name.as_bytes())));
-        let names = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
-        self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names }, Vec::new());
+        state.tell(path, Described::Whole(version(stat)));
+        if let Some(before) = state.listed.insert(path.to_vec(), names.clone()) {
+            let came = names.keys().filter(|name| !before.contains_key(*name));
+            let went = before.keys().filter(|name| !names.contains_key(*name));
+            for changed in came.chain(went).map(|name| join(path, name.as_bytes())) {
+                if state.described.contains_key(&changed) || state.asked.contains_key(&changed) {
+                    state.forget(&changed);
+                }
+            }
+        }
+        // With the lock: who asks after this is answered behind it.
+        self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names: kinds }, Vec::new());
     }
 
     /// Puts a captured file into the log, unless this version of it is there.
@@ -508,15 +591,16 @@ impl Source {
         let version = version(stat);
         let id = {
             let mut state = self.state();
-            if let Some(Described::Content(known, _)) = state.described.get(path)
-                && *known == version
+            if let Some(Described::Content(same, _)) = state.told(path)
+                && same == version
             {
+                state.still(path);
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
             let id = state.next;
             state.next += 1;
-            state.described.insert(path.to_vec(), Described::Content(version, id));
+            state.tell(path, Described::Content(version, id));
             id
         };
         self.counters.files.fetch_add(1, Ordering::Relaxed);
@@ -535,6 +619,12 @@ impl Source {
         if let Err(errno) = self.read(id, path, file, version) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
             self.unsteady(path, errno, tries, job);
+        } else if is_code(file_name(path))
+            && !imports::is_module(path)
+            && self.prefetch(|prefetch| prefetch.is_active())
+            && let Ok(elf) = Elf::read(file, None)
+        {
+            self.prefetch(|prefetch| prefetch.handle_library(path, &elf));
         }
     }
 
@@ -572,8 +662,8 @@ impl Source {
             }
             self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
             let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
-            if offset == 0 && (path.ends_with(b".pyc") || path.ends_with(b".py")) {
-                self.guess(|imports| imports.handle_module(path, &buffer));
+            if got as u64 == version.size && imports::is_module(path) {
+                self.handle_module(path, &buffer);
             }
             let (codec, body) = self.encode(&mut buffer);
             self.find(Record::Chunk { file: id, offset, len, codec }, body);
@@ -588,13 +678,12 @@ impl Source {
 
     fn encode(&self, raw: &mut Vec<u8>) -> (Codec, Vec<u8>) {
         // What does not shrink by an eighth is not worth every node's time.
-        if self.compress.load(Ordering::Relaxed)
-            && let Ok(small) = zstd::bulk::compress(raw, LEVEL)
-            && small.len() < raw.len() - raw.len() / 8
-        {
-            return (Codec::Zstd, small);
+        let worth_it = |small: &Vec<u8>| small.len() < raw.len() - raw.len() / 8;
+        let small = if self.compress.load(Ordering::Relaxed) { chunk::compress(raw).filter(worth_it) } else { None };
+        match small {
+            Some(small) => (Codec::Zstd, small),
+            None => (Codec::Raw, std::mem::take(raw)),
         }
-        (Codec::Raw, std::mem::take(raw))
     }
 
     /// Reads a chunk again for a node that fell behind; `None` when the file is no longer what it was.
@@ -602,8 +691,8 @@ impl Source {
         let Record::Chunk { file: id, offset, len, .. } = *record else { return None };
         let (path, version) = {
             let state = self.state();
-            let found = state.described.iter().find_map(|(path, content)| match content {
-                Described::Content(version, known) if *known == id => Some((path.clone(), *version)),
+            let found = state.described.iter().find_map(|(path, told)| match told.what {
+                Described::Content(version, known) if known == id => Some((path.clone(), version)),
                 _ => None,
             });
             found?
@@ -616,8 +705,17 @@ impl Source {
         let mut body = vec![0; len as usize];
         let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
         self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
-        let record = Record::Chunk { file: id, offset, len, codec: Codec::Raw };
-        (got == body.len()).then_some((record, body))
+        if got < body.len() {
+            return None;
+        }
+        let (codec, body) = self.encode(&mut body);
+        Some((Record::Chunk { file: id, offset, len, codec }, body))
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.queue.close();
     }
 }
 
@@ -638,8 +736,20 @@ impl Preload {
     pub fn directory(&self, listing: &Listing) {
         let path = listing.canonical.as_os_str().as_bytes();
         self.source.operation();
-        if !self.source.state().described.contains_key(path) {
-            self.source.list(path, &listing.stat, &listing.names);
+        let mut state = self.source.state();
+        match state.told(path) {
+            Some(known) if known.version() == Some(version(&listing.stat)) => state.still(path),
+            _ => {
+                drop(state);
+                self.source.list(path, &listing.stat, &listing.names);
+            }
+        }
+    }
+
+    /// What will probably be asked for, if it lies below `roots`.
+    pub fn hint(&self, path: &[u8], need: Need, roots: &[Vec<u8>]) {
+        if roots.iter().any(|root| is_below(path, root)) {
+            self.source.ask(path.to_vec(), need, Some(Arc::clone(&self.load)));
         }
     }
 
@@ -658,9 +768,9 @@ impl Probe for Preload {
     fn open(&self, path: &Path) -> io::Result<Opened<File>> {
         let opened = FileSystem.open(path)?;
         let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
-        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) {
+        let path = opened.canonical.as_os_str().as_bytes();
+        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
             self.source.operation();
-            let path = opened.canonical.as_os_str().as_bytes();
             if let Some((id, version)) = self.source.begin(path, &opened.stat) {
                 self.source.transfer(id, path, &opened.file, version, 1, Some(&self.load));
             }
@@ -691,31 +801,78 @@ fn changes_user(stat: &Stat) -> bool {
             || mode.contains(Mode::SGID | Mode::XGRP) && stat.st_gid != rustix::process::getegid().as_raw())
 }
 
-fn attr(stat: &Stat) -> Attr {
-    let nanoseconds = |n| u32::try_from(n).unwrap_or(0);
-    Attr {
-        mode: stat.st_mode,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
-        ino: stat.st_ino,
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-        mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
-        ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file `m.py` that imports `other.py`, and a source that was told nothing.
+    fn started() -> (tempfile::TempDir, Vec<u8>, Arc<Source>, Receiver<Finding>) {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("m.py"), "import other\n").unwrap();
+        std::fs::write(directory.path().join("other.py"), "x = 1\n").unwrap();
+        let tree = directory.path().canonicalize().unwrap().into_os_string().into_encoded_bytes();
+        let (source, found) = Source::start(Compression::Never).unwrap();
+        (directory, tree, source, found)
     }
-}
 
-fn version(stat: &Stat) -> Version {
-    let Attr { ino, size, mtime, ctime, .. } = attr(stat);
-    Version { dev: stat.st_dev, ino, size, mtime, ctime }
-}
+    fn next(found: &Receiver<Finding>) -> String {
+        match found.recv_blocking().unwrap().record {
+            Record::File { content, .. } => format!("{content:?}"),
+            Record::Chunk { len, .. } => format!("{len} bytes"),
+            Record::Complete { .. } => "complete".into(),
+            Record::Dir { .. } => "directory".into(),
+            other => format!("{other:?}"),
+        }
+    }
 
-/// The version of an open file as it is now, without asking for times of access: reading changed those, and the answer would cost a
-/// request. Network file systems learn the rest with every read.
-fn current(file: impl AsFd) -> Result<Version, Errno> {
-    let mask = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
-    let now = statx(file, c"", AtFlags::EMPTY_PATH, mask)?;
-    let time = |t: rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
-    let dev = rustix::fs::makedev(now.stx_dev_major, now.stx_dev_minor);
-    Ok(Version { dev, ino: now.stx_ino, size: now.stx_size, mtime: time(now.stx_mtime), ctime: time(now.stx_ctime) })
+    #[test]
+    fn content_is_read_when_it_is_asked_for_and_once() {
+        let (_directory, tree, source, found) = started();
+        let path = [tree.as_slice(), b"/m.py"].concat();
+        source.want(path.clone(), Need::Attributes);
+        assert_eq!(next(&found), "OnOpen");
+        source.want(path.clone(), Need::Content);
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "13 bytes", "complete"]);
+        source.want(path.clone(), Need::Content);
+        source.want(path, Need::Attributes);
+        source.want(tree, Need::Attributes);
+        assert_eq!(next(&found), "directory", "nothing is said twice");
+    }
+
+    #[test]
+    fn what_is_read_ahead_of_questions_answers_them() {
+        let (_directory, tree, source, found) = started();
+        source.prefetch(|prefetch| prefetch.add_search(&tree));
+        source.want([tree.as_slice(), b"/m.py"].concat(), Need::Content);
+        let mut complete = 0;
+        while complete < 2 {
+            complete += u32::from(next(&found) == "complete");
+        }
+        source.want([tree.as_slice(), b"/other.py"].concat(), Need::Content);
+        source.want(b"/".to_vec(), Need::Attributes);
+        assert_eq!(next(&found), "directory");
+        assert_eq!(source.counters.files.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_is_excluded_is_not_read_ahead() {
+        let (_directory, tree, source, found) = started();
+        source.capture(Capture { excludes: vec![b"other.py".to_vec()], ..Capture::default() });
+        source.prefetch(|prefetch| prefetch.add_search(&tree));
+        source.want([tree.as_slice(), b"/m.py"].concat(), Need::Content);
+        assert!(std::iter::repeat_with(|| next(&found)).take(5).any(|record| record.starts_with("Absent")));
+        assert_eq!(source.counters.files.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_guess_that_would_cost_too_much_is_not_read_until_somebody_asks() {
+        let (directory, tree, source, found) = started();
+        let path = [tree.as_slice(), b"/other.py"].concat();
+        let size = std::fs::metadata(directory.path().join("other.py")).unwrap().len();
+        source.guessed.store(GUESSED_MAX - size + 1, Ordering::Relaxed);
+        source.queue.push_ahead([Work::Guess(Guess { path: path.clone(), need: Need::Content })].into_iter());
+        assert_eq!(next(&found), "OnOpen");
+        source.want(path, Need::Content);
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "6 bytes", "complete"]);
+    }
 }

@@ -13,7 +13,8 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
-use crate::loader::catalog::{Catalog, is_below};
+use crate::loader::catalog::{Catalog, is_below, parent};
+use crate::loader::chunk;
 use crate::loader::store::Store;
 use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
@@ -27,8 +28,8 @@ use crate::net::wire::hello::Purpose;
 use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
 
-/// A question that nobody answered is asked again after this long; the first may have been lost with a node.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// The same question goes up again after this long; views repeat theirs less often.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Pause between two rounds of attempts to find somebody who feeds us.
 const RETRY: Duration = Duration::from_millis(200);
 /// Without anybody who feeds us for this long, jobs that wait for files fail.
@@ -68,6 +69,19 @@ pub(super) struct Replica {
     told: Cell<u64>,
     /// When something was heard last of who feeds us, by stripe.
     fed: Vec<Cell<Instant>>,
+    pace: Cell<Pace>,
+    /// The control link to the parent.
+    parent: Sender<Packet>,
+}
+
+/// How fast content comes to this node.
+#[derive(Debug, Clone, Copy)]
+enum Pace {
+    Unknown,
+    /// The first body came then, and so many bytes since.
+    Timed(Instant, u64),
+    /// The root has been told.
+    Told,
 }
 
 /// The way from the view's threads to the node's task.
@@ -96,6 +110,7 @@ impl Replica {
         store: OwnedFd,
         two_trees: bool,
         mapped: bool,
+        parent: Sender<Packet>,
     ) -> (Rc<Replica>, Receiver<Question>) {
         let (ask, questions) = unbounded();
         let replica = Replica {
@@ -119,6 +134,8 @@ impl Replica {
             bytes: Cell::new(0),
             told: Cell::new(0),
             fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
+            pace: Cell::new(Pace::Unknown),
+            parent,
         };
         (Rc::new(replica), questions)
     }
@@ -198,7 +215,13 @@ impl Replica {
     }
 
     /// Follows the log in one stripe: from the nearest of our feeders that can be reached, at last over the control link.
-    pub(super) async fn follow(self: Rc<Self>, stripe: u8, feeders: Vec<Feeder>, key: SessionKey, parent: Uplink) {
+    pub(super) async fn follow(
+        self: Rc<Self>,
+        stripe: u8,
+        feeders: Vec<Feeder>,
+        key: SessionKey,
+        down: Vec<Receiver<Packet>>,
+    ) {
         // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
         let mut parent_feeds = false;
         loop {
@@ -207,7 +230,7 @@ impl Replica {
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
             }
             let before = self.log.next(stripe);
-            let ended = self.fed_by_parent(stripe, &parent).await;
+            let ended = self.fed_by_parent(stripe, &down).await;
             parent_feeds |= self.log.next(stripe) != before;
             if parent_feeds {
                 self.fed[usize::from(stripe)].set(Instant::now());
@@ -225,6 +248,10 @@ impl Replica {
         if let Err(error) = writer.send(&self.log.attachment(stripe)).await {
             return error;
         }
+        // On the same host there is no link, however little of the processors is left for us.
+        if feeder.addresses.iter().all(|address| address.starts_with("127.")) {
+            self.tell_rate(u64::MAX);
+        }
         loop {
             match self.receive(stripe, reader.receive_within()).await {
                 Ok(()) => {}
@@ -233,12 +260,13 @@ impl Replica {
         }
     }
 
-    async fn fed_by_parent(&self, stripe: u8, parent: &Uplink) -> LinkError {
-        if parent.outbox.send(self.log.attachment(stripe)).await.is_err() {
+    /// The control link as a way for the log; `down`: what comes down it, by stripe.
+    async fn fed_by_parent(&self, stripe: u8, down: &[Receiver<Packet>]) -> LinkError {
+        if self.parent.send(self.log.attachment(stripe)).await.is_err() {
             return LinkError::Closed;
         }
         loop {
-            let packet = async { parent.log[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
+            let packet = async { down[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
             match self.receive(stripe, packet.or(link::late(link::SILENCE, LinkError::Silent))).await {
                 Ok(()) => {}
                 Err(error) => return error,
@@ -259,6 +287,7 @@ impl Replica {
         let packet = next.await?;
         self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();
+        self.time(packet.body.len());
         let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
         match &logged.record {
             // Nobody upstream could rebuild it.
@@ -266,6 +295,29 @@ impl Replica {
             record => self.announce(record),
         }
         Ok(())
+    }
+
+    /// Tells once how fast content comes here: the root compresses where links are slow.
+    fn time(&self, body: usize) {
+        /// Bytes that tell: beyond the first body, which may have waited for its sender.
+        const TELLING: u64 = 1 << 20;
+        match self.pace.get() {
+            Pace::Unknown if body > 0 => self.pace.set(Pace::Timed(Instant::now(), 0)),
+            Pace::Unknown | Pace::Told => {}
+            Pace::Timed(since, bytes) => {
+                let bytes = bytes + body as u64;
+                self.pace.set(Pace::Timed(since, bytes));
+                if bytes >= TELLING {
+                    self.tell_rate((bytes as f64 / since.elapsed().as_secs_f64().max(1e-6)) as u64);
+                }
+            }
+        }
+    }
+
+    fn tell_rate(&self, rate: u64) {
+        if !matches!(self.pace.replace(Pace::Told), Pace::Told) {
+            let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
+        }
     }
 
     /// Makes the file for content that is coming, before its turn in the log: chunks are written as they arrive.
@@ -376,6 +428,10 @@ impl Replica {
         {
             let mut open = self.open_questions.borrow_mut();
             open.answer(&(path.clone(), Need::Attributes));
+            if matches!(record, Record::Dir { .. }) {
+                // What it says of its names may not be what the root had told of them before.
+                open.answer_if(|(asked, _)| parent(asked) == Some(path));
+            }
             if !matches!(record, Record::File { content: Supply::OnOpen, .. }) {
                 open.answer(&(path.clone(), Need::Content));
             }
@@ -402,13 +458,6 @@ impl Replica {
     }
 }
 
-/// The control link to the parent as a way for the log.
-pub(super) struct Uplink {
-    pub(super) outbox: Sender<Packet>,
-    /// What came down it, by stripe.
-    pub(super) log: Vec<Receiver<Packet>>,
-}
-
 /// Who may feed a node, nearest first, for each stripe of the topology.
 pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Vec<Feeder>> {
     let shape = if two_trees { Shape::TwoTrees } else { Shape::Chain };
@@ -424,10 +473,7 @@ fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
     let Some(body) = &entry.body else { return Ok(()) };
     match codec {
         Codec::Raw => store.write_chunk(file, offset, &body.0),
-        Codec::Zstd => {
-            let raw = zstd::bulk::decompress(&body.0, len as usize).map_err(|e| Error::new("decompress a chunk", e))?;
-            store.write_chunk(file, offset, &raw)
-        }
+        Codec::Zstd => store.write_chunk(file, offset, &chunk::decompress(&body.0, len)?),
     }
 }
 
@@ -439,17 +485,24 @@ impl FeedsLog for Replica {
 
 impl Rebuild for Replica {
     async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
-        let Record::Chunk { file, offset, len, .. } = *record else { return None };
+        let Record::Chunk { file, offset, len, codec } = *record else { return None };
         if self.lost.borrow().contains(&file) {
             return None;
         }
         let store = Arc::clone(&self.store);
         let read = move || {
             let mut body = vec![0; len as usize];
-            (store.read_at(file, offset, &mut body).ok()? == body.len()).then_some(body)
+            if store.read_at(file, offset, &mut body).ok()? < body.len() {
+                return None;
+            }
+            // As it came, so that a slow link gets no more to carry than others.
+            match codec {
+                Codec::Zstd => Some((codec, chunk::compress(&body)?)),
+                Codec::Raw => Some((codec, body)),
+            }
         };
-        let body = smol::unblock(read).await?;
-        Some((Record::Chunk { file, offset, len, codec: Codec::Raw }, body))
+        let (codec, body) = smol::unblock(read).await?;
+        Some((Record::Chunk { file, offset, len, codec }, body))
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fuser::{Errno, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen};
 
 use crate::loader::catalog::{Effects, parent};
+use crate::net::wire::control::Need;
 use crate::net::wire::record::FileId;
 
 /// A request with its reply, so that it can be asked again.
@@ -24,6 +25,11 @@ impl Question {
     /// Others who look up the same name, or change its directory, wait in the kernel until this is answered, and cannot be killed.
     pub(super) fn is_lookup(&self) -> bool {
         matches!(self, Question::Lookup { .. })
+    }
+
+    /// What has to be known about its path.
+    pub(super) fn need(&self) -> Need {
+        if matches!(self, Question::Open { .. }) { Need::Content } else { Need::Attributes }
     }
 
     pub(super) fn refuse(self, errno: Errno) {
@@ -55,6 +61,8 @@ pub(super) struct Asked {
 pub(super) struct Waiting {
     pub(super) question: Question,
     pub(super) asked: Asked,
+    /// When the root was asked last because of it.
+    pub(super) wanted: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +91,20 @@ impl Parked {
             keys.extend(self.waiting.keys().filter(below).cloned());
         }
         keys
+    }
+
+    /// The paths about which the root was asked longer ago than `patience`, and how: they are asked about now.
+    pub(super) fn repeat(&mut self, patience: Duration, now: Instant) -> Vec<(Box<[u8]>, Need)> {
+        let mut again = Vec::new();
+        for (key, queue) in &mut self.waiting {
+            let Key::Path(path) = key else { continue };
+            for waiting in queue.iter_mut().filter(|w| w.wanted + patience <= now) {
+                waiting.wanted = now;
+                again.push((path.clone(), waiting.question.need()));
+            }
+        }
+        again.dedup();
+        again
     }
 
     pub(super) fn take(&mut self, key: &Key) -> Vec<Waiting> {
