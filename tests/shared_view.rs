@@ -8,6 +8,7 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -170,6 +171,41 @@ fn a_library_is_built_again() {
             assert_eq!(done.status.code(), Some(n), "{}", done.err);
         }
     }
+}
+
+/// The job that makes the view is killed over it; the one that waits for it goes on.
+#[test]
+fn a_job_is_killed_while_it_makes_the_view() {
+    let Some(cluster) = up("t-view-made", 50, Spec::default().service) else { return };
+    for after in (0..240).step_by(20) {
+        let session = Session::start(&cluster, USERS[after as usize / 20 % 2]);
+        let script = "cat /shared/one/m1.py /shared/one/m49.py";
+        let first = session.job(&["/shared/one"], script).start();
+        let second = session.job(&["/shared/one"], script).start();
+        thread::sleep(Duration::from_millis(after));
+        first.signal(Signal::SIGKILL);
+        assert_eq!(second.end().code(0).text(), "one 1\none 49\n", "killed after {after} ms");
+        drop(first.end());
+    }
+}
+
+/// The next job gets another view when the kernel has given one up.
+#[test]
+fn a_view_that_ended_is_replaced() {
+    let Some(cluster) = up("t-view-ended", 2, Spec::default().service) else { return };
+    let session = Session::start(&cluster, USERS[1]);
+    let script = "stat -c %Hd:%Ld /shared/one; cat /shared/one/m1.py";
+    let first = session.run(&["/shared/one"], script);
+    assert_eq!(session.run(&["/shared/one"], script), first);
+    // The kernel's number of a FUSE connection is its minor device number.
+    let connection = first.lines().next().unwrap().split_once(':').unwrap().1;
+    let at = "/sys/fs/fuse/connections";
+    let abort = format!("mount -t fusectl none {at} && echo 1 > {at}/{connection}/abort");
+    if !Command::new("unshare").args(["-m", "sh", "-c", &abort]).status().unwrap().success() {
+        return eprintln!("SKIPPED: no fusectl");
+    }
+    let second = session.run(&["/shared/one"], script);
+    assert!(second != first && second.ends_with("one 1\n"), "{second}");
 }
 
 #[test]
