@@ -5,7 +5,8 @@
 //! volatile with a limit of zero; what is unknown makes the question wait, never the thread, until the log answers.
 //!
 //! Three threads stand beside FUSE's own, because they may wait for each other: invalidating a name waits for the kernel's lock on its
-//! directory, which a waiting question may hold; so questions are answered by another thread, and only the log feeds both.
+//! directory, which a waiting question may hold; so questions are answered by another thread, and only the log feeds both. Either may wait
+//! for the shared file system; the third, which refuses what is late and what the killed ask, never waits.
 //! A change made on this node is not invalidated on this node by its own handler: the kernel holds the directory and already knows.
 //!
 //! Not implemented: POSIX and BSD locks are the kernel's, so they bind the processes of one node only. Extended attributes are not shown.
@@ -95,6 +96,7 @@ struct Stale {
 struct Idle {
     to_answer: Receiver<Vec<Key>>,
     to_invalidate: Receiver<Stale>,
+    to_sweep: Receiver<()>,
 }
 
 /// A view on one node.
@@ -102,6 +104,7 @@ struct Idle {
 pub struct Skeleton {
     view: Arc<View>,
     woken: Sender<Vec<Key>>,
+    swept: Sender<()>,
     /// The receivers of the threads that [`Skeleton::serve`] starts.
     idle: Mutex<Option<Idle>>,
 }
@@ -167,6 +170,7 @@ impl Skeleton {
     pub fn new(setup: Setup, roots: impl IntoIterator<Item = Vec<u8>>) -> Self {
         let (woken, to_answer) = channel();
         let (stale, to_invalidate) = channel();
+        let (swept, to_sweep) = channel();
         let view = View {
             setup,
             roots: roots.into_iter().map(Vec::into_boxed_slice).collect(),
@@ -184,7 +188,7 @@ impl Skeleton {
         siblings.retain(|other| other.strong_count() > 0);
         siblings.push(Arc::downgrade(&view));
         drop(siblings);
-        Skeleton { view, woken, idle: Mutex::new(Some(Idle { to_answer, to_invalidate })) }
+        Skeleton { view, woken, swept, idle: Mutex::new(Some(Idle { to_answer, to_invalidate, to_sweep })) }
     }
 
     /// To be called after each [`Catalog::apply`], with the catalog unlocked. Does not wait.
@@ -228,13 +232,13 @@ impl Skeleton {
     #[must_use]
     pub fn close(&self, keeper: u32) -> Closing {
         lock(&self.view.closing).push(Closed { keeper, since: Instant::now() });
-        let _ = self.woken.send(Vec::new());
+        let _ = self.swept.send(());
         Closing { view: Arc::downgrade(&self.view), keeper }
     }
 
     /// Serves the file system mounted with `fuse`, an opened `/dev/fuse`, by `threads` threads. Returns when the mount can be used.
     pub fn serve(&self, fuse: OwnedFd, threads: usize) -> Result<Serving> {
-        let Idle { to_answer, to_invalidate } = lock(&self.idle).take().expect("a skeleton is served once");
+        let Idle { to_answer, to_invalidate, to_sweep } = lock(&self.idle).take().expect("a skeleton is served once");
         let mut config = Config::default();
         config.acl = SessionACL::All;
         config.n_threads = Some(threads.max(1));
@@ -280,18 +284,20 @@ impl Skeleton {
         spawn(
             "view-answer",
             Box::new(move || {
-                let mut sweep = Instant::now() + SWEEP;
-                loop {
-                    let keys = match to_answer.recv_timeout(sweep.saturating_duration_since(Instant::now())) {
-                        Ok(keys) => keys,
-                        Err(RecvTimeoutError::Timeout) => Vec::new(),
-                        Err(RecvTimeoutError::Disconnected) => return,
-                    };
+                for keys in to_answer {
                     let Some(view) = view.upgrade() else { return };
                     view.answer_settled(&keys);
-                    if keys.is_empty() || sweep <= Instant::now() {
-                        sweep = Instant::now() + view.sweep();
-                    }
+                }
+            }),
+        )?;
+        let view = Arc::downgrade(&self.view);
+        spawn(
+            "view-sweep",
+            Box::new(move || {
+                let mut pause = SWEEP;
+                while !matches!(to_sweep.recv_timeout(pause), Err(RecvTimeoutError::Disconnected)) {
+                    let Some(view) = view.upgrade() else { return };
+                    pause = view.sweep();
                 }
             }),
         )?;
