@@ -3,6 +3,7 @@
 mod audit;
 mod job;
 mod replica;
+mod view;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use smol::{Async, LocalExecutor, Timer};
 
 use self::job::Job;
 use self::replica::{Replica, feeders};
+use self::view::Views;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::{agent, keeper};
@@ -112,6 +114,7 @@ pub(super) struct Node {
     /// The path of the store, where it is not in a namespace.
     audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
+    views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
     jobs: RefCell<HashMap<JobId, Rc<Job>>>,
@@ -182,6 +185,7 @@ async fn live(
         store: RefCell::new(store),
         audit,
         replica: RefCell::default(),
+        views: Views::default(),
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
     });
