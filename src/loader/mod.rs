@@ -15,4 +15,5 @@ pub mod script;
 pub mod search;
 pub mod source;
 pub mod store;
+pub mod tally;
 pub mod view;

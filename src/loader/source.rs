@@ -23,6 +23,7 @@ use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, parent};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use super::python::{Guess, Imports};
+use super::tally::{Tally, Why};
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
@@ -30,10 +31,14 @@ use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Rec
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
+/// Bytes that network file systems fetch with one request.
+const REQUEST: usize = 128 << 10;
 /// Chunks that wait for the log, at most.
 const CHUNKS: usize = 16;
 /// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
 const LEVEL: i32 = 1;
+/// Paths of which it is known what they cost.
+const PATHS: usize = 4096;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
 
@@ -89,8 +94,8 @@ struct Version {
 #[derive(Debug)]
 enum Work {
     Guess(Guess),
-    Describe { path: Vec<u8>, need: Need, job: Option<Arc<Load>> },
-    Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
+    Describe { path: Vec<u8>, need: Need, why: Why, job: Option<Arc<Load>> },
+    Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, why: Why, job: Option<Arc<Load>> },
 }
 
 /// What must be in the log before a job can start; complete when the last part of it is dropped.
@@ -163,6 +168,7 @@ pub struct Source {
     undecided: AtomicBool,
     loads: AtomicU32,
     pub counters: Counters,
+    touched: Mutex<Tally>,
 }
 
 impl Source {
@@ -189,6 +195,7 @@ impl Source {
             undecided: AtomicBool::new(compression == Compression::Auto),
             loads: AtomicU32::new(1),
             counters,
+            touched: Mutex::new(Tally::new(PATHS)),
         });
         for _ in 0..READERS {
             let (this, work, guesses) = (Arc::downgrade(&this), work.clone(), guesses.clone());
@@ -263,7 +270,12 @@ impl Source {
 
     fn ask(&self, path: Vec<u8>, need: Need, job: Option<Arc<Load>>) {
         if self.state().is_news(&path, need) {
-            self.enqueue(Work::Describe { path, need, job });
+            let why = match (&job, need) {
+                (Some(_), _) => Why::Closure,
+                (None, Need::Attributes) => Why::Attributes,
+                (None, Need::Content) => Why::Content,
+            };
+            self.enqueue(Work::Describe { path, need, why, job });
         }
     }
 
@@ -302,13 +314,13 @@ impl Source {
             (state.listed.clone(), captured)
         };
         let look = |path: &[u8]| {
-            self.operation();
+            self.operation(path, Why::Changes);
             rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).map(|stat| version(&stat))
         };
         for (path, known) in directories {
             if look(&path) != Ok(known) {
                 log::debug!("{} changed", String::from_utf8_lossy(&path));
-                self.enqueue(Work::Describe { path, need: Need::Attributes, job: None });
+                self.enqueue(Work::Describe { path, need: Need::Attributes, why: Why::Changes, job: None });
             }
         }
         for (path, known) in captured {
@@ -348,8 +360,19 @@ impl Source {
         let _ = self.findings.try_send(Finding { record, body, hash, _room: room });
     }
 
-    fn operation(&self) {
-        self.counters.operations.fetch_add(1, Ordering::Relaxed);
+    fn operation(&self, path: &[u8], why: Why) {
+        self.touch(path, why, 1, 0);
+    }
+
+    fn touch(&self, path: &[u8], why: Why, operations: u64, bytes: u64) {
+        self.counters.operations.fetch_add(operations, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner).add(path, why, operations, bytes);
+    }
+
+    /// What this reader did at the shared file system, by path.
+    pub fn touched(&self) -> Tally {
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn serve(&self, work: Work) {
@@ -361,27 +384,27 @@ impl Source {
                 };
                 // It may have been asked for since it was guessed.
                 if self.state().is_news(&path, need) {
-                    self.serve(Work::Describe { path, need, job: None });
+                    self.serve(Work::Describe { path, need, why: Why::Guess, job: None });
                 }
             }
-            Work::Describe { path, need, job } => {
+            Work::Describe { path, need, why, job } => {
                 self.state().describing.insert(path.clone(), Vec::new());
-                self.describe(&path, need, job.as_ref());
+                self.describe(&path, need, why, job.as_ref());
                 let overtaken = self.state().describing.remove(&path).unwrap_or_default();
                 for (path, exists) in overtaken {
                     self.changed(path, exists);
                 }
                 self.done(job.as_ref());
             }
-            Work::Read { id, path, file, version, tries, job } => {
-                self.transfer(id, &path, &file, version, tries, job.as_ref());
+            Work::Read { id, path, file, version, tries, why, job } => {
+                self.transfer(id, &path, &file, version, (tries, why), job.as_ref());
                 self.done(job.as_ref());
             }
         }
     }
 
     /// A file changed under our eyes, or cannot be read.
-    fn unsteady(&self, path: &[u8], errno: Errno, tries: u32, job: Option<&Arc<Load>>) {
+    fn unsteady(&self, path: &[u8], errno: Errno, (tries, why): (u32, Why), job: Option<&Arc<Load>>) {
         let name = String::from_utf8_lossy(path).into_owned();
         let mut state = self.state();
         state.described.remove(path);
@@ -393,7 +416,7 @@ impl Source {
             state.warnings.push(format!("{name} changed while it was read; it was read again"));
             drop(state);
             match FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(path))) {
-                Ok(opened) => self.publish(path, &opened.stat, opened.file, tries + 1, job),
+                Ok(opened) => self.publish(path, &opened.stat, opened.file, (tries + 1, why), job),
                 Err(error) => self.absent(path, &error),
             }
         }
@@ -406,25 +429,25 @@ impl Source {
     }
 
     /// Says what a path is.
-    fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
+    fn describe(&self, path: &[u8], need: Need, why: Why, job: Option<&Arc<Load>>) {
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && self.state().described.get(path) == Some(&Described::Offered) {
-            self.operation();
+            self.operation(path, why);
             if let Ok(opened) = FileSystem.open(name)
                 && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
             {
-                return self.publish(path, &opened.stat, opened.file, 1, job);
+                return self.publish(path, &opened.stat, opened.file, (1, why), job);
             }
         }
-        self.operation();
+        self.operation(path, why);
         let stat = match rustix::fs::lstat(name) {
             Ok(stat) => stat,
             Err(error) => return self.absent(path, &error.into()),
         };
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::Directory => self.describe_directory(path, name),
+            rustix::fs::FileType::Directory => self.describe_directory(path, name, why),
             rustix::fs::FileType::Symlink => {
-                self.operation();
+                self.operation(path, why);
                 match rustix::fs::readlink(name, Vec::new()) {
                     Ok(target) => {
                         self.state().described.insert(path.to_vec(), Described::Whole);
@@ -447,9 +470,9 @@ impl Source {
                 if need == Need::Attributes && !capture::is_loaded(file_name(path)) {
                     return self.offer(path, &stat);
                 }
-                self.operation();
+                self.operation(path, why);
                 match FileSystem.open(name) {
-                    Ok(opened) => self.publish(path, &opened.stat, opened.file, 1, job),
+                    Ok(opened) => self.publish(path, &opened.stat, opened.file, (1, why), job),
                     // Not readable by us: whoever may, reads it himself.
                     Err(_) => self.pass_through(path, &stat),
                 }
@@ -477,8 +500,8 @@ impl Source {
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
-    fn describe_directory(&self, path: &[u8], name: &Path) {
-        self.operation();
+    fn describe_directory(&self, path: &[u8], name: &Path, why: Why) {
+        self.operation(path, why);
         let listed = FileSystem.open_dir(name).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
         match listed {
             Ok((names, stat)) => self.list(path, &stat, &names),
@@ -497,9 +520,9 @@ impl Source {
     }
 
     /// Puts a captured file into the log, unless this version of it is there.
-    fn publish(&self, path: &[u8], stat: &Stat, file: File, tries: u32, job: Option<&Arc<Load>>) {
+    fn publish(&self, path: &[u8], stat: &Stat, file: File, (tries, why): (u32, Why), job: Option<&Arc<Load>>) {
         if let Some((id, version)) = self.begin(path, stat) {
-            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, job: job.cloned() });
+            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, why, job: job.cloned() });
         }
     }
 
@@ -531,10 +554,18 @@ impl Source {
     }
 
     /// Reads all of a file into the log, or voids it there and tries again.
-    fn transfer(&self, id: FileId, path: &[u8], file: &File, version: Version, tries: u32, job: Option<&Arc<Load>>) {
-        if let Err(errno) = self.read(id, path, file, version) {
+    fn transfer(
+        &self,
+        id: FileId,
+        path: &[u8],
+        file: &File,
+        version: Version,
+        (tries, why): (u32, Why),
+        job: Option<&Arc<Load>>,
+    ) {
+        if let Err(errno) = self.read(id, path, file, version, why) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
-            self.unsteady(path, errno, tries, job);
+            self.unsteady(path, errno, (tries, why), job);
         }
     }
 
@@ -560,17 +591,16 @@ impl Source {
     }
 
     /// Reads a file once, from its beginning to its end.
-    fn read(&self, id: FileId, path: &[u8], file: &File, version: Version) -> Result<(), Errno> {
+    fn read(&self, id: FileId, path: &[u8], file: &File, version: Version, why: Why) -> Result<(), Errno> {
         let (mut offset, mut buffer) = (0, Vec::new());
         while offset < version.size {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
             buffer.resize(want, 0);
             let got = super::store::read_at(file, offset, &mut buffer)?;
-            self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
+            self.touch(path, why, got.div_ceil(REQUEST) as u64, got as u64);
             if got < want {
                 return Err(Errno::STALE);
             }
-            self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
             let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
             if offset == 0 && (path.ends_with(b".pyc") || path.ends_with(b".py")) {
                 self.guess(|imports| imports.handle_module(path, &buffer));
@@ -608,14 +638,14 @@ impl Source {
             });
             found?
         };
-        self.operation();
+        self.operation(&path, Why::Again);
         let opened = FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(&path))).ok()?;
         if self::version(&opened.stat) != version {
             return None;
         }
         let mut body = vec![0; len as usize];
         let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
-        self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
+        self.touch(&path, Why::Again, got.div_ceil(REQUEST) as u64, got as u64);
         let record = Record::Chunk { file: id, offset, len, codec: Codec::Raw };
         (got == body.len()).then_some((record, body))
     }
@@ -637,7 +667,7 @@ impl Preload {
     /// A directory that was listed on the way.
     pub fn directory(&self, listing: &Listing) {
         let path = listing.canonical.as_os_str().as_bytes();
-        self.source.operation();
+        self.source.operation(path, Why::Search);
         if !self.source.state().described.contains_key(path) {
             self.source.list(path, &listing.stat, &listing.names);
         }
@@ -659,10 +689,10 @@ impl Probe for Preload {
         let opened = FileSystem.open(path)?;
         let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
         if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) {
-            self.source.operation();
             let path = opened.canonical.as_os_str().as_bytes();
+            self.source.operation(path, Why::Closure);
             if let Some((id, version)) = self.source.begin(path, &opened.stat) {
-                self.source.transfer(id, path, &opened.file, version, 1, Some(&self.load));
+                self.source.transfer(id, path, &opened.file, version, (1, Why::Closure), Some(&self.load));
             }
         }
         Ok(opened)
