@@ -128,6 +128,7 @@ impl JobKeeper {
                 self.complete = true;
                 Ok(())
             }
+            Ask::Pids => self.tell_pids(),
             Ask::Signal { signal } => {
                 let signal = Signal::try_from(signal)?;
                 for pid in self.ranks.keys() {
@@ -189,6 +190,14 @@ impl JobKeeper {
             }
         }
         Ok(())
+    }
+
+    fn tell_pids(&self) -> io::Result<()> {
+        /// Ranks in one message: no more than a datagram takes.
+        const BATCH: usize = 4096;
+        let pid = |(pid, index): (&Pid, &u32)| (*index, pid.as_raw().cast_unsigned());
+        let ranks: Vec<(u32, u32)> = self.ranks.iter().map(pid).collect();
+        ranks.chunks(BATCH).try_for_each(|ranks| self.agent.send(&Tell::Pids { ranks: ranks.to_vec() }, &[]))
     }
 
     fn reap(&mut self) -> io::Result<()> {

@@ -19,12 +19,15 @@ use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
 use super::overlay::Spawner;
 use super::progress;
+use super::timeline;
 use super::root::{Root, Setup};
 use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
+use super::status::Subject;
 use crate::loader::capture;
 use crate::loader::closure::Environment;
 use crate::loader::source::{Compression, Counters, Finding, Source};
+use crate::loader::tally::Tally;
 use crate::net::wire::session::JobSpec;
 use crate::{Error, Result, error::Context};
 
@@ -41,7 +44,7 @@ pub struct Resolving {
     /// The needs, and how long it took to find them.
     found: Task<Result<(Needs, Duration)>>,
     /// What the reader had done before.
-    before: Counted,
+    before: (Counted, Tally),
 }
 
 /// See the module.
@@ -71,6 +74,11 @@ impl Reading {
         Ok(Reading { source, found })
     }
 
+    /// The reader.
+    pub fn source(&self) -> Arc<Source> {
+        Arc::clone(&self.source)
+    }
+
     /// Begins to find and read what a job needs.
     pub fn resolve(&self, tasks: &Spawner, job: &JobSpec) -> Resolving {
         resolve(tasks, &self.source, job)
@@ -87,12 +95,17 @@ impl Session {
         reading: Reading,
         hosts: Vec<Host>,
         setup: &Setup,
+        subject: &Subject,
         console: &Console,
     ) -> Result<Session> {
         let begun = Instant::now();
         let counters =
             progress::Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Default::default() };
-        let show = |up| console.show(&progress::Counters { hosts_up: up, ..counters });
+        let show = |root: &Rc<Root>| {
+            let _ = subject.root.set(Rc::clone(root));
+            let hosts_up = u32::try_from(root.up().len()).unwrap_or(u32::MAX);
+            console.show(&progress::Counters { hosts_up, ..counters });
+        };
         let interrupted = async {
             let signal = console.ended_by().await;
             Error::new("start the agents", format!("ended by {}", signal.as_str()))
@@ -157,7 +170,7 @@ impl Session {
         phases: Phases,
         console: &Console,
     ) -> Result<u8> {
-        let (begun, Resolving { found, before }) = (Instant::now(), resolving);
+        let (begun, Resolving { found, before: (before, touched) }) = (Instant::now(), resolving);
         // The shared file system may hang.
         let interrupted = async {
             let signal = console.ended_by().await;
@@ -180,6 +193,7 @@ impl Session {
         }
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = Counted::of(&self.source.counters);
+        let progress = outcome.card.progress.borrow();
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };
         let stats = Stats {
             hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
@@ -190,7 +204,12 @@ impl Session {
             bytes_sent: outcome.received,
             cache_hits: now.hits - before.hits,
             operations_done: now.operations - before.operations,
-            operations_avoided: outcome.avoided,
+            operations_avoided: progress.avoided,
+            original: progress.passed,
+            paths: self.source.touched().since(&touched),
+            originals: progress.originals.clone(),
+            spreads: timeline::spreads(&progress.lines),
+            clock_error: progress.lines.iter().map(|line| line.error).max().unwrap_or(0) as f64 / 1e6,
             exit_code: outcome.code,
             failures: outcome.ends.to_json(&outcome.placement),
         };
@@ -234,7 +253,8 @@ impl Counted {
 /// The closure on a thread of its own.
 fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
-    let (program, view, before) = (path(&job.program), job.view, Counted::of(&source.counters));
+    let (program, view) = (path(&job.program), job.view);
+    let before = (Counted::of(&source.counters), source.touched());
     let found = tasks.spawn(smol::unblock(move || {
         if !view {
             return Ok((Needs::default(), Duration::ZERO));

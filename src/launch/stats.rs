@@ -6,6 +6,8 @@ use indicatif::{HumanBytes, HumanCount};
 use serde_json::{Value, json};
 
 use super::placement::plural;
+use super::timeline::Spread;
+use crate::loader::tally::{Tally, Why};
 
 /// Version of the object's layout: changes when a field changes its meaning or goes; new fields do not change it.
 pub const SCHEMA: u32 = 1;
@@ -47,7 +49,7 @@ impl Phases {
 }
 
 /// The counts of one job.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone)]
 pub struct Stats {
     pub hosts: u32,
     pub ranks: u32,
@@ -64,6 +66,15 @@ pub struct Stats {
     pub operations_done: u64,
     /// Operations of the ranks answered by a node instead.
     pub operations_avoided: u64,
+    /// What ranks did past the store, at the originals: operations, bytes read.
+    pub original: (u64, u64),
+    /// What the reader did at the shared file system, and what ranks did past the store, by path.
+    pub paths: Tally,
+    pub originals: Tally,
+    /// How long the hosts took.
+    pub spreads: Vec<Spread>,
+    /// Seconds by which hosts may be misplaced against each other.
+    pub clock_error: f64,
     /// The code hpcrt exits with.
     pub exit_code: u8,
     /// [`super::exit::Ends::to_json`].
@@ -84,8 +95,16 @@ impl Stats {
             "seconds": seconds,
             "files": self.files,
             "cache_hits": self.cache_hits,
-            "bytes": { "read": self.bytes_read, "sent": self.bytes_sent },
-            "operations": { "done": self.operations_done, "avoided": self.operations_avoided },
+            "bytes": { "read": self.bytes_read, "sent": self.bytes_sent, "original": self.original.1 },
+            "operations": {
+                "done": self.operations_done,
+                "avoided": self.operations_avoided,
+                "original": self.original.0,
+            },
+            "paths": paths_json(&self.paths),
+            "originals": paths_json(&self.originals),
+            "phases": self.spreads.iter().map(Spread::to_json).collect::<Vec<_>>(),
+            "clock_error": self.clock_error,
             "exit_code": self.exit_code,
             "failures": self.failures,
         })
@@ -112,6 +131,23 @@ impl Stats {
     }
 }
 
+/// The ten paths that cost most: an array of path, operations, bytes, and operations by reason.
+pub fn paths_json(paths: &Tally) -> Value {
+    const SHOWN: usize = 10;
+    let path = |(path, cost): (&[u8], crate::loader::tally::Cost)| {
+        let by = Why::ALL.iter().filter(|why| cost.by[**why as usize] > 0);
+        let by: serde_json::Map<String, Value> =
+            by.map(|why| (why.name().to_owned(), cost.by[*why as usize].into())).collect();
+        json!({
+            "path": String::from_utf8_lossy(path),
+            "operations": cost.operations,
+            "bytes": cost.bytes,
+            "by": by,
+        })
+    };
+    paths.top(SHOWN).into_iter().map(path).collect()
+}
+
 /// `1,234 files`.
 pub(super) fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", HumanCount(count), if count == 1 { "" } else { "s" })
@@ -131,6 +167,8 @@ mod tests {
         let mut ends = Ends::new(2, false);
         ends.handle_end(1, End::Exited(3));
         let phases = Phases { load: Duration::from_millis(1250), run: Duration::from_secs(2), ..Phases::default() };
+        let mut paths = Tally::new(1);
+        Why::ALL.iter().for_each(|why| paths.add(b"/a", *why, 1, 1));
         let counts = (1234, 5 << 20, 3 << 30, 17, 20, 98_765);
         let (files, bytes_read, bytes_sent, cache_hits, operations_done, operations_avoided) = counts;
         Stats {
@@ -143,6 +181,18 @@ mod tests {
             cache_hits,
             operations_done,
             operations_avoided,
+            original: (7, 8),
+            originals: paths.clone(),
+            paths,
+            spreads: vec![Spread {
+                phase: super::super::timeline::Phase::Load,
+                least: 0.0,
+                median: 0.0,
+                p90: 0.0,
+                most: 0.0,
+                slowest: "a".to_owned(),
+            }],
+            clock_error: 0.001,
             exit_code: 3,
             failures: ends.to_json(&placement),
         }
@@ -175,7 +225,6 @@ mod tests {
     fn every_field_is_documented() {
         let mut found = BTreeSet::new();
         fields(&sample().to_json(), "", &mut found);
-        assert_eq!(Stats::default().to_json()["failures"], json!([]));
         let text = include_str!("../../docs/STATS.md");
         let field = |line: &str| Some(line.strip_prefix("| `")?.split_once("` |")?.0.to_owned());
         let documented: BTreeSet<String> = text.lines().filter_map(field).collect();

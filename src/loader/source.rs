@@ -23,7 +23,7 @@ use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, parent};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use super::python::{Guess, Imports};
-use super::tally::{Tally, Why};
+use super::tally::{Tally, Why, requests};
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
@@ -31,8 +31,6 @@ use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Rec
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
-/// Bytes that network file systems fetch with one request.
-const REQUEST: usize = 128 << 10;
 /// Chunks that wait for the log, at most.
 const CHUNKS: usize = 16;
 /// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
@@ -597,7 +595,7 @@ impl Source {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
             buffer.resize(want, 0);
             let got = super::store::read_at(file, offset, &mut buffer)?;
-            self.touch(path, why, got.div_ceil(REQUEST) as u64, got as u64);
+            self.touch(path, why, requests(got as u64), got as u64);
             if got < want {
                 return Err(Errno::STALE);
             }
@@ -645,7 +643,7 @@ impl Source {
         }
         let mut body = vec![0; len as usize];
         let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
-        self.touch(&path, Why::Again, got.div_ceil(REQUEST) as u64, got as u64);
+        self.touch(&path, Why::Again, requests(got as u64), got as u64);
         let record = Record::Chunk { file: id, offset, len, codec: Codec::Raw };
         (got == body.len()).then_some((record, body))
     }

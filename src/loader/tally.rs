@@ -2,6 +2,11 @@
 
 use std::collections::HashMap;
 
+/// Operations that reading takes: network file systems fetch 128 KiB with one request.
+pub fn requests(bytes: u64) -> u64 {
+    bytes.div_ceil(128 << 10)
+}
+
 /// Why a path was touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {

@@ -88,6 +88,7 @@ macro_rules! spec {
                 keep_going: $flags.keep_going,
                 view: $flags.view != $crate::cli::View::None,
                 prefixes: $flags.prefix.iter().map(|d| job::bytes(&here.own.join(d))).collect(),
+                report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,

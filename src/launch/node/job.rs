@@ -21,6 +21,7 @@ use crate::loader::view::Skeleton;
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
 use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOME};
@@ -32,9 +33,9 @@ const OUTPUT: usize = 64 << 10;
 
 /// See the module.
 pub(super) struct Job {
-    node: Rc<Node>,
-    launch: Launch,
-    place: Place,
+    pub(super) node: Rc<Node>,
+    pub(super) launch: Launch,
+    pub(super) place: Place,
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
@@ -43,7 +44,7 @@ pub(super) struct Job {
     /// Output streams that are not at their end yet hold a clone; all gone = closed.
     streams: RefCell<Option<Sender<()>>>,
     warnings: RefCell<Vec<String>>,
-    view: RefCell<Option<Rc<Skeleton>>>,
+    pub(super) view: RefCell<Option<Rc<Skeleton>>>,
     /// Closed when the job is to end, started or not.
     abort: (Sender<()>, Receiver<()>),
     /// Ranks were asked for.
@@ -51,6 +52,9 @@ pub(super) struct Job {
     /// A rank could not become the program.
     start_failed: Cell<bool>,
     over: Cell<bool>,
+    pub(super) times: Cell<JobTimes>,
+    /// Ranks that have not ended.
+    pub(super) running: Cell<u32>,
 }
 
 impl Job {
@@ -72,7 +76,7 @@ impl Job {
                     node: node.id,
                     warnings: Vec::new(),
                     received: node.received(),
-                    avoided: 0,
+                    facts: JobFacts { job: id, told: node.clock.now(), ..JobFacts::default() },
                 })
                 .await;
                 None
@@ -111,6 +115,8 @@ impl Job {
             started: Cell::new(false),
             start_failed: Cell::new(false),
             over: Cell::new(false),
+            times: Cell::new(JobTimes { ordered: node.clock.now(), ..JobTimes::default() }),
+            running: Cell::new(0),
         }))
     }
 
@@ -145,7 +151,7 @@ impl Job {
         self.ask(Ask::End { grace_ms });
     }
 
-    fn ask(self: &Rc<Self>, ask: Ask) {
+    pub(super) fn ask(self: &Rc<Self>, ask: Ask) {
         let this = Rc::clone(self);
         // A keeper that is gone has nothing left to do; its end is noticed where its words are read.
         self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
@@ -202,9 +208,10 @@ impl Job {
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
-        let avoided = self.view.borrow_mut().take().map_or(0, |view| view.avoided());
+        let facts = self.facts();
+        self.view.borrow_mut().take();
         let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
-        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), avoided }).await;
+        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), facts }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
     }
 
@@ -222,6 +229,7 @@ impl Job {
             let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
             view.serve(fuse, threads.clamp(2, 8))?;
             *self.view.borrow_mut() = Some(view);
+            self.mark(|times| &mut times.mounted);
         } else {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
             self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
@@ -239,8 +247,8 @@ impl Job {
         for files in batches(replica.images(roots)) {
             self.tell_keeper(&Ask::Bind { files }, &[]).await.map_err(|e| unheard("bind the program's files", e))?;
         }
-        let (job, node) = (self.launch.job, self.node.id);
-        self.node.report(&Report::Loaded { job, node, bytes: replica.bytes() }).await;
+        self.mark(|times| &mut times.loaded);
+        self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
         Ok(())
     }
 
@@ -267,6 +275,7 @@ impl Job {
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
         const { assert!(BATCH as usize * 3 <= FDS_MAX) };
+        self.running.set(self.place.count);
         let mut first = 0;
         while first < self.place.count {
             let count = BATCH.min(self.place.count - first);
@@ -281,6 +290,7 @@ impl Job {
             self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
         }
+        self.mark(|times| &mut times.started);
         self.tell_keeper(&Ask::Go, &[]).await.map_err(|e| unheard("start ranks", e))
     }
 
@@ -309,6 +319,7 @@ impl Job {
         let work = async move {
             let mut bytes = vec![0; OUTPUT];
             while let Ok(got @ 1..) = reader.read(&mut bytes).await {
+                this.mark(|times| &mut times.output);
                 let report = Report::Output { job: this.launch.job, rank, stream };
                 this.node.send_up(Packet::new(&report, bytes[..got].to_vec())).await;
             }
@@ -332,6 +343,7 @@ impl Job {
             };
             match heard {
                 Ok(Some((Tell::Exited { ranks }, _))) => {
+                    self.ended(ranks.len());
                     let first = self.place.first;
                     exits.extend(ranks.into_iter().map(|r| Exit {
                         rank: first + r.index,
@@ -339,6 +351,7 @@ impl Job {
                         by_us: r.by_us,
                     }));
                 }
+                Ok(Some((Tell::Pids { ranks }, _))) => self.tell_pids(ranks).await,
                 Ok(Some((Tell::NotStarted { stage, errno, .. }, _))) => self.not_started(stage, errno).await,
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,

@@ -10,6 +10,7 @@ mod inodes;
 pub mod namespace;
 mod original;
 mod parked;
+mod passed;
 pub mod probe;
 mod server;
 pub mod skeleton;

@@ -26,6 +26,7 @@ use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
 use super::handles::Handles;
 use super::inodes::Inodes;
 use super::parked::{Key, Parked};
+use super::passed::Passed;
 use super::server::Server;
 use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
@@ -101,6 +102,7 @@ pub(super) struct View {
     pub(super) closed: AtomicBool,
     /// Questions answered from the catalog or the store.
     pub(super) avoided: AtomicU64,
+    pub(super) passed: Passed,
 }
 
 /// Of [`View::written`], at most. Beyond it is emptied: the files written last are written again soon, and noted again.
@@ -134,6 +136,7 @@ impl Skeleton {
             written: Mutex::default(),
             closed: AtomicBool::new(false),
             avoided: AtomicU64::new(0),
+            passed: Passed::default(),
         };
         Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some(Idle { to_answer, to_invalidate })) }
     }
@@ -158,6 +161,11 @@ impl Skeleton {
     /// counted.
     pub fn avoided(&self) -> u64 {
         self.view.avoided.load(Ordering::Relaxed)
+    }
+
+    /// What was passed on to originals: operations and bytes in all, and the `count` paths that cost most.
+    pub fn passed(&self, count: usize) -> ((u64, u64), Vec<(Vec<u8>, u64, u64)>) {
+        (self.view.passed.totals(), self.view.passed.top(count))
     }
 
     /// The job is being killed: whatever waits for the log fails now, and so does what would. (A process cannot even be killed while the

@@ -79,7 +79,5 @@ pub struct Facts {
     pub stored: u64,
     /// Paths that ranks here asked for before the log spoke of them.
     pub misses: u64,
-    /// Those that ask right now.
-    pub waiting: u32,
     pub jobs: Vec<JobFacts>,
 }

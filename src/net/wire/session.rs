@@ -30,6 +30,8 @@ pub struct JobSpec {
     pub prefixes: Vec<Vec<u8>>,
     /// Where to write the statistics; absolute.
     pub stats: Option<Vec<u8>>,
+    /// Where to draw when the hosts did what; absolute, its ending says as what.
+    pub report: Option<Vec<u8>>,
     pub quiet: bool,
     pub verbose: bool,
 }
@@ -44,6 +46,8 @@ pub enum SessionAsk {
         signal: i32,
     },
     About,
+    /// What runs; with `nodes`, after asking every node. The answer's descriptor is a file of JSON (docs/STATS.md).
+    Status { nodes: bool },
     /// End the jobs and the session; the socket closes when nothing is left.
     Stop,
 }
@@ -59,6 +63,7 @@ pub enum SessionTell {
         /// Bytes of files in each node's store.
         stored: u64,
     },
+    Status,
 }
 
 impl Message for JobSpec {
