@@ -222,6 +222,9 @@ pub struct Status {
     /// print JSON
     #[argh(switch)]
     pub json: bool,
+    /// with an ID: also the process of every rank
+    #[argh(switch)]
+    pub pids: bool,
     /// show it again every second until it is over
     #[argh(switch)]
     pub watch: bool,

@@ -1,13 +1,17 @@
 //! A job as those see it who ask about it: what it is, how far it has come, and what its nodes told at their ends.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
+use std::ops::Range;
 use std::time::Instant;
 
+use super::root::Root;
 use super::timeline::{Line, Moment};
 use crate::loader::tally::{Tally, Why};
 use crate::net::wire::control::NodeId;
 use crate::net::wire::facts::JobFacts;
+use crate::sys::mpir;
 
 /// Paths that ranks read themselves of which is remembered what they cost.
 const ORIGINALS: usize = 256;
@@ -15,11 +19,12 @@ const ORIGINALS: usize = 256;
 /// See the module.
 #[derive(Debug)]
 pub struct Card {
-    /// The program as it was named.
+    /// The program as it was named, and its absolute path.
     pub program: String,
+    pub path: Vec<u8>,
     pub ranks: u32,
-    /// Its nodes, with the number of their ranks.
-    pub nodes: Vec<(NodeId, u32)>,
+    /// Its nodes with their ranks, in order.
+    pub nodes: Vec<(NodeId, Range<u32>)>,
     /// Its files are shown through a view.
     pub view: bool,
     pub begun: Instant,
@@ -41,6 +46,8 @@ pub struct Progress {
     pub ending: bool,
     /// Nodes that are done.
     pub lines: Vec<Line>,
+    /// Processes of the ranks, once they were asked for; 0: it ended before.
+    pub pids: BTreeMap<u32, u32>,
     /// Answers of those, and what they passed on to originals: operations, bytes, and the paths that cost most.
     pub avoided: u64,
     pub passed: (u64, u64),
@@ -55,6 +62,7 @@ impl Default for Progress {
             ended: 0,
             ending: false,
             lines: Vec::new(),
+            pids: BTreeMap::new(),
             avoided: 0,
             passed: (0, 0),
             originals: Tally::new(ORIGINALS),
@@ -75,6 +83,22 @@ impl Progress {
 }
 
 impl Card {
+    /// The processes of all ranks are known.
+    pub fn knows_pids(&self) -> bool {
+        self.progress.borrow().pids.len() >= self.ranks as usize
+    }
+
+    /// Gives the table of processes to a debugger that looks for it.
+    pub fn show_debugger(&self, root: &Root) {
+        let (progress, path) = (self.progress.borrow(), CString::new(self.path.clone()).unwrap_or_default());
+        let of = |(node, ranks): &(NodeId, Range<u32>)| {
+            let pid = |rank| progress.pids.get(&rank).and_then(|pid| i32::try_from(*pid).ok()).unwrap_or(0);
+            ranks.clone().map(|rank| (root.host(*node), pid(rank))).collect::<Vec<_>>()
+        };
+        let processes: Vec<(&str, i32)> = self.nodes.iter().flat_map(of).collect();
+        mpir::show(&path, &processes);
+    }
+
     /// `loading`, `running` or `ending`.
     pub fn phase(&self) -> &'static str {
         let progress = self.progress.borrow();

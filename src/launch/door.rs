@@ -108,9 +108,7 @@ fn sweep(directory: &Path) {
     }
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let made = entry.metadata().and_then(|meta| meta.modified());
-        let old = made.is_ok_and(|made| {
-            SystemTime::now().duration_since(made).is_ok_and(|age| age > UNFINISHED_FOR)
-        });
+        let old = made.is_ok_and(|made| SystemTime::now().duration_since(made).is_ok_and(|age| age > UNFINISHED_FOR));
         if old && entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
             let _ = fs::remove_file(entry.path());
         }

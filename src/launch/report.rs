@@ -33,8 +33,9 @@ pub struct Report<'a> {
     /// What the front end did: what, from when, until when.
     pub front_end: &'a [(&'a str, Moment, Moment)],
     pub lines: &'a [Line],
-    /// `paths` of the statistics.
+    /// `paths` and `originals` of the statistics.
     pub paths: &'a Value,
+    pub originals: &'a Value,
 }
 
 /// Colours that people see apart who confuse some (after Okabe and Ito).
@@ -83,7 +84,11 @@ fn escaped(text: &str) -> String {
 /// The end of `text` where it is too long: of paths that says most.
 fn ending(text: &str, most: usize) -> String {
     let count = text.chars().count();
-    if count <= most { text.to_owned() } else { format!("...{}", text.chars().skip(count - most + 3).collect::<String>()) }
+    if count <= most {
+        text.to_owned()
+    } else {
+        format!("...{}", text.chars().skip(count - most + 3).collect::<String>())
+    }
 }
 
 /// Time along the page.
@@ -183,7 +188,8 @@ impl Page {
         let y = self.y;
         for (at, what, mark) in [(line.fed, "first bytes of files", "fed"), (line.output, "first output", "output")] {
             if let Some(at) = at.filter(|at| (self.axis.from..=self.axis.to).contains(at)) {
-                let (x, title) = (self.axis.x(at), format!("{}: {what} at {}", line.host, seconds(at - self.axis.from)));
+                let (x, title) =
+                    (self.axis.x(at), format!("{}: {what} at {}", line.host, seconds(at - self.axis.from)));
                 let (top, low) = (y - BAR + 2.0, y + 2.0);
                 writeln!(
                     self.body,
@@ -203,9 +209,9 @@ impl Page {
             let mut path = String::new();
             for (at, line) in lines.iter().enumerate() {
                 let y = self.y + at as f64 * height;
-                for (_, from, to) in line.spans().filter(|(p, from, to)| {
-                    *p == phase && *from < self.axis.to && *to >= self.axis.from
-                }) {
+                for (_, from, to) in
+                    line.spans().filter(|(p, from, to)| *p == phase && *from < self.axis.to && *to >= self.axis.from)
+                {
                     let (x, width) = (self.axis.x(from), (self.axis.x(to) - self.axis.x(from)).max(0.3));
                     write!(path, "M{x:.1} {y:.1}h{width:.1}v{height:.2}h-{width:.1}z").expect("a String takes all");
                 }
@@ -217,28 +223,11 @@ impl Page {
         self.y += lines.len() as f64 * height;
     }
 
-    fn legend(&mut self, lines: &[Line]) {
-        let there = |phase: Phase| lines.iter().any(|line| line.ends.iter().any(|(p, _)| *p == phase));
-        let mut x = 10.0;
-        for phase in Phase::ALL.into_iter().filter(|phase| there(*phase)) {
-            let words = format!("{}: {}", phase.name(), meaning(phase));
-            let width = 26.0 + words.len() as f64 * 5.7;
-            if x + width > LEFT + WIDTH + RIGHT {
-                x = 10.0;
-                self.y += ROW;
-            }
-            self.rect((x, 12.0), (self.y - 10.0, 12.0), colour(phase), &words);
-            self.text(x + 16.0, "small", &words);
-            x += width;
-        }
-        self.y += ROW;
-        self.text(10.0, "small", "thin black line: first bytes of files; thick black line: first output of a rank");
-        self.y += ROW;
-    }
-
     fn table(&mut self, spreads: &[Spread]) {
         let columns = [10.0, 250.0, 350.0, 450.0, 550.0, 650.0];
-        for (x, word) in columns.into_iter().zip(["time of each host", "least", "median", "p90", "most", "slowest host"]) {
+        for (x, word) in
+            columns.into_iter().zip(["what hosts do", "least", "median", "9 in 10 within", "most", "slowest host"])
+        {
             self.text(x, "head", word);
         }
         self.y += ROW;
@@ -252,16 +241,17 @@ impl Page {
             self.text(columns[5], "small", &ending(&spread.slowest, 60));
             self.y += ROW - 2.0;
         }
+        self.text(10.0, "small", "before its line a host's agent is being started; thin black line: first bytes of files; thick one: first output of a rank");
         self.y += ROW;
     }
 
-    fn paths(&mut self, paths: &Value) {
+    fn paths(&mut self, title: &str, paths: &Value) {
         let paths = paths.as_array().map_or(&[][..], Vec::as_slice);
         if paths.is_empty() {
             return;
         }
         let columns = [10.0, 110.0, 200.0, 860.0];
-        for (x, word) in columns.into_iter().zip(["operations", "MiB", "at the shared file system", "why"]) {
+        for (x, word) in columns.into_iter().zip(["operations", "MiB", title, "why"]) {
             self.text(x, "head", word);
         }
         self.y += ROW;
@@ -274,12 +264,13 @@ impl Page {
             self.text(columns[3], "small", &by.join(", "));
             self.y += ROW - 2.0;
         }
+        self.y += ROW;
     }
 }
 
 const STYLE: &str = "text{font-family:sans-serif;font-size:12px;fill:#222}.title{font-size:17px;font-weight:bold}\
 .small,.tick{font-size:11px}.head{font-size:11px;font-weight:bold}.host{font-size:11px;text-anchor:end}\
-.tick{text-anchor:middle;fill:#666}.grid{stroke:#ddd;stroke-width:1}.fed{stroke:#000;stroke-width:.7}\
+.light{font-size:11px;fill:#fff}.tick{text-anchor:middle;fill:#666}.grid{stroke:#ddd;stroke-width:1}.fed{stroke:#000;stroke-width:.7}\
 .output{stroke:#000;stroke-width:2}";
 
 /// The report as one SVG image.
@@ -300,8 +291,6 @@ pub fn svg(report: &Report<'_>) -> String {
     );
     page.text(10.0, "small", &error);
     page.y += ROW + 6.0;
-    page.legend(report.lines);
-    page.y += 8.0;
     page.table(&spreads(report.lines));
 
     let mut sorted: Vec<&Line> = report.lines.iter().collect();
@@ -319,14 +308,16 @@ pub fn svg(report: &Report<'_>) -> String {
     let thin = (400.0 / crowd.len().max(1) as f64).clamp(1.0, 6.0);
     let crowd_height = if crowd.is_empty() { 0.0 } else { crowd.len() as f64 * thin + 2.0 * ROW };
     page.grid(ROW * (named.len() + 1) as f64 + crowd_height + 6.0);
-    page.y += ROW - 2.0;
+    page.y -= 4.0;
+    page.text(LEFT + WIDTH + 6.0, "head", "ready at");
+    page.y += ROW + 2.0;
     page.text(LEFT - 8.0, "host", "front end");
     for (at, (what, from, to)) in report.front_end.iter().enumerate() {
-        let fill = if at % 2 == 0 { "#777777" } else { "#aaaaaa" };
+        let fill = if at % 2 == 0 { "#555555" } else { "#888888" };
         page.bar(*from, *to, fill, &format!("front end: {what} {}", seconds(to - from)));
         let (x, end) = (axis.x(*from), axis.x(*to));
         if end - x > what.len() as f64 * 6.5 + 6.0 {
-            page.text(x + 3.0, "small", what);
+            page.text(x + 3.0, "light", what);
         }
     }
     page.y += ROW;
@@ -343,8 +334,9 @@ pub fn svg(report: &Report<'_>) -> String {
     }
     named.into_iter().for_each(|line| page.host(line));
     page.y += ROW;
-    page.paths(report.paths);
-    let (width, height) = (LEFT + WIDTH + RIGHT, page.y + 10.0);
+    page.paths("read from the shared file system", report.paths);
+    page.paths("what ranks took from it themselves", report.originals);
+    let (width, height) = (LEFT + WIDTH + RIGHT, page.y);
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\">\n\
          <style>{STYLE}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}</svg>\n",
@@ -394,7 +386,14 @@ mod tests {
         let title = format!("./app <&> on {hosts} hosts");
         let paths = json!([{ "path": "/shared/lib/libbig.so", "operations": 813, "bytes": 106_000_000, "by": { "closure": 813 } }]);
         let front_end = [("start agents", 0, 260_000), ("resolve", 260_000, 300_000), ("load", 300_000, 3_700_000)];
-        svg(&Report { title: &title, summary: "one\ntwo", front_end: &front_end, lines: &lines, paths: &paths })
+        svg(&Report {
+            title: &title,
+            summary: "one\ntwo",
+            front_end: &front_end,
+            lines: &lines,
+            paths: &paths,
+            originals: &json!([]),
+        })
     }
 
     #[test]
@@ -407,10 +406,13 @@ mod tests {
             assert!(text.contains("./app &lt;&amp;&gt;"), "{hosts}");
             assert!(text.len() < 400 << 10, "{hosts}: {} bytes", text.len());
             // Every element that is opened is closed: counted, since the order is that of one function for each.
-            let opened = ["svg", "style", "text", "title", "rect", "line", "path"].map(|tag| {
-                text.matches(&format!("<{tag} ")).count() + text.matches(&format!("<{tag}>")).count()
-            });
-            assert_eq!(opened.iter().sum::<usize>(), text.matches("</").count() + text.matches("/>").count(), "{hosts}");
+            let opened = ["svg", "style", "text", "title", "rect", "line", "path"]
+                .map(|tag| text.matches(&format!("<{tag} ")).count() + text.matches(&format!("<{tag}>")).count());
+            assert_eq!(
+                opened.iter().sum::<usize>(),
+                text.matches("</").count() + text.matches("/>").count(),
+                "{hosts}"
+            );
             assert!(!text.contains("NaN") && !text.contains("inf"), "{hosts}");
             // The slowest host is named, however many there are.
             assert!(hosts < 3 || text.contains(">n003</text>"), "{hosts}");
@@ -422,7 +424,14 @@ mod tests {
         let mut lines = vec![line(1)];
         lines[0].ends[6].1 = 3_600_000_000;
         lines[0].ends[7].1 = 3_600_100_000;
-        let report = Report { title: "", summary: "", front_end: &[("load", 0, 1)], lines: &lines, paths: &json!([]) };
+        let report = Report {
+            title: "",
+            summary: "",
+            front_end: &[("load", 0, 1)],
+            lines: &lines,
+            paths: &json!([]),
+            originals: &json!([]),
+        };
         let axis = Axis::of(&report);
         assert!(axis.to < 2_000_000 && axis.to > lines[0].ready());
         assert!(svg(&report).contains("ranks run"));

@@ -77,7 +77,7 @@ impl Resident {
                 let (hosts, stored) = (self.session.hosts(), self.session.stored());
                 let _ = command.get_ref().send(&SessionTell::About { hosts, jobs: self.jobs.get(), stored }, &[]);
             }
-            Ok(Some((SessionAsk::Status { nodes }, _))) => self.subject.answer(&command, nodes).await,
+            Ok(Some((SessionAsk::Status { nodes, pids }, _))) => self.subject.answer(&command, nodes, pids).await,
             Ok(Some((SessionAsk::Stop, _))) => {
                 if let Ok(command) = command.into_inner() {
                     let _ = self.stop.try_send(command);

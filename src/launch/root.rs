@@ -23,8 +23,8 @@ use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
-use crate::net::wire::facts::{Facts, JobFacts};
 use crate::net::wire::control::{AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target};
+use crate::net::wire::facts::{Facts, JobFacts};
 use crate::{Error, Result};
 
 /// Packets that wait for a job, at most.

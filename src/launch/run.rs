@@ -31,7 +31,7 @@ use crate::error::EXIT_FAILED;
 use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::JobSpec;
-use crate::sys::process;
+use crate::sys::{mpir, process};
 use crate::{Result, error::Context};
 
 /// SIGTERM comes this long before SIGKILL when a rank's failure ends the others.
@@ -93,6 +93,8 @@ struct Running<'a> {
     last_exit: Option<Instant>,
     received: u64,
     card: Rc<Card>,
+    /// The ranks wait until a debugger has seen their processes.
+    held: bool,
 }
 
 /// Runs a job on the nodes that are up and waits until nothing of it is left.
@@ -107,7 +109,8 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let card = Rc::new(Card {
         program: job.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
         ranks: placement.ranks(),
-        nodes: placement.shares.iter().zip(&nodes).map(|(s, node)| (*node, s.ranks.end - s.ranks.start)).collect(),
+        path: job.program.clone(),
+        nodes: nodes.iter().copied().zip(placement.shares.iter().map(|s| s.ranks.clone())).collect(),
         view: !needs.roots.is_empty(),
         begun: Instant::now(),
         ordered: root.now(),
@@ -120,6 +123,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         count: share.ranks.end - share.ranks.start,
         bind: job.binding,
     });
+    let held = mpir::is_debugged();
     let launch = Launch {
         job: id,
         program: job.program.clone(),
@@ -132,7 +136,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         bytes: needs.bytes,
         roots: needs.roots,
         stdin: job.stdin,
-        hold: false,
+        hold: held,
     };
     let mut running = Running {
         root,
@@ -152,6 +156,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         last_exit: None,
         received: 0,
         card,
+        held,
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
@@ -298,6 +303,7 @@ impl Running<'_> {
                 self.card.progress.borrow_mut().ended += u32::try_from(exits.len()).unwrap_or(u32::MAX);
                 let mut end = false;
                 for exit in exits {
+                    self.card.progress.borrow_mut().pids.entry(exit.rank).or_default();
                     let how = match exit.status {
                         _ if exit.by_us => End::Stopped,
                         Status::Code(code) => End::Exited(code),
@@ -308,6 +314,7 @@ impl Running<'_> {
                 if end {
                     self.end(FAILED_GRACE).await;
                 }
+                self.release().await;
             }
             News::Failed { node, error } => {
                 self.failed = true;
@@ -327,13 +334,25 @@ impl Running<'_> {
                 self.last_loaded = Some(Instant::now());
                 self.card.progress.borrow_mut().loaded.insert(node);
             }
-            News::Pids(_) => {}
+            News::Pids(ranks) => {
+                self.card.progress.borrow_mut().pids.extend(ranks);
+                self.release().await;
+            }
             News::Lost { node, error } => {
                 input.taken(node);
                 if self.busy.remove(&node) {
                     self.lost(node, error).await;
                 }
             }
+        }
+    }
+
+    /// Shows the held ranks to the debugger once all are there, and lets them go.
+    async fn release(&mut self) {
+        if self.held && self.card.knows_pids() {
+            self.held = false;
+            self.card.show_debugger(self.root);
+            self.pass_on(Signal::SIGCONT).await;
         }
     }
 
@@ -355,10 +374,12 @@ impl Running<'_> {
         let mut end = false;
         for rank in ranks {
             end |= self.ends.handle_end(rank, End::Lost);
+            self.card.progress.borrow_mut().pids.entry(rank).or_default();
         }
         if end {
             self.end(FAILED_GRACE).await;
         }
+        self.release().await;
     }
 
     /// The first interrupt goes to the ranks; the second ends them.

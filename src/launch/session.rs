@@ -14,16 +14,18 @@ use async_channel::{Receiver, bounded};
 use smol::future::FutureExt;
 use smol::{Task, Timer};
 
+use super::card::Card;
 use super::console::Console;
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
 use super::overlay::Spawner;
 use super::progress;
-use super::timeline;
+use super::report::{self, Report};
 use super::root::{Root, Setup};
 use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
 use super::status::Subject;
+use super::timeline::{self, Moment};
 use crate::loader::capture;
 use crate::loader::closure::Environment;
 use crate::loader::source::{Compression, Counters, Finding, Source};
@@ -170,6 +172,7 @@ impl Session {
         phases: Phases,
         console: &Console,
     ) -> Result<u8> {
+        let entered = self.root.now();
         let (begun, Resolving { found, before: (before, touched) }) = (Instant::now(), resolving);
         // The shared file system may hang.
         let interrupted = async {
@@ -214,6 +217,9 @@ impl Session {
             failures: outcome.ends.to_json(&outcome.placement),
         };
         show(job, &outcome, &stats, console)?;
+        if let Some(path) = &job.report {
+            draw(Path::new(OsStr::from_bytes(path)), entered, &stats, &outcome.card)?;
+        }
         Ok(outcome.code)
     }
 
@@ -315,4 +321,30 @@ fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> R
         }
         None => Ok(()),
     }
+}
+
+/// Writes the `--report`. `entered`: when the session was asked for the job.
+fn draw(path: &Path, entered: Moment, stats: &Stats, card: &Card) -> Result<()> {
+    let micros = |time: Duration| Moment::try_from(time.as_micros()).unwrap_or(Moment::MAX / 4);
+    let Phases { start_agents, load, run, cleanup, .. } = stats.phases;
+    let mut front_end = Vec::new();
+    if !start_agents.is_zero() {
+        front_end.push(("start agents", 0, micros(start_agents)));
+    }
+    front_end.push(("resolve", entered, card.ordered));
+    let mut from = card.ordered;
+    for (what, took) in [("load", load), ("run", run), ("clean up", cleanup)] {
+        front_end.push((what, from, from + micros(took)));
+        from += micros(took);
+    }
+    let report = Report {
+        title: &format!("{}: {}", card.program, stats.size()),
+        summary: &stats.summary().replace("hpcrt: ", ""),
+        front_end: &front_end,
+        lines: &card.progress.borrow().lines,
+        paths: &super::stats::paths_json(&stats.paths),
+        originals: &super::stats::paths_json(&stats.originals),
+    };
+    let html = path.extension().is_some_and(|e| e == "html");
+    fs::write(path, if html { report::html(&report) } else { report::svg(&report) }).op_on("write the report", path)
 }

@@ -110,15 +110,19 @@ impl Stats {
         })
     }
 
+    /// `8 ranks on 4 hosts`.
+    pub fn size(&self) -> String {
+        format!("{} on {}", plural(self.ranks.into(), "rank"), plural(self.hosts.into(), "host"))
+    }
+
     /// The two lines after a job, each ending with a newline. Phases that took no time are left out.
     pub fn summary(&self) -> String {
         let phase = |(name, time): &(&str, Duration)| format!("{} {:.2} s", name.replace('_', " "), time.as_secs_f64());
         let took: Vec<String> = self.phases.named().iter().filter(|(_, time)| !time.is_zero()).map(phase).collect();
         format!(
-            "hpcrt: {} on {}, exit code {}, {:.2} s ({})\n\
+            "hpcrt: {}, exit code {}, {:.2} s ({})\n\
              hpcrt: {}, {} read, {} sent, {} at the shared file system, {} avoided\n",
-            plural(self.ranks.into(), "rank"),
-            plural(self.hosts.into(), "host"),
+            self.size(),
             self.exit_code,
             self.phases.total().as_secs_f64(),
             took.join(", "),

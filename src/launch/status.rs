@@ -4,25 +4,26 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use smol::Async;
 use smol::future::FutureExt;
+use smol::{Async, Timer};
 
 use super::card::{Card, Progress};
 use super::door::Door;
 use super::overlay::Spawner;
-use super::root::{Root, State};
+use super::root::{GATHER, Root, State};
 use super::stats;
 use crate::loader::source::Source;
 use crate::loader::tally::{Tally, Why};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{JobId, NodeId};
+use crate::net::wire::control::{JobId, NodeId, Order, Target};
 use crate::net::wire::facts::{Facts, JobFacts};
 use crate::net::wire::session::{SessionAsk, SessionTell};
 use crate::{Result, error::Context};
@@ -58,10 +59,10 @@ impl Subject {
             let (command, subject) = (door.accept().await, Rc::clone(&self));
             let answer = async move {
                 let Ok(command) = Async::new(command) else { return };
-                if let Ok(Some((SessionAsk::Status { nodes }, _))) =
+                if let Ok(Some((SessionAsk::Status { nodes, pids }, _))) =
                     command.read_with(Seqpacket::receive_now::<SessionAsk>).await
                 {
-                    subject.answer(&command, nodes).await;
+                    subject.answer(&command, nodes, pids).await;
                 }
             };
             tasks.spawn(answer).detach();
@@ -69,12 +70,12 @@ impl Subject {
     }
 
     /// Answers one question. Who does not take the answer does not get it.
-    pub async fn answer(&self, command: &Async<Seqpacket>, nodes: bool) {
+    pub async fn answer(&self, command: &Async<Seqpacket>, nodes: bool, pids: bool) {
         let gone = async {
             let _ = command.readable().await;
             None
         };
-        let status = async { Some(self.status(nodes).await) };
+        let status = async { Some(self.status(nodes, pids).await) };
         if let Some(status) = status.or(gone).await
             && let Ok(file) = file_of(&status)
         {
@@ -82,13 +83,16 @@ impl Subject {
         }
     }
 
-    /// The object. `nodes`: after asking every node; without, what is known here.
-    pub async fn status(&self, nodes: bool) -> Value {
+    /// The object. `nodes`: after asking every node, `pids`: for the ranks' processes too; without, what is known here.
+    pub async fn status(&self, nodes: bool, pids: bool) -> Value {
         let root = self.root.get();
         let silent = match root {
             Some(root) if nodes => root.gather().await,
             _ => Vec::new(),
         };
+        if let Some(root) = root.filter(|_| pids) {
+            self.ask_pids(root).await;
+        }
         let (mut up, mut starting, mut lost) = (0u32, 0u32, 0u32);
         let mut shown = Vec::new();
         let jobs: BTreeMap<JobId, Rc<Card>> = root.map(|root| root.jobs()).unwrap_or_default().into_iter().collect();
@@ -113,7 +117,8 @@ impl Subject {
         } else {
             starting = u32::try_from(self.hosts).unwrap_or(u32::MAX);
         }
-        let jobs: Vec<Value> = jobs.iter().map(|(job, card)| job_json(*job, card, told.get(job))).collect();
+        let jobs: Vec<Value> =
+            jobs.iter().map(|(job, card)| job_json(*job, card, told.get(job), root.filter(|_| pids))).collect();
         let counters = &self.source.counters;
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         json!({
@@ -138,6 +143,26 @@ impl Subject {
         })
     }
 
+    /// Has the nodes tell the processes of the ranks, which are shown to debuggers that attach to this process, too.
+    async fn ask_pids(&self, root: &Root) {
+        let jobs = root.jobs();
+        for (job, _) in jobs.iter().filter(|(_, card)| !card.knows_pids()) {
+            root.order(Target::All, Order::Pids { job: *job }, Vec::new()).await;
+        }
+        let told = async {
+            while !jobs.iter().all(|(_, card)| card.knows_pids()) {
+                Timer::after(Duration::from_millis(2)).await;
+            }
+        };
+        told.or(async {
+            Timer::after(GATHER).await;
+        })
+        .await;
+        if let (Kind::Job, Some((_, card))) = (self.kind, jobs.first()) {
+            card.show_debugger(root);
+        }
+    }
+
     fn phase(&self, starting: u32) -> &'static str {
         match (self.kind, self.root.get()) {
             (_, None) => "starting",
@@ -149,7 +174,7 @@ impl Subject {
     }
 }
 
-fn job_json(job: JobId, card: &Card, told: Option<&Progress>) -> Value {
+fn job_json(job: JobId, card: &Card, told: Option<&Progress>, pids: Option<&Rc<Root>>) -> Value {
     let progress = card.progress.borrow();
     let mut originals = progress.originals.clone();
     for (path, cost) in told.iter().flat_map(|told| told.originals.top(usize::MAX)) {
@@ -171,7 +196,17 @@ fn job_json(job: JobId, card: &Card, told: Option<&Progress>) -> Value {
         "operations": { "avoided": progress.avoided + told.0, "original": progress.passed.0 + told.1.0 },
         "bytes": { "original": progress.passed.1 + told.1.1 },
         "originals": stats::paths_json(&originals),
+        "processes": pids.map(|root| processes_json(card, &progress, root)),
     })
+}
+
+fn processes_json(card: &Card, progress: &Progress, root: &Root) -> Value {
+    let of = |(node, ranks): &(NodeId, Range<u32>)| {
+        let rank = |rank: u32| (rank, progress.pids.get(&rank).filter(|pid| **pid > 0));
+        let shown = |(rank, pid)| json!({ "rank": rank, "host": root.host(*node), "pid": pid });
+        ranks.clone().map(rank).map(shown).collect::<Vec<_>>()
+    };
+    card.nodes.iter().flat_map(of).collect()
 }
 
 fn node_json(

@@ -149,7 +149,17 @@ pub fn one(status: &Value) -> String {
         let title = format!("what ranks of job {} took from it themselves", job["job"]);
         shown += &paths(&title, &job["originals"]);
     }
-    shown + &slowest(nodes)
+    shown += &slowest(nodes);
+    for job in items(&status["jobs"]).iter().filter(|job| job["processes"].is_array()) {
+        let title = ["job".to_owned(), "rank".to_owned(), "host".to_owned(), "process".to_owned()];
+        let row = |process: &Value| {
+            let pid = process["pid"].as_u64().map_or("-".to_owned(), |pid| pid.to_string());
+            [job["job"].to_string(), process["rank"].to_string(), text(&process["host"]).to_owned(), pid]
+        };
+        let rows: Vec<_> = std::iter::once(title).chain(items(&job["processes"]).iter().map(row)).collect();
+        shown += &columns(&rows);
+    }
+    shown
 }
 
 /// How the control tree is built.
@@ -198,7 +208,7 @@ fn paths(title: &str, paths: &Value) -> String {
             several => several.iter().map(|(why, count)| format!("{why} {count}")).collect(),
         };
         rows.push([
-            format!("{:>10}", HumanCount(number(&path["operations"]))),
+            format!("{:>10}", HumanCount(number(&path["operations"])).to_string()),
             format!("{:>10}", HumanBytes(number(&path["bytes"])).to_string()),
             text(&path["path"]).to_owned(),
             why.join(", "),

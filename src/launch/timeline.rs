@@ -235,8 +235,13 @@ mod tests {
         let birth = Birth { enrolled: 10, connected: 2_000, joined: 10_000 };
         let mut clocks = Clocks::default();
         clocks.handle_join(1, birth, 0, 1_000_000 + 10_000 + 4_000);
-        let times =
-            JobTimes { ordered: 20_000, loaded: 20_000 + load, started: 30_000 + load, ended: 90_000, ..JobTimes::default() };
+        let times = JobTimes {
+            ordered: 20_000,
+            loaded: 20_000 + load,
+            started: 30_000 + load,
+            ended: 90_000,
+            ..JobTimes::default()
+        };
         let facts = JobFacts { told: 100_000, times, ..JobFacts::default() };
         let (birth, offset) = clocks.get(1).unwrap();
         Line::new(host, birth, offset, 1_000_000 + 20_000 - 2_000, &facts, 1_000_000 + 100_000 + 4_000)

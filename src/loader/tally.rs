@@ -30,16 +30,8 @@ pub enum Why {
 
 impl Why {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Why; 8] = [
-        Why::Closure,
-        Why::Search,
-        Why::Guess,
-        Why::Attributes,
-        Why::Content,
-        Why::Changes,
-        Why::Again,
-        Why::Rank,
-    ];
+    pub const ALL: [Why; 8] =
+        [Why::Closure, Why::Search, Why::Guess, Why::Attributes, Why::Content, Why::Changes, Why::Again, Why::Rank];
 
     /// The reason's name in JSON; docs/STATS.md says what it means.
     pub fn name(self) -> &'static str {

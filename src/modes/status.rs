@@ -18,7 +18,7 @@ use crate::net::wire::session::{SessionAsk, SessionTell};
 use crate::{Error, Result, error::Context};
 
 /// A front end answers within this time: it asks its nodes, and may be busy.
-const ANSWER: Duration = Duration::from_secs(GATHER.as_secs() + 3);
+const ANSWER: Duration = Duration::from_secs(2 * GATHER.as_secs() + 3);
 /// An answer is at most this long: a hundred thousand nodes' worth.
 const ANSWER_MAX: u64 = 64 << 20;
 /// Time between two looks with `--watch`.
@@ -30,7 +30,7 @@ pub(super) fn run(flags: &Status) -> Result<u8> {
     loop {
         let begun = Instant::now();
         let (text, code) = match &flags.id {
-            Some(id) => match one(id) {
+            Some(id) => match one(id, flags.pids) {
                 Ok(status) => (show(&status, flags, status_text::one), 0),
                 // What was shown before is over now.
                 Err(error) if shown > 0 && error.exit_code() == EXIT_USAGE => return Ok(0),
@@ -69,10 +69,10 @@ fn write(flags: &Status, text: &str) -> io::Result<()> {
     out.flush()
 }
 
-fn one(id: &str) -> Result<Value> {
+fn one(id: &str, pids: bool) -> Result<Value> {
     let connection = door::connect(id)?;
     let server = door::server(&connection);
-    resident::ask(&connection, &SessionAsk::Status { nodes: true }, &[])?;
+    resident::ask(&connection, &SessionAsk::Status { nodes: true, pids }, &[])?;
     let answered = smol::block_on(answer(connection, Instant::now() + ANSWER));
     answered.map_err(|error| error.unwrap_or_else(|| silent(id, server)))
 }
@@ -84,7 +84,7 @@ fn all(flags: &Status) -> Result<(String, u8)> {
     for name in door::names()? {
         let Ok(connection) = door::connect(&name) else { continue };
         let server = door::server(&connection);
-        if resident::ask(&connection, &SessionAsk::Status { nodes: false }, &[]).is_ok() {
+        if resident::ask(&connection, &SessionAsk::Status { nodes: false, pids: false }, &[]).is_ok() {
             asked.push((name, connection, server));
         }
     }

@@ -24,7 +24,7 @@ use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, S
 use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
-use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOME};
+use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOLD, STAGE_HOME};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -391,6 +391,7 @@ impl Job {
             STAGE_CWD => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
+            STAGE_HOLD => self.failed(&Error::new("hold the ranks for the debugger", cause)).await,
             _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }
     }
@@ -476,5 +477,6 @@ fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
         env,
         ranks: (0..place.count).map(rank).collect(),
         nofile: process::nofile(),
+        hold: launch.hold,
     }
 }

@@ -46,8 +46,12 @@ pub enum SessionAsk {
         signal: i32,
     },
     About,
-    /// What runs; with `nodes`, after asking every node. The answer's descriptor is a file of JSON (docs/STATS.md).
-    Status { nodes: bool },
+    /// What runs; with `nodes`, after asking every node; with `pids`, also for the processes of the ranks. The answer's descriptor is a file
+    /// of JSON (docs/STATS.md).
+    Status {
+        nodes: bool,
+        pids: bool,
+    },
     /// End the jobs and the session; the socket closes when nothing is left.
     Stop,
 }
@@ -56,7 +60,9 @@ pub enum SessionAsk {
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum SessionTell {
     /// The job is over; the command exits with this code.
-    Ended { code: u8 },
+    Ended {
+        code: u8,
+    },
     About {
         hosts: Vec<String>,
         jobs: u32,
