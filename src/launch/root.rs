@@ -317,7 +317,7 @@ impl Root {
                 self.order(Target::All, Order::Facts, Vec::new()).await;
             }
             while !silent().is_empty() {
-                Timer::after(Duration::from_millis(2)).await;
+                Timer::after(Duration::from_millis(10)).await;
             }
         };
         ask.or(async {
@@ -416,6 +416,11 @@ impl Root {
             }
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
+            Report::Rate { rate } => {
+                if let Some(loading) = self.loading() {
+                    loading.hear_rate(rate);
+                }
+            }
             Report::Output { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());

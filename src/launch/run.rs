@@ -415,7 +415,10 @@ impl Running<'_> {
     }
 
     async fn end(&mut self, grace: Duration) {
-        self.card.progress.borrow_mut().ending = true;
+        let begins = !std::mem::replace(&mut self.card.progress.borrow_mut().ending, true);
+        if begins && mpir::is_debugged() {
+            mpir::aborting(self.errors.first().map_or("a rank failed, or the job was interrupted", |error| error));
+        }
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.root.order(Target::All, Order::End { job: self.job, grace_ms }, Vec::new()).await;
         let give_up = Instant::now() + grace + KILLED + Duration::from_secs(2);

@@ -256,7 +256,7 @@ impl Counted {
     }
 }
 
-/// The closure on a thread of its own.
+/// The closure on a thread of its own. What earlier jobs of the session read is compared with the shared file system.
 fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
     let (program, view) = (path(&job.program), job.view);
@@ -266,7 +266,9 @@ fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
             return Ok((Needs::default(), Duration::ZERO));
         }
         let begun = Instant::now();
-        let needs = loading::resolve(&source, &source.preload(), &program, &env, &wishes)?;
+        let preload = source.preload();
+        let needs = loading::resolve(&source, &preload, &program, &env, &wishes)?;
+        source.compare(&needs.roots, begun, &preload);
         Ok((needs, begun.elapsed()))
     }));
     Resolving { found, before }

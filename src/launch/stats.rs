@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanCount};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::placement::plural;
 use super::timeline::Spread;
-use crate::loader::tally::{Tally, Why};
+use crate::loader::tally::{Cost, Tally, Why};
 
 /// Version of the object's layout: changes when a field changes its meaning or goes; new fields do not change it.
 pub const SCHEMA: u32 = 1;
@@ -84,7 +84,7 @@ pub struct Stats {
 impl Stats {
     /// The `--stats` object.
     pub fn to_json(&self) -> Value {
-        let mut seconds: serde_json::Map<String, Value> =
+        let mut seconds: Map<String, Value> =
             self.phases.named().iter().map(|(name, time)| ((*name).to_owned(), json!(time.as_secs_f64()))).collect();
         seconds.insert("total".to_owned(), json!(self.phases.total().as_secs_f64()));
         json!({
@@ -135,19 +135,18 @@ impl Stats {
     }
 }
 
-/// The ten paths that cost most: an array of path, operations, bytes, and operations by reason.
+/// The ten paths that cost most: an array of path, operations, bytes, and, of those that the reader touched, operations by reason.
 pub fn paths_json(paths: &Tally) -> Value {
     const SHOWN: usize = 10;
-    let path = |(path, cost): (&[u8], crate::loader::tally::Cost)| {
-        let by = Why::ALL.iter().filter(|why| cost.by[**why as usize] > 0);
-        let by: serde_json::Map<String, Value> =
-            by.map(|why| (why.name().to_owned(), cost.by[*why as usize].into())).collect();
-        json!({
-            "path": String::from_utf8_lossy(path),
-            "operations": cost.operations,
-            "bytes": cost.bytes,
-            "by": by,
-        })
+    let path = |(path, cost): (&[u8], Cost)| {
+        let mut shown =
+            json!({ "path": String::from_utf8_lossy(path), "operations": cost.operations, "bytes": cost.bytes });
+        let by = Why::ALL.iter().filter(|why| **why != Why::Rank && cost.by[**why as usize] > 0);
+        let by: Map<String, Value> = by.map(|why| (why.name().to_owned(), cost.by[*why as usize].into())).collect();
+        if let (false, Value::Object(shown)) = (by.is_empty(), &mut shown) {
+            shown.insert("by".to_owned(), by.into());
+        }
+        shown
     };
     paths.top(SHOWN).into_iter().map(path).collect()
 }
@@ -171,8 +170,9 @@ mod tests {
         let mut ends = Ends::new(2, false);
         ends.handle_end(1, End::Exited(3));
         let phases = Phases { load: Duration::from_millis(1250), run: Duration::from_secs(2), ..Phases::default() };
-        let mut paths = Tally::new(1);
+        let (mut paths, mut originals) = (Tally::new(1), Tally::new(1));
         Why::ALL.iter().for_each(|why| paths.add(b"/a", *why, 1, 1));
+        originals.add(b"/b", Why::Rank, 1, 1);
         let counts = (1234, 5 << 20, 3 << 30, 17, 20, 98_765);
         let (files, bytes_read, bytes_sent, cache_hits, operations_done, operations_avoided) = counts;
         Stats {
@@ -186,8 +186,8 @@ mod tests {
             operations_done,
             operations_avoided,
             original: (7, 8),
-            originals: paths.clone(),
             paths,
+            originals,
             spreads: vec![Spread {
                 phase: super::super::timeline::Phase::Load,
                 least: 0.0,

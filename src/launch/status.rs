@@ -151,7 +151,7 @@ impl Subject {
         }
         let told = async {
             while !jobs.iter().all(|(_, card)| card.knows_pids()) {
-                Timer::after(Duration::from_millis(2)).await;
+                Timer::after(Duration::from_millis(10)).await;
             }
         };
         told.or(async {

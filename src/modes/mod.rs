@@ -10,7 +10,7 @@ mod status;
 use std::io::Write;
 
 use crate::Result;
-use crate::cli::Options;
+use crate::cli::{Options, Serve};
 
 /// Runs the chosen mode; the exit code is the process's.
 ///
@@ -24,7 +24,8 @@ pub fn run(options: Options) -> Result<u8> {
         Options::SessionList => session::list(),
         Options::SessionStop(name) => session::stop(&name),
         Options::Status(flags) => status::run(&flags),
-        Options::Serve => crate::launch::node::serve(),
+        Options::Serve(Serve { same: Some(hash) }) => crate::launch::agent::is_same(&hash),
+        Options::Serve(Serve { same: None }) => crate::launch::node::serve(),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Doctor(flags) => doctor::run(flags.json),
         Options::Completions(text) | Options::Help(text) => {

@@ -3,7 +3,6 @@
 pub mod auth;
 pub mod link;
 pub mod listen;
-pub mod reduce;
 pub mod relay;
 pub mod replicate;
 pub mod seqpacket;

@@ -181,6 +181,8 @@ pub enum Report {
     Facts { node: NodeId, facts: Facts },
     /// Ranks and their processes, as the node numbers them; several of these together tell of all.
     Pids { job: JobId, ranks: Vec<(u32, u32)> },
+    /// How fast content comes to a node below, in bytes per second (`u64::MAX`: without a link); only the slowest are passed on.
+    Rate { rate: u64 },
     /// Nothing; keeps the link's watchdog content.
     Ping,
 }
