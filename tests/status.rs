@@ -59,6 +59,17 @@ impl Place {
     }
 }
 
+/// Names of all fields.
+fn keys(value: &Value) -> std::collections::BTreeSet<String> {
+    match value {
+        Value::Object(map) => {
+            map.iter().flat_map(|(key, value)| keys(value).into_iter().chain([key.clone()])).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(keys).collect(),
+        _ => Default::default(),
+    }
+}
+
 fn end(run: Running) {
     run.signal(Signal::SIGTERM);
     run.end().gone();
@@ -91,6 +102,14 @@ fn a_job_is_shown_while_it_runs() {
     shown.sort_unstable();
     real.sort_unstable();
     assert_eq!(shown, real);
+
+    let document = include_str!("../docs/STATS.md").split("\n## ").last().unwrap();
+    for key in keys(&status) {
+        let named =
+            [format!("`{key}`"), format!(".{key}`"), format!("{key}[]`"), format!("`{key}."), format!("].{key}.")];
+        let known = named.iter().any(|name| document.contains(name)) || document.contains(&format!("`{key}[]."));
+        assert!(known || ["schema", "hpcrt"].contains(&&*key), "docs/STATS.md does not describe {key:?}");
+    }
 
     let text = place.status(&[&id]).code(0).text();
     for part in ["3 of 3 hosts up", "2 levels", "0 of 6 ranks ended", "slowest hosts"] {
@@ -133,9 +152,16 @@ fn sessions_and_their_jobs_are_shown() {
 #[test]
 fn what_a_killed_front_end_leaves_is_swept() {
     let place = Place::new();
+    let run = place.exec("", &["sleep", "1000"]);
+    place.job(&run, 3);
+    run.signal(Signal::SIGKILL);
+    run.end().gone();
+    assert!(fs::read_dir(place.0.path()).unwrap().next().is_none(), "nothing is left");
     for sweep in [&["status"][..], &["exec", "-q", "--", "true"]] {
         let run = place.exec("", &["sleep", "1000"]);
         let id = place.job(&run, 3);
+        // Whoever removes the socket otherwise, first.
+        kill(role(&run.mark, Role::Porter)[0], Signal::SIGKILL).unwrap();
         run.signal(Signal::SIGKILL);
         run.end().gone();
         assert_eq!(place.sockets().len(), 1);
@@ -163,6 +189,8 @@ fn a_stopped_front_end_does_not_hold_up_who_asks() {
     assert!(done.took < Duration::from_secs(2));
     drop(waiting);
     run.signal(Signal::SIGCONT);
+    // It lets those in first that waited before.
+    until(|| (place.status(&[&id]).status.code() == Some(0)).then_some(()));
     assert_eq!(place.json(&[&id])["hosts"]["up"], 3);
     end(run);
 }

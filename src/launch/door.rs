@@ -1,18 +1,22 @@
 //! The socket through which a front end is talked to: in a directory that only its owner can enter. Jobs have one while they run, their
 //! names begin with [`JOB`]; resident sessions have one for good.
 
-use std::fs;
-use std::io;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use nix::unistd::Pid;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use smol::Async;
 
 use crate::net::auth;
 use crate::net::seqpacket::Seqpacket;
+use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
 /// First letter of the name of a job that is no session's; a session's name is hexadecimal.
@@ -21,30 +25,42 @@ pub const JOB: char = 'x';
 /// A socket that is being made has a name with this in front.
 const UNFINISHED: char = '.';
 
-/// The directory of this user's sockets; made on first use.
+fn place() -> PathBuf {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_dir());
+    runtime.map_or_else(|| format!("/tmp/hpcrt-{}", rustix::process::getuid().as_raw()).into(), |d| d.join("hpcrt"))
+}
+
+/// The directory of this user's sockets, if there is one.
 ///
 /// # Errors
-/// It cannot be made, or others can reach into it.
-pub fn directory() -> Result<PathBuf> {
-    let user = rustix::process::getuid();
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_dir());
-    let path = runtime.map_or_else(|| format!("/tmp/hpcrt-{}", user.as_raw()).into(), |d| d.join("hpcrt"));
+/// Others can reach into it.
+fn directory() -> Result<Option<PathBuf>> {
+    let (path, user) = (place(), rustix::process::getuid());
+    let meta = match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        meta => meta.op_on("inspect", &path)?,
+    };
+    if !meta.is_dir() || meta.uid() != user.as_raw() || meta.mode() & 0o077 != 0 {
+        return Err(Error::new("use", "it is not a directory that only you can reach").on(path).remedy("remove it"));
+    }
+    Ok(Some(path))
+}
+
+/// [`directory`], made where it is missing.
+fn made_directory() -> Result<PathBuf> {
+    let path = place();
     match fs::DirBuilder::new().mode(0o700).create(&path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error).op_on("make", &path),
         _ => {}
     }
-    let meta = fs::symlink_metadata(&path).op_on("inspect", &path)?;
-    if !meta.is_dir() || meta.uid() != user.as_raw() || meta.mode() & 0o077 != 0 {
-        return Err(Error::new("use", "it is not a directory that only you can reach").on(path).remedy("remove it"));
-    }
-    Ok(path)
+    directory()?.ok_or_else(|| Error::new("make", "somebody removes it").on(path))
 }
 
-fn socket(name: &str) -> Result<PathBuf> {
+fn check(name: &str) -> Result<()> {
     if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric()) {
         return Err(Error::usage("find the session", "that is not a session's name").on(name));
     }
-    Ok(directory()?.join(name))
+    Ok(())
 }
 
 fn address(path: &Path) -> Result<SocketAddrUnix> {
@@ -61,7 +77,12 @@ fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
 /// # Errors
 /// There is none of that name, or so many wait for it that it must hang.
 pub fn connect(name: &str) -> Result<Seqpacket> {
-    let path = socket(name)?;
+    check(name)?;
+    let none = || {
+        let no = Error::usage("find the session", "there is no such session on this host").on(name);
+        Err(no.remedy("hpcrt status shows yours"))
+    };
+    let Some(path) = directory()?.map(|directory| directory.join(name)) else { return none() };
     // Else a full queue of one that is stopped would be waited for.
     let fd = seqpacket(SocketFlags::NONBLOCK)?;
     match rustix::net::connect(&fd, &address(&path)?) {
@@ -75,8 +96,7 @@ pub fn connect(name: &str) -> Result<Seqpacket> {
             if error == rustix::io::Errno::CONNREFUSED {
                 let _ = fs::remove_file(path);
             }
-            let no = Error::usage("find the session", "there is no such session on this host").on(name);
-            Err(no.remedy("hpcrt status shows yours"))
+            none()
         }
     }
 }
@@ -91,7 +111,7 @@ pub fn server(connection: &Seqpacket) -> Option<i32> {
 /// # Errors
 /// The directory cannot be used.
 pub fn names() -> Result<Vec<String>> {
-    let path = directory()?;
+    let Some(path) = directory()? else { return Ok(Vec::new()) };
     let entries = fs::read_dir(&path).op_on("list", &path)?;
     let names = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| !name.starts_with(UNFINISHED)).collect();
@@ -125,16 +145,82 @@ pub fn job_name() -> String {
     format!("{JOB}{}", session_name())
 }
 
+/// A process that removes the socket when the front end is gone, however it ended.
+#[derive(Debug)]
+pub struct Porter {
+    /// It acts at the end of this pipe.
+    told: Option<File>,
+    pid: Pid,
+}
+
+impl Porter {
+    /// Forks it; this process must not have threads yet.
+    ///
+    /// # Errors
+    /// `fork(2)`'s, and no descriptor is free.
+    pub fn start() -> Result<Porter> {
+        let begin = || {
+            let (hear, told) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+            if let Some(pid) = process::fork()? {
+                return Ok(Porter { told: Some(told.into()), pid });
+            }
+            drop(told);
+            let watched = Porter::watch(hear.into());
+            process::leave(i32::from(watched.is_err()))
+        };
+        begin().map_err(|error: io::Error| Error::new("start who removes the socket", error))
+    }
+
+    fn watch(mut hear: File) -> io::Result<()> {
+        // Who kills the front end's process group does not mean it, and who reads our output does not wait for it.
+        let _ = rustix::process::setsid();
+        rustix::thread::set_name(c"hpcrt-porter")?;
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        let mut path = Vec::new();
+        hear.read_to_end(&mut path)?;
+        if !path.is_empty() {
+            remove(Path::new(OsStr::from_bytes(&path)));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Porter {
+    fn drop(&mut self) {
+        self.told.take();
+        process::await_end(self.pid, Duration::from_secs(1));
+    }
+}
+
+/// Removes a socket, and their directory with the last of them.
+fn remove(path: &Path) {
+    let _ = fs::remove_file(path);
+    let _ = fs::remove_file(unfinished(path));
+    if let Some(directory) = path.parent() {
+        let _ = fs::remove_dir(directory);
+    }
+}
+
+/// The name of a socket while it is being made.
+fn unfinished(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{UNFINISHED}{name}"))
+}
+
 /// A listening socket; its name disappears with this.
 #[derive(Debug)]
 pub struct Door {
     listener: Async<OwnedFd>,
     path: PathBuf,
+    _porter: Porter,
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        remove(&self.path);
     }
 }
 
@@ -143,15 +229,24 @@ impl Door {
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn open(name: &str) -> Result<Door> {
-        let path = socket(name)?;
-        let unfinished = path.with_file_name(format!("{UNFINISHED}{name}"));
+    pub fn open(name: &str, mut porter: Porter) -> Result<Door> {
+        check(name)?;
+        let path = place().join(name);
+        if let Some(told) = &mut porter.told {
+            told.write_all(path.as_os_str().as_bytes()).op("tell who removes the socket")?;
+        }
+        let unfinished = unfinished(&path);
         let fd = seqpacket(SocketFlags::NONBLOCK)?;
-        rustix::net::bind(&fd, &address(&unfinished)?).op_on("make the socket", &unfinished)?;
+        let bind = || {
+            made_directory()?;
+            rustix::net::bind(&fd, &address(&unfinished)?).op_on("make the socket", &unfinished)
+        };
+        // The owner of the last socket may have removed the directory meanwhile.
+        bind().or_else(|_| bind())?;
         rustix::net::listen(&fd, 64).op_on("listen on", &path)?;
         // Only now under its name: who found it before would take it for one that nobody serves.
         fs::rename(&unfinished, &path).op_on("make the socket", &path)?;
-        let door = Door { listener: Async::new(fd).op("watch the socket")?, path };
+        let door = Door { listener: Async::new(fd).op("watch the socket")?, path, _porter: porter };
         if let Some(directory) = door.path.parent() {
             sweep(directory);
         }

@@ -229,7 +229,7 @@ mod tests {
     fn every_field_is_documented() {
         let mut found = BTreeSet::new();
         fields(&sample().to_json(), "", &mut found);
-        let text = include_str!("../../docs/STATS.md");
+        let text = include_str!("../../docs/STATS.md").split("\n## ").nth(1).expect("the first section");
         let field = |line: &str| Some(line.strip_prefix("| `")?.split_once("` |")?.0.to_owned());
         let documented: BTreeSet<String> = text.lines().filter_map(field).collect();
         assert_eq!(found, documented);

@@ -13,7 +13,7 @@ use crate::Result;
 use crate::cli::{Exec, View};
 use crate::error::say;
 use crate::launch::console::{Console, catch_signals};
-use crate::launch::door::{self, Door};
+use crate::launch::door::{self, Door, Porter};
 use crate::launch::hostlist::Host;
 use crate::launch::placement::Placement;
 use crate::launch::progress::{Progress, When};
@@ -49,6 +49,8 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
     }
     let mut setup = job::setup!(flags, &hosts, agent);
     setup.view = flags.view != View::None && may_share(&spec);
+    // Before there are threads.
+    let porter = Porter::start();
     let tasks = Rc::new(LocalExecutor::new());
     smol::block_on(tasks.run(async {
         let console = Console::own(&tasks, signals)?;
@@ -74,7 +76,7 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
             session.stop().await;
             code
         };
-        match Door::open(&subject.id) {
+        match porter.and_then(|porter| Door::open(&subject.id, porter)) {
             Ok(door) => job.or(async { match Rc::clone(&subject).answer_at(door, &tasks).await {} }).await,
             Err(error) => {
                 if !flags.quiet {

@@ -14,7 +14,7 @@ use smol::{Async, LocalExecutor, Timer};
 use super::job::{self, Where};
 use crate::cli::{SessionRun, SessionStart};
 use crate::launch::console::{self, Console, catch_signals};
-use crate::launch::door::{self, Door};
+use crate::launch::door::{self, Door, Porter};
 use crate::launch::fold::fold;
 use crate::launch::progress::Progress;
 use crate::launch::resident;
@@ -37,9 +37,13 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
     let setup = job::setup!(flags, &hosts, agent);
     let name = door::session_name();
+    // Before there are threads, and before the pipe, whose end it would keep open.
+    let porter = Porter::start()?;
     let (mut ready, tell_ready) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map(|(r, w)| (File::from(r), w)).op("make a pipe")?;
     if process::fork().op("go into the background")?.is_some() {
+        // The resident process's.
+        std::mem::forget(porter);
         drop(tell_ready);
         let mut word = Vec::new();
         ready.read_to_end(&mut word).op("wait for the session")?;
@@ -71,7 +75,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         });
         let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
         console.clear();
-        let door = match Door::open(&name) {
+        let door = match Door::open(&name, porter) {
             Ok(door) => door,
             Err(error) => {
                 session.stop().await;
