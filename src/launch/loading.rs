@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub struct Needs {
 pub struct Wishes {
     /// `--prefix`.
     pub prefixes: Vec<PathBuf>,
+    /// `--exclude`.
+    pub excludes: Vec<Vec<u8>>,
     /// Arguments of the program: a script among them is as good as part of it.
     pub arguments: Vec<PathBuf>,
 }
@@ -200,6 +202,12 @@ pub fn resolve(
     env: &Environment,
     wishes: &Wishes,
 ) -> Result<Needs> {
+    // Of all jobs of a session, and before anything is found.
+    let canonical = |word: &Vec<u8>| match path(word).canonicalize() {
+        Ok(path) if word.contains(&b'/') => path.into_os_string().into_vec(),
+        _ => word.clone(),
+    };
+    source.capture(Capture { excludes: wishes.excludes.iter().map(canonical).collect(), ..Capture::default() });
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
     let mut trees = Vec::new();
@@ -237,9 +245,9 @@ pub fn resolve(
     trees.retain(|tree| source.shares(path(tree)));
     directories.extend(trees.iter().cloned());
     // A script that an interpreter is given by name.
-    for argument in wishes.arguments.iter().filter(|a| a.is_file()) {
+    for argument in wishes.arguments.iter().filter(|argument| is_script(argument)) {
         let Ok(canonical) = argument.canonicalize() else { continue };
-        if source.shares(&canonical) && is_script(&canonical) {
+        if source.shares(&canonical) {
             directories.insert(directory_of(&canonical));
             preload.path(&canonical, Need::Content);
         }
@@ -252,9 +260,10 @@ pub fn resolve(
     Ok(needs)
 }
 
-fn is_script(path: &Path) -> bool {
+/// Whether an argument of a program is a file that an interpreter runs.
+pub fn is_script(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_bytes();
-    crate::loader::catalog::is_code(name) || path.extension() == Some(OsStr::new("sh"))
+    path.is_file() && (crate::loader::catalog::is_code(name) || path.extension() == Some(OsStr::new("sh")))
 }
 
 fn directory_of(file: &Path) -> Vec<u8> {

@@ -136,6 +136,7 @@ impl Subject {
                 "bytes": count(&counters.bytes),
                 "operations": count(&counters.operations),
                 "cache_hits": count(&counters.hits),
+                "misses": count(&counters.misses),
             },
             "paths": stats::paths_json(&self.source.touched()),
             "jobs": jobs,

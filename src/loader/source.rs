@@ -4,10 +4,12 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask. What a Python program will probably import is looked at when there is no question to answer.
 
+mod preload;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -22,13 +24,16 @@ use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, join, kind, parent};
-use super::probe::{FileSystem, Listing, Names, Opened, Probe};
+use super::hints::Hint;
+use super::probe::{FileSystem, Names, Probe};
 use super::python::{Guess, Imports};
 use super::tally::{Tally, Why, requests};
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
 use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
+
+pub use preload::Preload;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
@@ -81,6 +86,8 @@ pub struct Counters {
     pub operations: AtomicU64,
     /// Files that were asked for again and were in the log already.
     pub hits: AtomicU64,
+    /// Questions of nodes that came all the way.
+    pub misses: AtomicU64,
 }
 
 /// A version of a file: these together do not stay the same when it changes.
@@ -133,6 +140,7 @@ impl Described {
 #[derive(Debug, Clone, Copy)]
 struct Told {
     what: Described,
+    said: Instant,
     /// When it was said, or compared with the shared file system, last.
     at: Instant,
 }
@@ -173,7 +181,14 @@ impl State {
     }
 
     fn tell(&mut self, path: &[u8], what: Described) {
-        self.described.insert(path.to_vec(), Told { what, at: Instant::now() });
+        let now = Instant::now();
+        self.described.insert(path.to_vec(), Told { what, said: now, at: now });
+    }
+
+    fn still(&mut self, path: &[u8]) {
+        if let Some(told) = self.described.get_mut(path) {
+            told.at = Instant::now();
+        }
     }
 
     /// Whether a node asks for what it should have heard.
@@ -280,6 +295,7 @@ impl Source {
         let mut rule = self.capture.write().unwrap_or_else(PoisonError::into_inner);
         rule.trees.extend(more.trees);
         rule.shared.extend(more.shared);
+        rule.excludes.extend(more.excludes);
     }
 
     /// A job runs Python: from now on what it imports is guessed.
@@ -304,10 +320,11 @@ impl Source {
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
     pub fn want(&self, path: Vec<u8>, need: Need) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
         if self.state().is_unheard(&path, need) {
             return self.enqueue(Work::Describe { path, need, why: asked(need), job: None });
         }
-        self.ask(path, need, None);
+        self.ask(path, need, asked(need), None);
     }
 
     /// [`Source::shares`], asked once for each device.
@@ -320,9 +337,8 @@ impl Source {
         shared
     }
 
-    fn ask(&self, path: Vec<u8>, need: Need, job: Option<Arc<Load>>) {
+    fn ask(&self, path: Vec<u8>, need: Need, why: Why, job: Option<Arc<Load>>) {
         if self.state().is_news(&path, need) {
-            let why = if job.is_some() { Why::Closure } else { asked(need) };
             self.enqueue(Work::Describe { path, need, why, job });
         }
     }
@@ -364,9 +380,18 @@ impl Source {
         }
     }
 
+    /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
+    pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
+        let state = self.state();
+        let of = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
+        let told = state.described.iter().filter(|(path, told)| told.said >= begun && of(path));
+        let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
+        told.map(|(path, told)| (path.clone(), need(told.what))).collect()
+    }
+
     /// Says a path anew if it is not what the log says any more.
     fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
-        let Some(known) = self.state().told(path) else { return };
+        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
         self.operation(path, Why::Changes);
         let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
         let mut state = self.state();
@@ -374,8 +399,7 @@ impl Source {
             return;
         }
         if stat.as_ref().map(version) == known.version() {
-            state.tell(path, known);
-            return;
+            return state.still(path);
         }
         let is_listed = state.listed.contains_key(path);
         drop(state);
@@ -386,7 +410,7 @@ impl Source {
             stat => {
                 self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
                 if matches!(known, Described::Content(..)) {
-                    self.ask(path.to_vec(), Need::Content, job.cloned());
+                    self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
                 }
             }
         }
@@ -527,6 +551,9 @@ impl Source {
 
     /// Says what a path is.
     fn describe(&self, path: &[u8], need: Need, why: Why, job: Option<&Arc<Load>>) {
+        if self.excludes(path) {
+            return self.leave_alone(path, Described::Absent);
+        }
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation(path, why);
@@ -581,12 +608,19 @@ impl Source {
                     Err(_) => self.pass_through(path, &stat),
                 }
             }
-            // It is there, but the log has no words for it.
-            _ => {
-                self.state().tell(path, Described::Whole(version(&stat)));
-                self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
-            }
+            // The log has no words for it.
+            _ => self.leave_alone(path, Described::Whole(version(&stat))),
         }
+    }
+
+    fn excludes(&self, path: &[u8]) -> bool {
+        self.capture.read().unwrap_or_else(PoisonError::into_inner).excludes(path)
+    }
+
+    /// Every node looks for itself, each time.
+    fn leave_alone(&self, path: &[u8], what: Described) {
+        self.state().tell(path, what);
+        self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
     }
 
     /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
@@ -643,10 +677,10 @@ impl Source {
         let version = version(stat);
         let id = {
             let mut state = self.state();
-            if let Some(known @ Described::Content(same, _)) = state.told(path)
+            if let Some(Described::Content(same, _)) = state.told(path)
                 && same == version
             {
-                state.tell(path, known);
+                state.still(path);
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
@@ -761,73 +795,6 @@ impl Source {
         self.touch(&path, Why::Again, requests(got as u64), got as u64);
         let record = Record::Chunk { file: id, offset, len, codec: Codec::Raw };
         (got == body.len()).then_some((record, body))
-    }
-}
-
-/// What a job needs before its ranks can start: [`Record::Preloaded`] follows when this is dropped and everything it asked for was sent.
-#[derive(Debug)]
-pub struct Preload {
-    source: Arc<Source>,
-    load: Arc<Load>,
-}
-
-impl Preload {
-    /// The load's number.
-    pub fn id(&self) -> LoadId {
-        self.load.id
-    }
-
-    /// A directory that was listed on the way.
-    pub fn directory(&self, listing: &Listing) {
-        let path = listing.canonical.as_os_str().as_bytes();
-        self.source.operation(path, Why::Search);
-        let mut state = self.source.state();
-        match state.told(path) {
-            Some(known) if known.version() == Some(version(&listing.stat)) => state.tell(path, known),
-            _ => {
-                drop(state);
-                self.source.list(path, &listing.stat, &listing.names);
-            }
-        }
-    }
-
-    /// Anything else that will be asked for.
-    pub fn path(&self, path: &Path, need: Need) {
-        self.source.ask(path.as_os_str().as_bytes().to_vec(), need, Some(Arc::clone(&self.load)));
-    }
-}
-
-/// Looks for a job's closure and captures what it opens on the way. A file is read from its beginning to its end before anybody looks
-/// into it: what follows comes from the page cache, and the file system saw one sequential read.
-impl Probe for Preload {
-    type File = File;
-    type Dir = OwnedFd;
-
-    fn open(&self, path: &Path) -> io::Result<Opened<File>> {
-        let opened = FileSystem.open(path)?;
-        let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
-        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) {
-            let path = opened.canonical.as_os_str().as_bytes();
-            self.source.operation(path, Why::Closure);
-            if let Some((id, version)) = self.source.begin(path, &opened.stat) {
-                self.source.transfer(id, path, &opened.file, version, (1, Why::Closure), Some(&self.load));
-            }
-        }
-        Ok(opened)
-    }
-
-    fn open_dir(&self, path: &Path) -> io::Result<Opened<OwnedFd>> {
-        FileSystem.open_dir(path)
-    }
-
-    fn names(&self, dir: &OwnedFd) -> io::Result<Names> {
-        FileSystem.names(dir)
-    }
-}
-
-impl Drop for Preload {
-    fn drop(&mut self) {
-        self.source.done(Some(&self.load));
     }
 }
 

@@ -14,6 +14,8 @@ pub enum Why {
     Closure,
     /// Listed while libraries were searched for.
     Search,
+    /// An earlier run of the program loaded it.
+    Hint,
     /// A Python program will probably import it.
     Guess,
     /// Somebody on a node asked what it is.
@@ -38,6 +40,7 @@ impl Why {
         match self {
             Why::Closure => "closure",
             Why::Search => "search",
+            Why::Hint => "hint",
             Why::Guess => "guess",
             Why::Attributes => "attributes",
             Why::Content => "content",
