@@ -30,10 +30,21 @@ pub enum Why {
     Rank,
 }
 
+const REASONS: usize = Why::Rank as usize + 1;
+
 impl Why {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Why; 8] =
-        [Why::Closure, Why::Search, Why::Guess, Why::Attributes, Why::Content, Why::Changes, Why::Again, Why::Rank];
+    pub const ALL: [Why; REASONS] = [
+        Why::Closure,
+        Why::Search,
+        Why::Hint,
+        Why::Guess,
+        Why::Attributes,
+        Why::Content,
+        Why::Changes,
+        Why::Again,
+        Why::Rank,
+    ];
 
     /// The reason's name in JSON; docs/STATS.md says what it means.
     pub fn name(self) -> &'static str {
@@ -56,7 +67,7 @@ impl Why {
 pub struct Cost {
     /// In all, and by the number of their reason.
     pub operations: u64,
-    pub by: [u64; Why::ALL.len()],
+    pub by: [u64; REASONS],
     /// Bytes of content.
     pub bytes: u64,
 }
