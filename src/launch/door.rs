@@ -244,13 +244,10 @@ impl Door {
         // The owner of the last socket may have removed the directory meanwhile.
         bind().or_else(|_| bind())?;
         rustix::net::listen(&fd, 64).op_on("listen on", &path)?;
+        sweep(&place());
         // Only now under its name: who found it before would take it for one that nobody serves.
         fs::rename(&unfinished, &path).op_on("make the socket", &path)?;
-        let door = Door { listener: Async::new(fd).op("watch the socket")?, path, _porter: porter };
-        if let Some(directory) = door.path.parent() {
-            sweep(directory);
-        }
-        Ok(door)
+        Ok(Door { listener: Async::new(fd).op("watch the socket")?, path, _porter: porter })
     }
 
     /// The next command of this user that connects.

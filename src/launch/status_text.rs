@@ -117,22 +117,22 @@ pub fn one(status: &Value) -> String {
         line("stores", store);
     }
     for job in items(&status["jobs"]) {
-        let (ranks, on) = (&job["ranks"], &job["hosts"]);
+        let (ranks, on, captures) = (&job["ranks"], &job["hosts"], job["view"] == true);
+        let hosts = plural(number(&on["all"]), "host");
+        let hosts = if captures { format!("{} of {hosts} loaded", number(&on["loaded"])) } else { hosts };
         line(
             &format!("job {}", job["job"]),
             format!(
-                "{}: {}, {}; {} of {} ended; {} of {} loaded",
+                "{}: {}, {}; {} of {} ended; {hosts}",
                 text(&job["program"]),
                 text(&job["phase"]),
                 time(&job["seconds"]),
                 number(&ranks["ended"]),
                 plural(number(&ranks["all"]), "rank"),
-                number(&on["loaded"]),
-                plural(number(&on["all"]), "host"),
             ),
         );
         let (operations, bytes) = (&job["operations"], &job["bytes"]);
-        if job["view"] == true {
+        if captures {
             line(
                 "",
                 format!(
@@ -180,7 +180,7 @@ fn tree(nodes: &[Value]) -> Option<String> {
 
 /// What the nodes hold and had to ask for.
 fn store(nodes: &[Value]) -> Option<String> {
-    let told = || nodes.iter().filter(|node| node["stored"].is_u64());
+    let told = || nodes.iter().filter(|node| number(&node["stored"]) > 0);
     let (least, most) = (told().min_by_key(|n| number(&n["stored"]))?, told().max_by_key(|n| number(&n["stored"]))?);
     let stored = match (number(&least["stored"]), number(&most["stored"])) {
         (a, b) if a == b => format!("{} on each host", HumanBytes(b)),
