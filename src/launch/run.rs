@@ -335,7 +335,8 @@ impl Running<'_> {
                 self.card.progress.borrow_mut().loaded.insert(node);
             }
             News::Pids(ranks) => {
-                self.card.progress.borrow_mut().pids.extend(ranks);
+                let known = ranks.into_iter().filter(|(rank, _)| *rank < self.card.ranks);
+                self.card.progress.borrow_mut().pids.extend(known);
                 self.release().await;
             }
             News::Lost { node, error } => {
