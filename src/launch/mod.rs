@@ -25,3 +25,4 @@ pub mod session;
 pub mod start_tree;
 pub mod stats;
 pub mod subtree;
+mod welcome;

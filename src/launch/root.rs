@@ -12,10 +12,10 @@ use smol::future::FutureExt;
 
 use super::keeper::KILLED;
 use super::loading::{self, Loading};
-use super::node::welcome;
 use super::overlay::{Children, Event, Spawner};
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
+use super::welcome::welcome;
 use crate::error::{Context, say};
 use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;

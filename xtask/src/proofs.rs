@@ -24,10 +24,17 @@ enum How {
 
 const PROOFS: &[Proof] = &[
     Proof {
-        name: "simulator",
-        what: "the log reaches 100,000 simulated nodes",
-        how: How::Test(&["--lib"], "net::sim::replica::tests::a_hundred_thousand_nodes"),
-        memory: 3,
+        name: "sim",
+        what: "256 chunks reach 100,000 simulated nodes, also when one in a hundred of them dies in the middle",
+        how: How::Test(&["--lib"], "net::sim::scale::a_hundred_thousand_nodes"),
+        memory: 4,
+        root: false,
+    },
+    Proof {
+        name: "seeds",
+        what: "100,000 random broadcasts to at most 256 simulated nodes, with everything that can go wrong",
+        how: How::Test(&["--lib"], "net::sim::replica::tests::a_hundred_thousand_seeds"),
+        memory: 1,
         root: false,
     },
     Proof {

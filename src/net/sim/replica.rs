@@ -14,6 +14,9 @@ use crate::net::topology::{Node, Topology};
 /// Bytes on the wire beside a body, and of a message without one.
 const HEADER: u64 = 168;
 
+/// The root waits for its first children this long.
+const ATTACH: Duration = Duration::from_secs(5);
+
 /// A body: its size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub u32);
@@ -62,6 +65,8 @@ pub struct Replica {
     upstream: [Option<Node>; 2],
     attach: Vec<u8>,
     turn: usize,
+    /// Children that the root waits for before it reads anything.
+    firsts: usize,
     store_free: Duration,
     storing: VecDeque<(Duration, u64)>,
     rebuilding: VecDeque<(Duration, Child, u64)>,
@@ -85,6 +90,7 @@ impl Replica {
             upstream: [None; 2],
             attach: Vec::new(),
             turn: 0,
+            firsts: (0..topology.stripes()).map(|stripe| topology.children(stripe, 0).count()).sum(),
             store_free: Duration::ZERO,
             storing: VecDeque::new(),
             rebuilding: VecDeque::new(),
@@ -163,7 +169,8 @@ impl Replica {
             self.relay.handle_refetched(child, seq, self.load.entry(seq));
         }
         loop {
-            let source = self.node == 0 && self.appended < self.load.entries && self.relay.wants_more();
+            let begun = self.appended > 0 || self.relay.children().count() >= self.firsts || now >= ATTACH;
+            let source = self.node == 0 && begun && self.appended < self.load.entries && self.relay.wants_more();
             if source {
                 self.relay.append(self.load.entry(self.appended));
                 self.appended += 1;
@@ -272,7 +279,8 @@ impl Machine for Replica {
     fn poll_timeout(&self) -> Option<Duration> {
         let stored = self.storing.front().map(|&(at, _)| at);
         let rebuilt = self.rebuilding.front().map(|&(at, ..)| at);
-        stored.into_iter().chain(rebuilt).min()
+        let begin = (self.node == 0 && self.appended == 0).then_some(ATTACH);
+        stored.into_iter().chain(rebuilt).chain(begin).min()
     }
 
     fn accepts(&self) -> bool {
@@ -288,6 +296,7 @@ pub fn broadcast(topology: Topology, load: Load, network: Network, seed: u64) ->
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::net::relay::WINDOW;
     use crate::net::topology::{CostModel, Shape};
     use crate::net::wire::frame::{Message as _, PREFIX, TAG};
     use crate::net::wire::log::LogFrame;
@@ -298,7 +307,7 @@ pub(super) mod tests {
     pub(in super::super) const PATIENCE: Duration = Duration::from_secs(100_000);
 
     pub(in super::super) fn load(entries: u64) -> Load {
-        Load { entries, chunk: CHUNK, bare: 0, window: 16 << 20, store: Duration::ZERO }
+        Load { entries, chunk: CHUNK, bare: 0, window: WINDOW, store: Duration::ZERO }
     }
 
     /// Everybody alive has everything, in order and within memory; the time when the last one had.
