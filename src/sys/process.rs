@@ -190,7 +190,19 @@ pub fn leave(code: i32) -> ! {
 /// Whether this process was started to ignore a signal, or ignores it now.
 pub fn ignores(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    contains(&status, "SigIgn:", signal)
+}
+
+/// Whether a thread of any process was killed and has not left the kernel yet. False also when it cannot be asked.
+pub fn is_dying(thread: u32) -> bool {
+    // The kernel marks each thread of a process that is to end, by whatever signal.
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    ["SigPnd:", "ShdPnd:"].iter().any(|set| contains(&status, set, Signal::SIGKILL))
+}
+
+/// Whether a set of signals in a status file of /proc has this one.
+fn contains(status: &str, set: &str, signal: Signal) -> bool {
+    let set = status.lines().find_map(|line| line.strip_prefix(set));
     let set = set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
     set >> (signal as u32 - 1) & 1 == 1
 }
