@@ -41,7 +41,8 @@ fn directory() -> Result<Option<PathBuf>> {
         meta => meta.op_on("inspect", &path)?,
     };
     if !meta.is_dir() || meta.uid() != user.as_raw() || meta.mode() & 0o077 != 0 {
-        return Err(Error::new("use", "it is not a directory that only you can reach").on(path).remedy("remove it"));
+        let remedy = "remove it, or set XDG_RUNTIME_DIR to a directory that only you can reach";
+        return Err(Error::new("use", "it is not a directory that only you can reach").on(path).remedy(remedy));
     }
     Ok(Some(path))
 }

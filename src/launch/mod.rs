@@ -31,3 +31,4 @@ pub mod status;
 pub mod status_text;
 pub mod subtree;
 pub mod timeline;
+mod welcome;

@@ -1,6 +1,8 @@
 //! Runs the built program with a deadline, and finds what it may have left behind.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test crate uses its part")]
 
+pub mod network;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};

@@ -8,7 +8,6 @@ mod view;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -27,6 +26,7 @@ use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
+use super::welcome::welcome;
 use super::{agent, keeper};
 use crate::error::Context;
 use crate::loader::view::directory;
@@ -248,32 +248,6 @@ pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawne
             drop(pumping);
         };
         tasks.spawn(work).detach();
-    }
-}
-
-/// Accepts connections of nodes that have the key; others are dropped. A stranger costs one task for [`link::HANDSHAKE`] at most, and
-/// there are at most 64 of them at once.
-pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: SessionKey, arrivals: Arrivals) {
-    const STRANGERS: usize = 64;
-    let (leave, enter) = bounded::<()>(STRANGERS);
-    loop {
-        let Ok((stream, from)) = listener.accept().await else {
-            Timer::after(Duration::from_millis(50)).await;
-            continue;
-        };
-        if leave.send(()).await.is_err() {
-            return;
-        }
-        let (key, arrivals, enter) = (key.clone(), arrivals.clone(), enter.clone());
-        let greet = async move {
-            let _ = stream.get_ref().set_nodelay(true);
-            match link::accept(smol::net::TcpStream::from(stream), &key).await {
-                Ok((reader, writer, node, purpose)) => arrivals.hand_over(node, purpose, reader, writer),
-                Err(error) => log::debug!("refused a connection from {from}: {error}"),
-            }
-            let _ = enter.recv().await;
-        };
-        tasks.spawn(greet).detach();
     }
 }
 
