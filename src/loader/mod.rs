@@ -19,6 +19,7 @@ pub mod script;
 pub mod search;
 pub mod source;
 pub mod store;
+pub mod tally;
 mod told;
 mod version;
 pub mod view;

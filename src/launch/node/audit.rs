@@ -112,7 +112,7 @@ impl Job {
         audit: Result<Arc<Audit>, String>,
     ) -> Result<()> {
         let audit = audit.map_err(|error| Error::new("show the program's files", error))?;
-        let (job, node, launch) = (self.launch.job, self.node.id, &self.launch);
+        let launch = &self.launch;
         {
             let (audit, roots) = (Arc::clone(&audit), launch.roots.clone());
             smol::unblock(move || audit.add_roots(&roots)).await;
@@ -150,7 +150,8 @@ impl Job {
                 self.warnings.borrow_mut().push(warning);
             }
         }
-        self.node.report(&Report::Loaded { job, node, bytes: replica.bytes() }).await;
+        self.mark(|times| &mut times.loaded);
+        self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
         Ok(())
     }
 }

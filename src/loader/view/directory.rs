@@ -49,6 +49,9 @@ impl Directory {
             let name = format!("{PREFIX}{:016x}", fastrand::u64(..));
             rustix::fs::mkdirat(&parent, &name, Mode::RWXU)?;
             let own = rustix::fs::openat(&parent, &name, FLAGS, Mode::empty())?;
+            if !is_private(&own) {
+                return Err(Errno::PERM);
+            }
             rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive)?;
             // Between the first two steps another session may have taken it for a dead one's.
             rustix::fs::statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -85,12 +88,20 @@ fn sweep(parent: &OwnedFd) {
     for name in names(parent) {
         if name.to_bytes().starts_with(PREFIX.as_bytes())
             && let Ok(old) = rustix::fs::openat(parent, &*name, FLAGS, Mode::empty())
+            && is_private(&old)
             && rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
             empty(&old);
             let _ = rustix::fs::unlinkat(parent, &*name, AtFlags::REMOVEDIR);
         }
     }
+}
+
+/// Nobody else's, and nobody else can reach into it: others may give any directory such a name where they can write.
+fn is_private(directory: &OwnedFd) -> bool {
+    let mine =
+        |stat: &rustix::fs::Stat| stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0;
+    rustix::fs::fstat(directory).as_ref().is_ok_and(mine)
 }
 
 fn empty(directory: &OwnedFd) {
@@ -122,8 +133,12 @@ mod tests {
         let second = Directory::create(place.path()).unwrap();
         assert_eq!(count(), 2);
         drop(first);
+        let others = place.path().join("hpcrt-store.0123");
+        std::fs::create_dir(&others).unwrap();
+        std::fs::set_permissions(&others, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let third = Directory::create(place.path()).unwrap();
-        assert_eq!(count(), 2, "the first one's is gone");
+        assert_eq!(count(), 3, "the first one's is gone, and what is not as we make them stays");
+        std::fs::remove_dir(others).unwrap();
         second.remove();
         third.remove();
         assert_eq!(count(), 0);
