@@ -72,8 +72,6 @@ fn session(site: &Site, uid: u32) {
     }
     assert_eq!(site.cluster.ops().unwrap().read_bytes, 0, "everything is where it is needed");
     run(&["stop", name.trim()]);
-    let sockets = format!("/tmp/hpcrt-{uid}");
-    assert!(site.cluster.exec("hpc1", 0, &["rmdir", &sockets]).unwrap().status.success());
 }
 
 /// Whoever is killed, the libraries do not stay in memory: the others remove them, or the next session does.
