@@ -35,6 +35,7 @@ struct Command {
 enum Mode {
     Exec(Exec),
     Session(SessionCommand),
+    Status(Status),
     Serve(Serve),
     Doctor(Doctor),
     Ldd(Ldd),
@@ -121,6 +122,9 @@ macro_rules! flags {
     /// write a JSON object of what was done, in seconds, bytes and operations
     #[argh(option)]
     pub stats: Option<PathBuf>,
+    /// draw when each host did what, from its agent's start to its last rank's end; FILE ends in .svg or .html
+    #[argh(option, from_str_fn(drawing))]
+    pub report: Option<PathBuf>,
     /// no summary and no progress
     #[argh(switch, short = 'q')]
     pub quiet: bool,
@@ -209,6 +213,29 @@ pub struct SessionStop {
     pub session: String,
 }
 
+/// Show what runs: all of this user's jobs and sessions on this host, or everything about one.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    subcommand,
+    name = "status",
+    example = "What runs, and one of them every second:\n  {command_name}\n  {command_name} --watch x1f0c8a2b",
+    note = "With an ID every host is asked; those that do not answer within two seconds are named."
+)]
+pub struct Status {
+    /// print JSON
+    #[argh(switch)]
+    pub json: bool,
+    /// with an ID: also the process of every rank
+    #[argh(switch)]
+    pub pids: bool,
+    /// show it again every second until it is over
+    #[argh(switch)]
+    pub watch: bool,
+    /// a job or session
+    #[argh(positional)]
+    pub id: Option<String>,
+}
+
 /// Be a node's agent (started by exec).
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "serve")]
@@ -264,6 +291,7 @@ pub enum Options {
     SessionList,
     /// The session to stop.
     SessionStop(String),
+    Status(Status),
     Serve(Serve),
     Doctor(Doctor),
     Ldd(Ldd),
@@ -310,6 +338,14 @@ impl std::str::FromStr for AgentKind {
             "ssh" => Ok(AgentKind::Ssh),
             command => Ok(AgentKind::Command(command.to_owned())),
         }
+    }
+}
+
+fn drawing(text: &str) -> std::result::Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("svg" | "html") => Ok(path),
+        _ => Err(format!("{text:?} ends neither in .svg nor in .html")),
     }
 }
 
@@ -362,6 +398,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
             SessionAct::Stop(flags) => Options::SessionStop(flags.session),
         }),
         Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
+        Mode::Status(flags) => Ok(Options::Status(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),

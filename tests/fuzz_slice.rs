@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use hpcrt::net::wire::control::{Down, Exit, Need, NodeSpec, Order, Report, Status, Target};
+use hpcrt::net::wire::facts::{Birth, Facts, JobFacts};
 use hpcrt::net::wire::frame::{Message, Prefix};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
@@ -43,7 +44,10 @@ fn frames() -> Vec<Vec<u8>> {
             node: 1,
             addresses: vec!["192.0.2.1:1".into(), "[::1]:2".into()],
             viewless: Some("no".into()),
+            birth: Birth { enrolled: 1, connected: 2, joined: 3 },
         }),
+        framed(&Report::Facts { node: 1, facts: Facts { jobs: vec![JobFacts::default(); 2], ..Facts::default() } }),
+        framed(&Report::Pids { job: 1, ranks: vec![(0, 7); 3] }),
         framed(&Report::Want { path: b"/a/b".to_vec(), need: Need::Content }),
         framed(&Report::Exited { job: 1, ranks: vec![exit; 4] }),
         framed(&LogFrame::Entry { seq: 5, record: dir, hash: [1; 32] }),

@@ -20,6 +20,8 @@ pub struct PlanSpec {
     pub ranks: Vec<(Vec<Vec<u8>>, Vec<u8>)>,
     /// Soft and hard RLIMIT_NOFILE.
     pub nofile: (u64, u64),
+    /// Stop each rank before its program's first instruction.
+    pub hold: bool,
 }
 
 /// Bytes from the start of the block to the keeper's pid, which only the keeper knows.
@@ -62,7 +64,7 @@ impl PlanSpec {
         [len, 0].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
         [self.nofile.0, self.nofile.1].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
         let ranks = u32::try_from(table.len()).ok()?;
-        for word in [program?, cwd?, home?, argc, argv, envc, envp, ranks, rank_table] {
+        for word in [program?, cwd?, home?, argc, argv, envc, envp, ranks, rank_table, u32::from(self.hold)] {
             head.extend_from_slice(&word.to_ne_bytes());
         }
         block.0[..head.len()].copy_from_slice(&head);
@@ -108,13 +110,14 @@ mod tests {
             env: vec![b"A=1".to_vec()],
             ranks: vec![(vec![b"R=0".to_vec()], vec![3, 0, 0, 0, 0, 0, 0, 0]), (vec![b"R=1".to_vec()], vec![])],
             nofile: (1024, 4096),
+            hold: true,
         };
         let bytes = spec.block().unwrap();
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
         let text = |at: usize| bytes[at..].split(|b| *b == 0).next().unwrap();
         use std::mem::offset_of;
         assert_eq!(offset_of!(boot_plan::Plan, keeper) as u64, KEEPER_AT);
-        assert_eq!(word(offset_of!(boot_plan::Plan, len)), bytes.len());
+        assert_eq!((word(offset_of!(boot_plan::Plan, len)), word(offset_of!(boot_plan::Plan, hold))), (bytes.len(), 1));
         assert_eq!(text(word(offset_of!(boot_plan::Plan, program))), b"/bin/x");
         let argv = word(offset_of!(boot_plan::Plan, argv));
         assert_eq!((word(offset_of!(boot_plan::Plan, argc)), text(word(argv + 4))), (2, &b"y z"[..]));

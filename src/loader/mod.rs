@@ -18,6 +18,7 @@ pub mod script;
 pub mod search;
 pub mod source;
 pub mod store;
+pub mod tally;
 mod told;
 mod version;
 pub mod view;

@@ -89,6 +89,7 @@ macro_rules! spec {
                 view: $flags.view != $crate::cli::View::None,
                 prefixes: $flags.prefix.iter().map(|d| job::bytes(&here.own.join(d))).collect(),
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
+                report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,

@@ -1,5 +1,6 @@
 //! The few places with unsafe and raw system calls. Everything above is safe Rust.
 
+pub mod mpir;
 pub mod node;
 pub mod process;
 pub mod without;

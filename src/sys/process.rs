@@ -258,11 +258,12 @@ pub fn kill_descendants(spare: &[Pid], deadline: Duration) -> bool {
 
 /// Waits until a child has ended and reaps it, or the time is over.
 pub fn await_end(child: Pid, deadline: Duration) {
-    let end = Instant::now() + deadline;
+    let (end, mut pause) = (Instant::now() + deadline, Duration::from_micros(50));
     while let Ok(WaitStatus::StillAlive) = waitpid(child, Some(WaitPidFlag::WNOHANG))
         && Instant::now() < end
     {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(1));
     }
 }
 

@@ -18,13 +18,14 @@ use super::Node;
 use super::view::View;
 use crate::launch::plan::PlanSpec;
 use crate::launch::{allocation, placement};
-use crate::loader::view::Closing;
+use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
-use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOME};
+use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOLD, STAGE_HOME};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -33,9 +34,9 @@ const OUTPUT: usize = 64 << 10;
 
 /// See the module.
 pub(super) struct Job {
-    node: Rc<Node>,
-    launch: Launch,
-    place: Place,
+    pub(super) node: Rc<Node>,
+    pub(super) launch: Launch,
+    pub(super) place: Place,
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
@@ -44,7 +45,9 @@ pub(super) struct Job {
     /// Output streams that are not at their end yet hold a clone; all gone = closed.
     streams: RefCell<Option<Sender<()>>>,
     warnings: RefCell<Vec<String>>,
-    view: RefCell<Option<Rc<View>>>,
+    pub(super) view: RefCell<Option<Rc<View>>>,
+    /// What the view had counted when the job began to look into it.
+    pub(super) before: Cell<Counts>,
     /// The keeper's process, as soon as it may look into the view.
     looks: Cell<Option<u32>>,
     /// The job's processes are being killed.
@@ -56,6 +59,9 @@ pub(super) struct Job {
     /// A rank could not become the program.
     start_failed: Cell<bool>,
     over: Cell<bool>,
+    pub(super) times: Cell<JobTimes>,
+    /// Ranks that have not ended.
+    pub(super) running: Cell<u32>,
 }
 
 impl Job {
@@ -77,7 +83,7 @@ impl Job {
                     node: node.id,
                     warnings: Vec::new(),
                     received: node.received(),
-                    avoided: 0,
+                    facts: JobFacts { job: id, told: node.clock.now(), ..JobFacts::default() },
                 })
                 .await;
                 None
@@ -112,12 +118,15 @@ impl Job {
             streams: RefCell::default(),
             warnings: RefCell::default(),
             view: RefCell::default(),
+            before: Cell::default(),
             looks: Cell::default(),
             closing: RefCell::default(),
             abort: bounded(1),
             started: Cell::new(false),
             start_failed: Cell::new(false),
             over: Cell::new(false),
+            times: Cell::new(JobTimes { ordered: node.clock.now(), ..JobTimes::default() }),
+            running: Cell::new(0),
         }))
     }
 
@@ -154,7 +163,7 @@ impl Job {
         }
     }
 
-    fn ask(self: &Rc<Self>, ask: Ask) {
+    pub(super) fn ask(self: &Rc<Self>, ask: Ask) {
         let this = Rc::clone(self);
         // A keeper that is gone has nothing left to do; its end is noticed where its words are read.
         self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
@@ -212,10 +221,11 @@ impl Job {
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
         self.closing.borrow_mut().take();
-        let avoided = self.view.borrow_mut().take().map_or(0, |view| view.skeleton.take_avoided());
+        let facts = self.facts();
+        self.view.borrow_mut().take();
         self.node.views.tidy();
         let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
-        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), avoided }).await;
+        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), facts }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
     }
 
@@ -237,8 +247,8 @@ impl Job {
         }
         // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
         self.complete(&view, replica.images(&view.roots), named).await?;
-        let (job, node) = (self.launch.job, self.node.id);
-        self.node.report(&Report::Loaded { job, node, bytes: replica.bytes() }).await;
+        self.mark(|times| &mut times.loaded);
+        self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
         Ok(())
     }
 
@@ -255,7 +265,9 @@ impl Job {
                     *mounted = Some(view.serve(fds)?);
                 }
                 self.looks.set(Some(keeper));
+                self.before.set(view.skeleton.counts());
                 *self.view.borrow_mut() = Some(Rc::clone(view));
+                self.mark(|times| &mut times.mounted);
                 Ok(true)
             }
             (Tell::Plain, _) => Ok(false),
@@ -317,6 +329,7 @@ impl Job {
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
         const { assert!(BATCH as usize * 3 <= FDS_MAX) };
+        self.running.set(self.place.count);
         let mut first = 0;
         while first < self.place.count {
             let count = BATCH.min(self.place.count - first);
@@ -331,6 +344,7 @@ impl Job {
             self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
         }
+        self.mark(|times| &mut times.started);
         self.tell_keeper(&Ask::Go, &[]).await.map_err(|e| unheard("start ranks", e))
     }
 
@@ -359,6 +373,7 @@ impl Job {
         let work = async move {
             let mut bytes = vec![0; OUTPUT];
             while let Ok(got @ 1..) = reader.read(&mut bytes).await {
+                this.mark(|times| &mut times.output);
                 let report = Report::Output { job: this.launch.job, rank, stream };
                 this.node.send_up(Packet::new(&report, bytes[..got].to_vec())).await;
             }
@@ -382,6 +397,7 @@ impl Job {
             };
             match heard {
                 Ok(Some((Tell::Exited { ranks }, _))) => {
+                    self.ended(ranks.len());
                     let first = self.place.first;
                     exits.extend(ranks.into_iter().map(|r| Exit {
                         rank: first + r.index,
@@ -389,6 +405,7 @@ impl Job {
                         by_us: r.by_us,
                     }));
                 }
+                Ok(Some((Tell::Pids { ranks }, _))) => self.tell_pids(ranks).await,
                 Ok(Some((Tell::NotStarted { stage, errno, .. }, _))) => self.not_started(stage, errno).await,
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
@@ -428,6 +445,7 @@ impl Job {
             STAGE_CWD => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
+            STAGE_HOLD => self.failed(&Error::new("hold the ranks for the debugger", cause)).await,
             _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }
     }
@@ -518,5 +536,6 @@ fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
         env,
         ranks: (0..place.count).map(rank).collect(),
         nofile: process::nofile(),
+        hold: launch.hold,
     }
 }

@@ -1,5 +1,6 @@
 //! A node: what the agent process runs. Relays orders down and reports up, starts its own children, and runs its part of each job.
 
+mod facts;
 mod job;
 mod replica;
 mod view;
@@ -19,6 +20,7 @@ use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
+use self::facts::Clock;
 use self::job::Job;
 use self::replica::{Replica, feeders};
 use self::view::Views;
@@ -34,6 +36,7 @@ use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target};
+use crate::net::wire::facts::Birth;
 use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
@@ -49,6 +52,7 @@ const ENROLMENT: Duration = Duration::from_secs(30);
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    let clock = Clock::start();
     process::default_action(Signal::SIGCHLD);
     // The keepers receive hundreds of descriptors at once.
     process::raise_nofile();
@@ -60,7 +64,7 @@ pub fn serve() -> Result<u8> {
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let left = Rc::new(RefCell::new(None));
-    let life = live(Rc::clone(&tasks), input, output, keeper, keeper_pid, Rc::clone(&left));
+    let life = live(Rc::clone(&tasks), clock, input, output, keeper, keeper_pid, Rc::clone(&left));
     let ended = smol::block_on(tasks.run(life));
     // The keeper sees its socket close; whatever it leaves is ours.
     let _ = rustix::net::shutdown(&hang_up, rustix::net::Shutdown::Both);
@@ -98,6 +102,7 @@ fn first_link(input: OwnedFd, output: OwnedFd) -> std::io::Result<(Reader, Write
 /// A node of the tree.
 pub(super) struct Node {
     tasks: Spawner,
+    clock: Clock,
     id: NodeId,
     host: String,
     session: String,
@@ -121,6 +126,7 @@ type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
 
 async fn live(
     tasks: Spawner,
+    clock: Clock,
     input: OwnedFd,
     output: OwnedFd,
     keeper: Seqpacket,
@@ -129,6 +135,7 @@ async fn live(
 ) -> Result<()> {
     let (mut reader, writer) = first_link(input, output).op("open the link to the parent")?;
     let enroll = enrolment(&mut reader).await?;
+    let mut birth = Birth { enrolled: clock.now(), ..Birth::default() };
     let me = enroll.host.clone();
     let key = SessionKey(enroll.key);
     let listener = listen::listen(enroll.agent == AgentKind::Local).op("listen").map_err(|e| e.at(me.clone()))?;
@@ -150,6 +157,7 @@ async fn live(
             (reader, writer)
         }
     };
+    birth.connected = clock.now();
     let (store, viewless) = if enroll.view { make_store(&keeper, &enroll).await } else { (None, None) };
     if let (Some(place), Some(store)) = (&enroll.store, &store) {
         *left.borrow_mut() = store.try_clone().ok().map(|store| (OsStr::from_bytes(place).into(), store));
@@ -161,6 +169,7 @@ async fn live(
     let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
     let node = Rc::new(Node {
         tasks: Rc::clone(&tasks),
+        clock,
         id: enroll.node,
         host: me,
         session: enroll.session.clone(),
@@ -176,7 +185,8 @@ async fn live(
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
     });
-    node.report(&Report::Joined { node: node.id, addresses, viewless }).await;
+    birth.joined = clock.now();
+    node.report(&Report::Joined { node: node.id, addresses, viewless, birth }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
     tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
@@ -330,10 +340,10 @@ impl Node {
 
     /// Follows the parent's orders until it says leave or is gone.
     async fn follow(self: Rc<Self>, reader: &mut Reader) -> Result<()> {
-        let mut stopped = false;
+        let (mut stopped, mut patient) = (false, false);
         loop {
-            // A front end that was stopped at its terminal says nothing until it is continued.
-            let received = if stopped { reader.receive().await } else { reader.receive_within().await };
+            // A front end that was stopped at its terminal, or by a debugger, says nothing until it is continued.
+            let received = if stopped || patient { reader.receive().await } else { reader.receive_within().await };
             let packet = received.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
             if packet.kind == Kind::Log {
                 self.fed_by_parent(packet).await;
@@ -345,6 +355,7 @@ impl Node {
                 Target::Node(node) => node == self.id,
             };
             stopped = matches!(down.order, Order::Signal { signal, .. } if signal == Signal::SIGTSTP as i32);
+            patient |= matches!(&down.order, Order::Launch(launch) if launch.hold);
             if matches!(down.order, Order::Ping) {
                 continue;
             }
@@ -383,6 +394,8 @@ impl Node {
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
+            Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
+            Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
             Order::Enroll(_) | Order::Ping => {}
         }

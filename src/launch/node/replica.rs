@@ -24,6 +24,7 @@ use crate::net::replicate::{FeedsLog, Log, LogEntry, Rebuild};
 use crate::net::single_flight::{Asked, SingleFlight};
 use crate::net::topology::{Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId, Report};
+use crate::net::wire::facts::Micros;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
@@ -65,6 +66,10 @@ pub(super) struct Replica {
     progress: RefCell<(Sender<()>, Receiver<()>)>,
     /// Bodies received, as they came over the network.
     bytes: Cell<u64>,
+    /// When the first of them came.
+    begun: Cell<Micros>,
+    /// Paths that ranks here asked for before the log spoke of them.
+    misses: Cell<u64>,
     /// Of [`Replica::bytes`], what a job's end has told already.
     told: Cell<u64>,
     /// When something was heard last of who feeds us, by stripe.
@@ -132,6 +137,8 @@ impl Replica {
             broken: RefCell::default(),
             progress: RefCell::new(bounded(1)),
             bytes: Cell::new(0),
+            begun: Cell::new(0),
+            misses: Cell::new(0),
             told: Cell::new(0),
             fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
             pace: Cell::new(Pace::Unknown),
@@ -140,9 +147,13 @@ impl Replica {
         (Rc::new(replica), questions)
     }
 
-    /// Bytes of content in the store.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes.get()
+    /// Bytes of content that came over the network, when the first did, and what ranks here asked for before the log spoke of it.
+    pub(super) fn counts(&self) -> (u64, Micros, u64) {
+        (self.bytes.get(), self.begun.get(), self.misses.get())
+    }
+
+    pub(super) fn store(&self) -> &Arc<Store> {
+        &self.store
     }
 
     /// Bytes received since this was called last.
@@ -377,6 +388,9 @@ impl Replica {
         if !self.coming.borrow().contains_key(&file) {
             return self.early.borrow_mut().push((seq, entry));
         }
+        if self.begun.get() == 0 {
+            self.begun.set(node.clock.now());
+        }
         let (this, store) = (Rc::clone(self), Arc::clone(&self.store));
         let work = async move {
             let size = entry.body.as_ref().map_or(0, |b| b.0.len() as u64);
@@ -516,6 +530,9 @@ impl Node {
     /// Passes on what the views ask, once for each question.
     pub(super) async fn ask(self: Rc<Self>, replica: Rc<Replica>, questions: Receiver<Question>) {
         while let Ok(question) = questions.recv().await {
+            if let Question::Want(..) = question {
+                replica.misses.set(replica.misses.get() + 1);
+            }
             match question {
                 Question::Want(path, need) if replica.asks(&path, need) => {
                     self.report(&Report::Want { path, need }).await;

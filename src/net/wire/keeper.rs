@@ -25,6 +25,8 @@ pub enum Ask {
     Spawn { first: u32, count: u32 },
     /// To a job's keeper: every rank was asked for.
     Go,
+    /// To a job's keeper: say which processes are the ranks; answered by [`Tell::Pids`].
+    Pids,
     /// To a job's keeper: deliver a signal to each rank's process group.
     Signal { signal: i32 },
     /// To a job's keeper: SIGTERM to every descendant, SIGKILL after `grace_ms`.
@@ -43,6 +45,8 @@ pub enum Tell {
     Plain,
     /// Done: ranks started from now on see it.
     Shown,
+    /// Ranks by index, and their processes: because it was asked, or because all that are to be held for a debugger are held.
+    Pids { ranks: Vec<(u32, u32)> },
     /// Ranks ended.
     Exited { ranks: Vec<Ended> },
     /// A rank could not become the program.

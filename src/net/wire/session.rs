@@ -32,6 +32,8 @@ pub struct JobSpec {
     pub excludes: Vec<Vec<u8>>,
     /// Where to write the statistics; absolute.
     pub stats: Option<Vec<u8>>,
+    /// Where to draw when the hosts did what; absolute, its ending says as what.
+    pub report: Option<Vec<u8>>,
     pub quiet: bool,
     pub verbose: bool,
 }
@@ -46,6 +48,12 @@ pub enum SessionAsk {
         signal: i32,
     },
     About,
+    /// What runs; with `nodes`, after asking every node; with `pids`, also for the processes of the ranks. The answer's descriptor is a file
+    /// of JSON (docs/STATS.md).
+    Status {
+        nodes: bool,
+        pids: bool,
+    },
     /// End the jobs and the session; the socket closes when nothing is left.
     Stop,
 }
@@ -54,13 +62,16 @@ pub enum SessionAsk {
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum SessionTell {
     /// The job is over; the command exits with this code.
-    Ended { code: u8 },
+    Ended {
+        code: u8,
+    },
     About {
         hosts: Vec<String>,
         jobs: u32,
         /// Bytes of files in each node's store.
         stored: u64,
     },
+    Status,
 }
 
 impl Message for JobSpec {

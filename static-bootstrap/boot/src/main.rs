@@ -9,7 +9,7 @@ use core::arch::naked_asm;
 use core::mem::size_of;
 use core::slice;
 
-use sys::plan::{FAILURE_FD, Failure, MAGIC, PLAN_FD, Plan, Rank, STAGE_CWD, STAGE_EXEC, STAGE_HOME, STAGE_PLAN};
+use sys::plan::{FAILURE_FD, Failure, MAGIC, PLAN_FD, Plan, Rank, STAGE_CWD, STAGE_EXEC, STAGE_HOLD, STAGE_HOME, STAGE_PLAN};
 use sys::syscall::{nr, syscall};
 
 const PR_SET_PDEATHSIG: usize = 1;
@@ -22,6 +22,7 @@ const PROT_WRITE: usize = 2;
 const MAP_PRIVATE: usize = 2;
 const MAP_ANONYMOUS: usize = 32;
 const SIG_SETMASK: usize = 2;
+const PTRACE_TRACEME: usize = 0;
 const ESRCH: u32 = 3;
 const EINVAL: u32 = 22;
 
@@ -86,6 +87,11 @@ extern "C" fn main(stack: *const usize) -> ! {
         let envp = block.pointers(&[(plan.envc, plan.envp), (rank.envc, rank.envp)], index);
         let _ = syscall(nr::CLOSE, [PLAN_FD as usize, 0, 0, 0, 0, 0]);
         let _ = syscall(nr::FCNTL, [FAILURE_FD as usize, F_SETFD, FD_CLOEXEC, 0, 0, 0]);
+        if plan.hold != 0
+            && let Err(errno) = syscall(nr::PTRACE, [PTRACE_TRACEME, 0, 0, 0, 0, 0])
+        {
+            exit(index, STAGE_HOLD, errno);
+        }
         match syscall(nr::EXECVE, [block.string(plan.program) as usize, argv as usize, envp as usize, 0, 0, 0]) {
             Ok(_) => exit(index, STAGE_EXEC, 0),
             Err(errno) => exit(index, STAGE_EXEC, errno),

@@ -34,6 +34,8 @@ pub struct Plan {
     /// [`Rank`] entries.
     pub ranks: u32,
     pub rank_table: u32,
+    /// Not zero: stop before the program's first instruction, for the keeper as tracer.
+    pub hold: u32,
 }
 
 /// What differs between the ranks of a node.
@@ -66,3 +68,5 @@ pub const STAGE_CWD: u32 = 1;
 pub const STAGE_EXEC: u32 = 2;
 /// [`Failure::stage`]: not fatal: the fall-back directory is used.
 pub const STAGE_HOME: u32 = 3;
+/// [`Failure::stage`]: the process may not be traced.
+pub const STAGE_HOLD: u32 = 4;

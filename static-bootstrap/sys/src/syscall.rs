@@ -16,6 +16,7 @@ pub mod nr {
     pub const SETPGID: usize = 109;
     pub const CHDIR: usize = 80;
     pub const PRCTL: usize = 157;
+    pub const PTRACE: usize = 101;
     pub const SCHED_SETAFFINITY: usize = 203;
     pub const PRLIMIT64: usize = 302;
 }
@@ -34,6 +35,7 @@ pub mod nr {
     pub const SETPGID: usize = 154;
     pub const CHDIR: usize = 49;
     pub const PRCTL: usize = 167;
+    pub const PTRACE: usize = 117;
     pub const SCHED_SETAFFINITY: usize = 122;
     pub const PRLIMIT64: usize = 261;
 }
