@@ -36,6 +36,9 @@ fn main() {
         ],
     );
     println!("cargo:rustc-env=HPCRT_BOOT={}", boot.display());
+    let list = Path::new("src/sys/mpir.list");
+    println!("cargo:rerun-if-changed={}", list.display());
+    println!("cargo:rustc-link-arg-bins=-Wl,--dynamic-list={}", list.canonicalize().expect("it is there").display());
     let audit = rustc(
         "audit/src/lib.rs",
         &out,
@@ -52,9 +55,6 @@ fn main() {
         ],
     );
     println!("cargo:rustc-env=HPCRT_AUDIT={}", audit.display());
-    let list = Path::new("src/sys/mpir.list");
-    println!("cargo:rerun-if-changed={}", list.display());
-    println!("cargo:rustc-link-arg-bins=-Wl,--dynamic-list={}", list.canonicalize().expect("it is there").display());
 }
 
 fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {

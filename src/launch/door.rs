@@ -232,6 +232,8 @@ impl Door {
     /// It cannot be made.
     pub fn open(name: &str, mut porter: Porter) -> Result<Door> {
         check(name)?;
+        // Before anybody is told to remove something: what is not ours alone is left as it is.
+        directory()?;
         let path = place().join(name);
         if let Some(told) = &mut porter.told {
             told.write_all(path.as_os_str().as_bytes()).op("tell who removes the socket")?;

@@ -71,6 +71,13 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "fuzz",
+        what: "ten minutes for everything that reads bytes from outside; with coverage where cargo-fuzz and a nightly are installed",
+        how: How::Fuzz,
+        memory: 4,
+        root: false,
+    },
+    Proof {
         name: "audit",
         what: "500 libraries without namespaces: time to main beside a plain start, operations of each process at the shared file system",
         how: How::Test(&["--test", "audit"], "warm_start"),
@@ -83,13 +90,6 @@ const PROOFS: &[Proof] = &[
         how: How::Test(&["--test", "audit"], "other_versions_of_glibc"),
         memory: 2,
         root: true,
-    },
-    Proof {
-        name: "fuzz",
-        what: "ten minutes for everything that reads bytes from outside; with coverage where cargo-fuzz and a nightly are installed",
-        how: How::Fuzz,
-        memory: 4,
-        root: false,
     },
     Proof { name: "launch", what: "times of the launch logic", how: How::Bench("launch"), memory: 1, root: false },
 ];

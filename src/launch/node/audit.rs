@@ -112,7 +112,7 @@ impl Job {
         audit: Result<Arc<Audit>, String>,
     ) -> Result<()> {
         let audit = audit.map_err(|error| Error::new("show the program's files", error))?;
-        let launch = &self.launch;
+        let (job, node, launch) = (self.launch.job, self.node.id, &self.launch);
         {
             let (audit, roots) = (Arc::clone(&audit), launch.roots.clone());
             smol::unblock(move || audit.add_roots(&roots)).await;
@@ -151,7 +151,7 @@ impl Job {
             }
         }
         self.mark(|times| &mut times.loaded);
-        self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
+        self.node.report(&Report::Loaded { job, node }).await;
         Ok(())
     }
 }
