@@ -13,7 +13,7 @@ use argh::{ArgsInfo, CommandInfoWithArgs, FlagInfoKind, FromArgs};
 
 use crate::launch::progress::When;
 use crate::loader::source::Compression;
-use crate::net::wire::control::{AgentKind, Binding, StdinTo};
+use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
 use crate::{Error, Result};
 
 /// Runs unmodified programs on clusters: starts them on many hosts, with their libraries and Python files read once and
@@ -83,7 +83,7 @@ macro_rules! flags {
     /// ranks per host (default: as many as it has slots)
     #[argh(option)]
     pub ppn: Option<NonZeroU32>,
-    /// how the program sees its captured files: auto (default), namespace or none
+    /// how the program sees its captured files: auto (default), namespace, audit or none
     #[argh(option, default = "View::Auto")]
     pub view: View,
     /// capture this directory tree too (repeatable)
@@ -187,7 +187,11 @@ flags! {
 /// Bring hosts up and leave them so; prints the session's name.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "start")]
-SessionStart [start] {}}
+SessionStart [start] {
+    /// how programs will see their captured files: auto (default), namespace or audit
+    #[argh(option, default = "View::Auto")]
+    pub view: View,
+}}
 
 flags! {
 /// Run a program on a session's hosts; the session's name comes first.
@@ -301,15 +305,6 @@ pub enum Options {
     Help(String),
 }
 
-/// How the program sees its captured files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum View {
-    /// The best that every node allows.
-    Auto,
-    Namespace,
-    None,
-}
-
 macro_rules! words {
     ($type:ident: $($word:literal => $variant:ident),+) => {
         impl std::str::FromStr for $type {
@@ -323,7 +318,7 @@ macro_rules! words {
         }
     };
 }
-words!(View: "auto" => Auto, "namespace" => Namespace, "none" => None);
+words!(View: "auto" => Auto, "namespace" => Namespace, "audit" => Audit, "none" => None);
 words!(StdinTo: "0" => First, "all" => All, "none" => None);
 words!(Binding: "none" => None, "compact" => Compact, "spread" => Spread);
 words!(Compression: "auto" => Auto, "always" => Always, "never" => Never);
@@ -515,7 +510,7 @@ mod tests {
             (&["exec", "-n", "0", "--", "x"], "-n"),
             (&["exec"], "no program is named"),
             (&["exce"], "hpcrt --help lists the modes"),
-            (&["exec", "--view", "x", "--", "y"], "none of auto, namespace, none"),
+            (&["exec", "--view", "x", "--", "y"], "none of auto, namespace, audit, none"),
         ] {
             let error = parsed(line).expect_err("must fail");
             assert!(error.to_string().contains(says), "{error}");

@@ -12,6 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use hpcrt::loader::audit::table::Entries;
 use hpcrt::net::wire::control::{Down, Exit, Need, NodeSpec, Order, Report, Status, Target};
 use hpcrt::net::wire::facts::{Birth, Facts, JobFacts};
 use hpcrt::net::wire::frame::{Message, Prefix};
@@ -20,6 +21,7 @@ use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
 use hpcrt::net::wire::record::{Attr, Codec, Name, Record, Supply};
 use hpcrt::net::wire::session::{SessionAsk, SessionTell};
+use hpcrt::sys::audit_table::kind;
 
 /// A case that takes longer hangs somewhere. (A million host names take their time in a debug build on a busy machine.)
 const CASE_MAX: Duration = Duration::from_secs(30);
@@ -45,6 +47,7 @@ fn frames() -> Vec<Vec<u8>> {
             addresses: vec!["192.0.2.1:1".into(), "[::1]:2".into()],
             viewless: Some("no".into()),
             birth: Birth { enrolled: 1, connected: 2, joined: 3 },
+            audits: None,
         }),
         framed(&Report::Facts { node: 1, facts: Facts { jobs: vec![JobFacts::default(); 2], ..Facts::default() } }),
         framed(&Report::Pids { job: 1, ranks: vec![(0, 7); 3] }),
@@ -124,6 +127,13 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
             [texts(&["#!/usr/bin/env -S python3 -u\n"]), files(&["/bin/true", "/lib64/ld-linux-x86-64.so.2"])].concat()
         }
         "ldcache" => files(&["/etc/ld.so.cache"]),
+        "table" => {
+            let mut entries = Entries::default();
+            entries.set(&[kind::PATH, b"/s/libx.so"], b"/store/root/s/libx.so");
+            entries.set(&[kind::PROGRAM, b"/s/app", b""], b"7 1536");
+            entries.set(&[kind::NAME, b"7", b"", b"libx.so"], b"/store/root/s/libx.so");
+            entries.table(b"/store/root", &[b"/s".to_vec()]).into_iter().collect()
+        }
         "python" => modules(),
         "hostlist" => texts(&["n[01-04,7]:2,login1", "r[1-3]c[001-020]^r2c[5-9],user@x:4", "a,b,a,[1-2]x"]),
         _ => texts(&["n1 slots=4 max_slots=8 # x\n4/n2\nn[3-5]:2\n\nn6\nn6\n"]),
@@ -209,6 +219,11 @@ fn elf() {
 #[test]
 fn ldcache() {
     slice("ldcache");
+}
+
+#[test]
+fn table() {
+    slice("table");
 }
 
 #[test]

@@ -25,10 +25,11 @@ use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
 use hpcrt::net::wire::record::{CHUNK_MAX, Record};
 use hpcrt::net::wire::session::{JobSpec, SessionAsk, SessionTell};
+use hpcrt::sys::audit_table::{Table, kind};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 12] = [
+pub const ALL: [(&str, fn(&[u8])); 13] = [
     ("frame", frame),
     ("hello", hello),
     ("link", link),
@@ -37,6 +38,7 @@ pub const ALL: [(&str, fn(&[u8])); 12] = [
     ("elf", elf),
     ("ldcache", ldcache),
     ("python", python),
+    ("table", table),
     ("hostlist", hostlist),
     ("hostfile", hostfile),
     ("allocation", allocation),
@@ -164,6 +166,20 @@ pub fn ldcache(bytes: &[u8]) {
         for name in ["libc.so.6", "", "x"] {
             let _ = cache.lookup(OsStr::new(name), &cpu);
         }
+    }
+}
+
+/// The table that auditors read.
+pub fn table(bytes: &[u8]) {
+    let Some(table) = Table::new(bytes) else { return };
+    let _ = table.is_shared(b"/s/libx.so");
+    for key in
+        [&[kind::PATH, b"/s/libx.so"][..], &[kind::PROGRAM, b"/s/app", b""], &[kind::NAME, b"7", b"", b"libx.so"]]
+    {
+        let value = table.get(key);
+        // The auditor hands on a pointer: a NUL has to follow what it points to, and lie in the table.
+        let end = |value: &[u8]| value.as_ptr() as usize + value.len() - bytes.as_ptr() as usize;
+        assert!([value, Some(table.root())].into_iter().flatten().all(|value| bytes.get(end(value)) == Some(&0)));
     }
 }
 

@@ -45,13 +45,19 @@ struct Ending {
     kill_at: Instant,
 }
 
+/// A plan with this process in it.
+fn with_keeper(plan: OwnedFd) -> io::Result<OwnedFd> {
+    let plan = process::above_standard(plan)?;
+    let pid = u32::try_from(getpid().as_raw()).unwrap_or(0);
+    rustix::io::pwrite(&plan, &pid.to_ne_bytes(), KEEPER_AT)?;
+    Ok(plan)
+}
+
 impl JobKeeper {
     pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
         process::become_subreaper();
         process::default_action(Signal::SIGPIPE);
-        let plan = process::above_standard(plan)?;
-        let pid = u32::try_from(getpid().as_raw()).unwrap_or(0);
-        rustix::io::pwrite(&plan, &pid.to_ne_bytes(), KEEPER_AT)?;
+        let plan = with_keeper(plan)?;
         let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
         let (failures, failures_in) = rustix::pipe::pipe_with(flags)?;
         Ok(JobKeeper {
@@ -126,6 +132,13 @@ impl JobKeeper {
                 }
                 Ok(())
             }
+            Ask::Plan => match <[OwnedFd; 1]>::try_from(fds) {
+                Ok([plan]) => {
+                    self.plan = with_keeper(plan)?;
+                    Ok(())
+                }
+                Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
+            },
             Ask::Go => {
                 self.complete = true;
                 Ok(())

@@ -23,7 +23,9 @@ use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
-use crate::net::wire::control::{AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target};
+use crate::net::wire::control::{
+    AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
+};
 use crate::net::wire::facts::{Facts, JobFacts};
 use crate::{Error, Result};
 
@@ -42,8 +44,8 @@ pub struct Setup {
     pub fan_out: u32,
     /// Hosts that must come up; `None`: all.
     pub min_hosts: Option<u32>,
-    /// Jobs with captured files will come.
-    pub view: bool,
+    /// How jobs will see their captured files, if there are any.
+    pub view: View,
     pub store: Option<Vec<u8>>,
     /// What others change on the shared file system is seen within this time.
     pub fresh: Duration,
@@ -74,7 +76,7 @@ pub enum News {
 #[derive(Debug, Clone)]
 pub enum State {
     Starting,
-    Up { addresses: Vec<String>, viewless: Option<String> },
+    Up { addresses: Vec<String>, viewless: Option<String>, audits: Option<String> },
     Gone { error: String },
 }
 
@@ -235,14 +237,25 @@ impl Root {
     /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.
     pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
         let mut able = Vec::new();
+        let mut lacking = BTreeMap::<String, Vec<&str>>::new();
         for (node, state) in &*self.nodes.borrow() {
-            match state {
-                State::Up { addresses, viewless: None } => able.push((*node, addresses.clone())),
-                State::Up { viewless: Some(why), .. } => {
-                    eprintln!("hpcrt: {}: {why}; ranks there read the shared file system themselves", self.host(*node));
+            let State::Up { addresses, viewless, audits } = state else { continue };
+            let lack = match (viewless, audits) {
+                (Some(why), _) => Some(format!("{why}; ranks there read the shared file system themselves")),
+                (None, Some(why)) => {
+                    Some(format!("{why}; libraries are given to the dynamic linkers of programs instead"))
                 }
-                _ => {}
+                (None, None) => None,
+            };
+            if let Some(lack) = lack {
+                lacking.entry(lack).or_default().push(self.host(*node));
             }
+            if viewless.is_none() {
+                able.push((*node, addresses.clone()));
+            }
+        }
+        for (lack, hosts) in lacking {
+            say(format_args!("{}: {lack}", super::fold::fold(&hosts)));
         }
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
         let loading = Loading::start(&self.tasks, &self.arrivals, nodes, source, found);
@@ -386,9 +399,9 @@ impl Root {
     /// `direct`: said by this process itself about a node it started.
     async fn note(self: &Rc<Self>, report: Report, direct: bool) {
         match report {
-            Report::Joined { node, addresses, viewless, birth } => {
+            Report::Joined { node, addresses, viewless, audits, birth } => {
                 self.clocks.borrow_mut().handle_join(node, birth, 0, self.now());
-                self.nodes.borrow_mut().insert(node, State::Up { addresses, viewless });
+                self.nodes.borrow_mut().insert(node, State::Up { addresses, viewless, audits });
             }
             Report::NotStarted { node, error } if direct => {
                 self.nodes.borrow_mut().insert(node, State::Gone { error });

@@ -82,8 +82,9 @@ struct Running<'a> {
     ends: Ends,
     output: Presenter,
     errors: Vec<String>,
-    /// What failed on nodes: the same on many is said once.
+    /// What failed on nodes, and what their user should know: the same on many is said once.
     failures: BTreeMap<String, BTreeSet<NodeId>>,
+    warnings: BTreeMap<String, BTreeSet<NodeId>>,
     /// hpcrt itself failed or the job's time is over.
     failed: bool,
     /// The job is being ended; nodes that are not done by then are given up.
@@ -135,6 +136,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         load: needs.load,
         bytes: needs.bytes,
         roots: needs.roots,
+        view: job.view,
         stdin: job.stdin,
         hold: held,
     };
@@ -149,6 +151,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         placement,
         errors: Vec::new(),
         failures: BTreeMap::new(),
+        warnings: BTreeMap::new(),
         failed: false,
         give_up: None,
         interrupts: 0,
@@ -172,7 +175,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for error in &running.errors {
         console.say(error);
     }
-    for (error, nodes) in &running.failures {
+    for (error, nodes) in running.warnings.iter().chain(&running.failures) {
         let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
         console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
     }
@@ -324,7 +327,9 @@ impl Running<'_> {
             News::Done { node, warnings, received, facts } => {
                 self.received += received;
                 self.finished(node, &facts);
-                warnings.into_iter().for_each(|warning| self.console.say(warning));
+                for warning in warnings {
+                    self.warnings.entry(warning).or_default().insert(node);
+                }
                 self.busy.remove(&node);
                 // What it was sent last may have come after its readers were gone.
                 input.taken(node);

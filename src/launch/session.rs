@@ -31,6 +31,7 @@ use crate::loader::closure::Environment;
 use crate::loader::hints::Hints;
 use crate::loader::source::{Compression, Counters, Finding, Source};
 use crate::loader::tally::Tally;
+use crate::net::wire::control::View;
 use crate::net::wire::session::JobSpec;
 use crate::{Error, Result, error::Context};
 
@@ -287,7 +288,7 @@ fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (program, view) = (path(&job.program), job.view);
     let before = (Counted::of(&source.counters), source.touched());
     let found = tasks.spawn(smol::unblock(move || {
-        if !view {
+        if view == View::None {
             return Ok(Resolved::default());
         }
         let begun = Instant::now();
@@ -332,7 +333,7 @@ pub fn may_share(job: &JobSpec) -> bool {
     let lists = [env.library_path, env.preload, python].into_iter().flatten();
     let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
     let all = std::iter::once(path(&job.program)).chain(prefixes).chain(arguments).chain(listed);
-    job.view && all.into_iter().any(|path| capture::is_shared(&path))
+    job.view != View::None && all.into_iter().any(|path| capture::is_shared(&path))
 }
 
 fn variable(job: &JobSpec, name: &str) -> Option<OsString> {

@@ -1,6 +1,7 @@
 //! What programs load: the closure, and the way of its files from the shared file system to the view.
 
 pub mod arch;
+pub mod audit;
 pub mod capture;
 pub mod catalog;
 pub mod chunk;

@@ -10,7 +10,7 @@ use smol::future::FutureExt;
 
 use super::job::{self, Where};
 use crate::Result;
-use crate::cli::{Exec, View};
+use crate::cli::Exec;
 use crate::error::say;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
@@ -21,6 +21,7 @@ use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::stats::Phases;
 use crate::launch::status::{Kind, Subject};
+use crate::net::wire::control::View;
 use crate::sys::process;
 
 /// Runs the mode.
@@ -48,7 +49,9 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         placement.notes.iter().for_each(say);
     }
     let mut setup = job::setup!(flags, &hosts, agent);
-    setup.view = flags.view != View::None && may_share(&spec);
+    if !may_share(&spec) {
+        setup.view = View::None;
+    }
     // Before there are threads.
     let porter = Porter::start();
     let tasks = Rc::new(LocalExecutor::new());

@@ -77,6 +77,20 @@ const PROOFS: &[Proof] = &[
         memory: 4,
         root: false,
     },
+    Proof {
+        name: "audit",
+        what: "500 libraries without namespaces: time to main beside a plain start, operations of each process at the shared file system",
+        how: How::Test(&["--test", "audit"], "warm_start"),
+        memory: 4,
+        root: true,
+    },
+    Proof {
+        name: "glibc",
+        what: "programs of glibc 2.31 and 2.41 without namespaces: staged libraries, and the cost of calls",
+        how: How::Test(&["--test", "audit"], "other_versions_of_glibc"),
+        memory: 2,
+        root: true,
+    },
     Proof { name: "launch", what: "times of the launch logic", how: How::Bench("launch"), memory: 1, root: false },
 ];
 

@@ -21,7 +21,7 @@ use crate::launch::{allocation, placement};
 use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
-use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::control::{self, Binding, Exit, Launch, Place, Report, StdinTo, Stream};
 use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
@@ -44,7 +44,7 @@ pub(super) struct Job {
     readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
     /// Output streams that are not at their end yet hold a clone; all gone = closed.
     streams: RefCell<Option<Sender<()>>>,
-    warnings: RefCell<Vec<String>>,
+    pub(super) warnings: RefCell<Vec<String>>,
     pub(super) view: RefCell<Option<Rc<View>>>,
     /// What the view had counted when the job began to look into it.
     pub(super) before: Cell<Counts>,
@@ -169,7 +169,7 @@ impl Job {
         self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
     }
 
-    async fn tell_keeper(&self, ask: &Ask, fds: &[OwnedFd]) -> io::Result<()> {
+    pub(super) async fn tell_keeper(&self, ask: &Ask, fds: &[OwnedFd]) -> io::Result<()> {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.keeper.write_with(|socket| socket.send(ask, &fds)).await
     }
@@ -234,11 +234,27 @@ impl Job {
         let replica = self.node.replica.borrow().clone();
         let Some(replica) = replica.filter(|_| !self.launch.roots.is_empty()) else { return Ok(()) };
         replica.reserve(self.launch.bytes)?;
+        let audit = replica.audit.borrow().clone();
+        match (audit, self.launch.view) {
+            (Some(audit), control::View::Auto | control::View::Audit) => {
+                return self.show_to_linkers(&replica, audit).await;
+            }
+            (Some(_), _) => {
+                let warning = "no namespaces: ranks read the shared file system themselves";
+                self.warnings.borrow_mut().push(warning.to_owned());
+                return Ok(());
+            }
+            (None, control::View::Audit) => {
+                let error = Error::new("use --view audit", "the session shows files by namespaces");
+                return Err(error.remedy("start a session with --view audit"));
+            }
+            (None, _) => {}
+        }
         let view = self.node.views.of(&self.launch.roots, &replica);
         let named = self.mount(&view).await?;
         if !named {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
-            self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
+            self.warnings.borrow_mut().push(warning.to_owned());
         }
         if let Err(error) = replica.loaded(self.launch.load).or(self.keeper_gone()).await {
             // A store that is full says more of it when asked.
@@ -319,7 +335,7 @@ impl Job {
     }
 
     /// Watches over a keeper that has nothing to say until it is asked.
-    async fn keeper_gone(&self) -> Result<()> {
+    pub(super) async fn keeper_gone(&self) -> Result<()> {
         let (word, _) = self.heard().await?;
         Err(misunderstood(&word))
     }
@@ -430,11 +446,7 @@ impl Job {
         let path = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match stage {
             STAGE_HOME => {
-                let warning = format!(
-                    "{}: no directory {} here ({cause}); ranks start in HOME",
-                    self.node.host,
-                    path(&self.launch.cwd)
-                );
+                let warning = format!("no directory {} here ({cause}); ranks start in HOME", path(&self.launch.cwd));
                 let mut warnings = self.warnings.borrow_mut();
                 if !warnings.contains(&warning) {
                     warnings.push(warning);
@@ -473,7 +485,7 @@ fn misunderstood(word: &Tell) -> Error {
 }
 
 /// A keeper could not be told something.
-fn unheard(operation: &'static str, error: io::Error) -> Error {
+pub(super) fn unheard(operation: &'static str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::BrokenPipe { keeper_killed() } else { Error::new(operation, error) }
 }
 
@@ -509,7 +521,7 @@ fn mask(cpus: &[u32]) -> Vec<u8> {
     mask.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
+pub(super) fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
     // A job within a job: the outer one's are not for these ranks.
     let ours =

@@ -1,5 +1,6 @@
 //! A node: what the agent process runs. Relays orders down and reports up, starts its own children, and runs its part of each job.
 
+mod audit;
 mod facts;
 mod job;
 mod replica;
@@ -10,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -35,13 +36,14 @@ use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target};
+use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target, View};
 use crate::net::wire::facts::Birth;
 use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
 use crate::sys::process;
+use crate::sys::without::{Ability, Without};
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
@@ -114,6 +116,8 @@ pub(super) struct Node {
     arrivals: Arrivals,
     /// The store, until the log needs it.
     store: RefCell<Option<OwnedFd>>,
+    /// The path of the store, where it is not in a namespace.
+    audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
@@ -158,9 +162,17 @@ async fn live(
         }
     };
     birth.connected = clock.now();
-    let (store, viewless) = if enroll.view { make_store(&keeper, &enroll).await } else { (None, None) };
-    if let (Some(place), Some(store)) = (&enroll.store, &store) {
-        *left.borrow_mut() = store.try_clone().ok().map(|store| (OsStr::from_bytes(place).into(), store));
+    let made = if enroll.view == View::None { Ok(None) } else { make_store(&keeper, &enroll).await.map(Some) };
+    let (made, viewless) = made.map_or_else(|why| (None, Some(why)), |made| (made, None));
+    let (store, audit) = made.map_or((None, None), |(store, audit)| (Some(store), audit));
+    let (audit, audits) = audit.map_or((None, None), |(place, why)| (Some(place), why));
+    // The directory in which the store's own was made.
+    let place = match &audit {
+        Some(own) => Path::new(OsStr::from_bytes(own)).parent().map(Path::to_owned),
+        None => enroll.store.as_ref().map(|place| OsStr::from_bytes(place).into()),
+    };
+    if let (Some(place), Some(store)) = (place, &store) {
+        *left.borrow_mut() = store.try_clone().ok().map(|store| (place, store));
     }
     let (parent, pumping) = pump(&tasks, writer, ping_up());
     let (children, events) = Children::new(Rc::clone(&tasks));
@@ -180,13 +192,14 @@ async fn live(
         key,
         arrivals,
         store: RefCell::new(store),
+        audit,
         replica: RefCell::default(),
         views: Views::default(),
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
     });
     birth.joined = clock.now();
-    node.report(&Report::Joined { node: node.id, addresses, viewless, birth }).await;
+    node.report(&Report::Joined { node: node.id, addresses, viewless, audits, birth }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
     tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
@@ -201,18 +214,27 @@ async fn live(
     ended
 }
 
-/// Has the keeper make the session's namespaces and store; without them the node's ranks run plainly, and the reason is told.
-async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> (Option<OwnedFd>, Option<String>) {
-    let ask = Ask::Store { directory: enroll.store.clone(), bytes: process::memory_for_files() };
-    let keeper = match keeper.try_clone() {
-        Ok(keeper) => keeper,
-        Err(error) => return (None, Some(error.to_string())),
+/// The store's directory; see [`Tell::Store`].
+type Made = (OwnedFd, Option<(Vec<u8>, Option<String>)>);
+
+/// Has the keeper make what the session's view needs; without it the node's ranks run plainly, and the reason is told.
+async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> Result<Made, String> {
+    let own = Without::from_env().map_err(|error| error.to_string())?;
+    let ask = Ask::Store {
+        view: enroll.view,
+        namespaces: !own.has(Ability::Userns),
+        directory: enroll.store.clone(),
+        bytes: process::memory_for_files(),
     };
+    let keeper = keeper.try_clone().map_err(|error| error.to_string())?;
     let answer = smol::unblock(move || keeper.send(&ask, &[]).and_then(|()| keeper.receive::<Tell>())).await;
     match answer {
-        Ok(Some((Tell::Store, mut fds))) if fds.len() == 1 => (fds.pop(), None),
-        Ok(Some((Tell::Failed { error }, _))) => (None, Some(error)),
-        _ => (None, Some("the keeper was killed".to_owned())),
+        Ok(Some((Tell::Store { audit }, fds))) => match <[OwnedFd; 1]>::try_from(fds) {
+            Ok([store]) => Ok((store, audit)),
+            Err(_) => Err("the keeper told of a store without a descriptor".to_owned()),
+        },
+        Ok(Some((Tell::Failed { error }, _))) => Err(error),
+        _ => Err("the keeper was killed".to_owned()),
     }
 }
 
@@ -407,6 +429,9 @@ impl Node {
         let Some(store) = self.store.borrow_mut().take() else { return };
         let mapped = !rustix::process::geteuid().is_root();
         let (replica, questions) = Replica::new(self.id, store, two_trees, mapped, self.parent.clone());
+        if let Some(place) = &self.audit {
+            audit::open(self, &replica, place);
+        }
         self.tasks.spawn(Rc::clone(self).ask(Rc::clone(&replica), questions)).detach();
         self.tasks.spawn(Rc::clone(&replica).apply(Rc::clone(self))).detach();
         let log: Vec<_> = self.fed.iter().map(|(_, receiver)| receiver.clone()).collect();

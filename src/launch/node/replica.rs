@@ -13,6 +13,7 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
+use crate::loader::audit::Audit;
 use crate::loader::catalog::{Catalog, is_below, parent};
 use crate::loader::chunk;
 use crate::loader::store::Store;
@@ -47,6 +48,8 @@ pub(super) struct Replica {
     identity: Identity,
     upcall: Arc<Questions>,
     views: RefCell<Vec<std::rc::Weak<Skeleton>>>,
+    /// What the dynamic linkers of programs are told, where there are no views; or why that is not to be had.
+    pub(super) audit: RefCell<Option<Result<Arc<Audit>, String>>>,
     siblings: Siblings,
     /// Files whose content is coming, by number.
     coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
@@ -126,6 +129,7 @@ impl Replica {
             identity: Identity::current(mapped),
             upcall: Arc::new(Questions(ask)),
             views: RefCell::default(),
+            audit: RefCell::default(),
             siblings: Siblings::default(),
             coming: RefCell::default(),
             announced: RefCell::default(),
@@ -164,6 +168,12 @@ impl Replica {
     /// Fails now rather than in the middle when `bytes`, what is here included, do not fit into the store.
     pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
         self.store.reserve(bytes)
+    }
+
+    /// What [`Replica::audit`] is made with.
+    pub(super) fn audit_at(&self, place: &[u8]) -> Result<Audit> {
+        let upcall = Arc::clone(&self.upcall) as Arc<dyn Upcall>;
+        Audit::create(place, Arc::clone(&self.catalog), Arc::clone(&self.store), upcall)
     }
 
     /// The skeleton of a view of these directory trees, fed by this replica.
@@ -462,6 +472,16 @@ impl Replica {
         self.views.borrow_mut().retain(|view| view.strong_count() > 0);
         for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
             view.applied(&effects);
+        }
+        if let Some(Ok(audit)) = &*self.audit.borrow()
+            && audit.applied(record)
+        {
+            let audit = Arc::clone(audit);
+            let write = move || {
+                audit.look_for_changes();
+                audit.write().unwrap_or_else(|error| log::warn!("{error}"));
+            };
+            smol::unblock(write).detach();
         }
     }
 

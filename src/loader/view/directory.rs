@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -16,12 +16,32 @@ const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOE
 #[derive(Debug)]
 pub struct Directory {
     parent: OwnedFd,
-    pub(super) name: String,
-    pub(super) own: OwnedFd,
+    pub name: String,
+    pub own: OwnedFd,
+}
+
+/// Where this node's programs and libraries can be staged without a namespace: a directory in memory if there is one, from which they can
+/// be executed.
+///
+/// # Errors
+/// There is none.
+pub fn executable() -> Result<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let all = [Some("/dev/shm".into()), runtime, Some("/tmp".into())].into_iter().flatten();
+    let usable =
+        all.filter_map(|path| crate::sys::node::directory(&path).ok().filter(|d| d.exec).map(|d| (!d.memory, path)));
+    usable.min_by_key(|(on_disk, _)| *on_disk).map(|(_, path)| path).ok_or_else(|| {
+        let cause = "none of /dev/shm, XDG_RUNTIME_DIR and /tmp can be written to and executed from";
+        Error::new("find a place for the program's files", cause).remedy("name a directory with --store DIR")
+    })
 }
 
 impl Directory {
-    pub(super) fn create(place: &Path) -> Result<Directory> {
+    /// Makes one in `place`, and removes what dead sessions left there.
+    ///
+    /// # Errors
+    /// Nothing can be made there.
+    pub fn create(place: &Path) -> Result<Directory> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = rustix::fs::open(place, flags, Mode::empty()).op_on("open the store", place)?;
         sweep(&parent);
@@ -48,7 +68,7 @@ impl Directory {
     }
 
     /// Removes it with its files.
-    pub(super) fn remove(&self) {
+    pub fn remove(&self) {
         empty(&self.own);
         let _ = rustix::fs::unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
@@ -90,7 +110,12 @@ fn is_private(directory: &OwnedFd) -> bool {
 
 fn empty(directory: &OwnedFd) {
     for name in names(directory) {
-        let _ = rustix::fs::unlinkat(directory, &*name, AtFlags::empty());
+        if rustix::fs::unlinkat(directory, &*name, AtFlags::empty()) == Err(Errno::ISDIR)
+            && let Ok(inner) = rustix::fs::openat(directory, &*name, FLAGS, Mode::empty())
+        {
+            empty(&inner);
+            let _ = rustix::fs::unlinkat(directory, &*name, AtFlags::REMOVEDIR);
+        }
     }
 }
 

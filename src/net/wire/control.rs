@@ -65,10 +65,23 @@ pub struct Enroll {
     pub parent: Vec<String>,
     /// How this node starts its own children.
     pub agent: AgentKind,
-    /// Make the session's namespaces and store at once: jobs with captured files will come.
-    pub view: bool,
+    /// Make what this needs at once (jobs with captured files will come), or nothing.
+    pub view: View,
     /// Directory for the store; `None`: a private RAM disk.
     pub store: Option<Vec<u8>>,
+}
+
+/// How programs see their captured files.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// By mounts where the node allows them, else through their dynamic linkers.
+    Auto,
+    /// By mounts.
+    Namespace,
+    /// Through their dynamic linkers.
+    Audit,
+    /// Not at all: nothing is captured.
+    None,
 }
 
 /// How agents are started.
@@ -113,6 +126,7 @@ pub struct Launch {
     pub places: Vec<Place>,
     /// Directory trees shown through the view; none: the program runs plainly.
     pub roots: Vec<Vec<u8>>,
+    pub view: View,
     /// What must be in the log before ranks start. Only with roots.
     pub load: LoadId,
     /// Bytes of content known to be needed.
@@ -154,8 +168,9 @@ pub enum StdinTo {
 /// A frame from a child to its parent; passed on to the root, with what concerns the sub-tree noted on the way.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub enum Report {
-    /// This node is up. `viewless`: why it cannot show captured files, if it was asked to.
-    Joined { node: NodeId, addresses: Vec<String>, viewless: Option<String>, birth: Birth },
+    /// This node is up. `viewless`: why it cannot show captured files, if it was asked to; `audits`: why it shows them to dynamic linkers
+    /// only, if that was not asked for.
+    Joined { node: NodeId, addresses: Vec<String>, viewless: Option<String>, audits: Option<String>, birth: Birth },
     /// This node's child could not be started, nor what should have been below it.
     NotStarted { node: NodeId, error: String },
     /// The link to this node broke.

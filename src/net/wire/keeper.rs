@@ -2,14 +2,14 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::control::{JobId, Status};
+use super::control::{JobId, Status, View};
 use super::frame::{Kind, Message};
 
 /// What the agent asks of its keeper.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
-    /// Make the session's namespaces and its store of at most `bytes`; answered by [`Tell::Store`].
-    Store { directory: Option<Vec<u8>>, bytes: u64 },
+    /// Make what the session's view needs, and its store, of at most `bytes` where it is a RAM disk of its own; answered by [`Tell::Store`].
+    Store { view: View, namespaces: bool, directory: Option<Vec<u8>>, bytes: u64 },
     /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan.
     Job { job: JobId },
     /// To a job's keeper: mount the view of these directory trees or, with the descriptors of one that is there, join it; answered by
@@ -19,6 +19,8 @@ pub enum Ask {
     Show,
     /// To a job's keeper: bind these staged files (path, number in the log) onto their originals.
     Bind { files: Vec<(Vec<u8>, u32)> },
+    /// To a job's keeper: this plan (descriptor) counts from now on.
+    Plan,
     /// To a job's keeper: the view is complete, leave it with a copy for the job; answered by [`Tell::Shown`].
     Leave,
     /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr of each.
@@ -36,8 +38,8 @@ pub enum Ask {
 /// What a keeper answers.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Tell {
-    /// The store's directory (descriptor).
-    Store,
+    /// The store's directory (descriptor). `audit`: it is not in a namespace; its path, and why there is none if one was wanted.
+    Store { audit: Option<(Vec<u8>, Option<String>)> },
     /// The view is mounted. Of a new one the descriptors are: the skeleton's /dev/fuse, to be served now, and three to join the view by.
     /// `keeper`: this keeper's process, which looks things up in the view.
     Fuse { keeper: u32 },

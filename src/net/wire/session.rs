@@ -2,7 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::control::{Binding, StdinTo};
+use super::control::{Binding, StdinTo, View};
 use super::frame::{Kind, Message};
 
 /// What to run, and how its output is shown.
@@ -24,8 +24,7 @@ pub struct JobSpec {
     pub output: Option<Vec<u8>>,
     pub timeout_ms: Option<u64>,
     pub keep_going: bool,
-    /// Show the program its captured files.
-    pub view: bool,
+    pub view: View,
     /// Directories to capture besides those of the closure; absolute.
     pub prefixes: Vec<Vec<u8>>,
     /// File names, or absolute paths with all below them, that are never captured.

@@ -9,7 +9,9 @@ use core::arch::naked_asm;
 use core::mem::size_of;
 use core::slice;
 
-use sys::plan::{FAILURE_FD, Failure, MAGIC, PLAN_FD, Plan, Rank, STAGE_CWD, STAGE_EXEC, STAGE_HOLD, STAGE_HOME, STAGE_PLAN};
+use sys::plan::{
+    FAILURE_FD, Failure, MAGIC, PLAN_FD, Plan, Rank, STAGE_CWD, STAGE_EXEC, STAGE_HOLD, STAGE_HOME, STAGE_PLAN,
+};
 use sys::syscall::{nr, syscall};
 
 const PR_SET_PDEATHSIG: usize = 1;

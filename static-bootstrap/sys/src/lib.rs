@@ -4,3 +4,4 @@
 pub mod mem;
 pub mod plan;
 pub mod syscall;
+pub mod table;
