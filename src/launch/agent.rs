@@ -110,9 +110,9 @@ for d in "${XDG_RUNTIME_DIR:-/nonexistent}" /dev/shm /tmp; do
 { [ -O "$d" ] || [ -k "$d" ]; } && f=`mktemp "$d/.hpcrt.XXXXXXXX" 2>/dev/null` || continue
 chmod 700 "$f"
 [ -x "$f" ] || { rm -f "$f"; continue; }
-echo hpcrt:need
 exec 3>"$f" 4<"$f"
 rm -f "$f"
+echo hpcrt:need
 head -c @N >&3
 exec 3>&-
 exec /proc/self/fd/4 serve
