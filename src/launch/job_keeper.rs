@@ -1,38 +1,43 @@
 //! The keeper of one job on one node: starts the ranks, reaps them, and ends only when no process of the job is left.
 
-use std::collections::{HashMap, HashSet};
-use std::io::{self, Read};
+use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::signalfd::SignalFd;
-use nix::unistd::{Pid, getpid};
+use nix::unistd::Pid;
 
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
-use super::plan::KEEPER_AT;
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Job as View, Lacks};
+use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::keeper::{Ask, Ended, Tell};
-use crate::sys::boot_plan::{Failure as Excuse, STAGE_HOME};
+use crate::net::wire::keeper::{Ask, Ended, Plan, Tell};
+use crate::sys::boot::{Program, Stage, Starter};
 use crate::sys::process;
 
+/// Keeps a job until nothing of it is left.
+///
+/// # Errors
+/// The agent is gone, or the kernel refuses what a keeper needs.
+pub(super) fn keep(agent: Seqpacket, plan: OwnedFd, base: Option<Base>) -> io::Result<()> {
+    JobKeeper::new(agent, plan, base)?.serve()
+}
+
 /// See the module.
-pub(super) struct JobKeeper {
+struct JobKeeper {
     agent: Seqpacket,
     /// The session's namespaces; `None` when the session has no views.
     base: Option<Base>,
     view: Option<View>,
-    plan: OwnedFd,
-    boot: OwnedFd,
+    /// See [`Plan`].
+    counted: Vec<(String, u32)>,
+    masks: Vec<Vec<u8>>,
+    starter: Starter,
     children_died: SignalFd,
-    /// Where ranks say why they could not become the program.
-    failures: std::fs::File,
-    failures_in: OwnedFd,
     ranks: HashMap<Pid, u32>,
-    /// Ranks that did not become the program: their exit code is the bootstrapper's.
-    not_started: HashSet<u32>,
     /// Every rank was asked for, so that none left means over.
     complete: bool,
     ending: Option<Ending>,
@@ -45,31 +50,27 @@ struct Ending {
 }
 
 impl JobKeeper {
-    pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
+    fn new(agent: Seqpacket, plan: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
         process::become_subreaper();
         process::default_action(Signal::SIGPIPE);
-        let plan = process::above_standard(plan)?;
-        let pid = u32::try_from(getpid().as_raw()).unwrap_or(0);
-        rustix::io::pwrite(&plan, &pid.to_ne_bytes(), KEEPER_AT)?;
-        let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
-        let (failures, failures_in) = rustix::pipe::pipe_with(flags)?;
+        let Plan { program, cwd, home, argv, env, counted, ranks, masks, nofile } =
+            memory_file::read(plan, u32::MAX.into())?;
+        let program = Program { path: program, cwd, home, argv, env, nofile };
         Ok(JobKeeper {
             agent,
             base,
             view: None,
-            plan,
-            boot,
+            counted,
+            masks,
+            starter: Starter::new(program, ranks as usize)?,
             children_died: watch_children()?,
-            failures: failures.into(),
-            failures_in: process::above_standard(failures_in)?,
             ranks: HashMap::new(),
-            not_started: HashSet::new(),
             complete: false,
             ending: None,
         })
     }
 
-    pub(super) fn serve(mut self) -> io::Result<()> {
+    fn serve(mut self) -> io::Result<()> {
         let kept = self.keep();
         if let Err(error) = &kept {
             self.failed("keep the job", error.to_string())?;
@@ -180,8 +181,9 @@ impl JobKeeper {
             if self.ending.is_some() {
                 continue;
             }
-            match process::spawn_rank(self.boot.as_fd(), self.plan.as_fd(), self.failures_in.as_fd(), &[a, b, c], index)
-            {
+            let own_env = self.counted.iter().map(|(name, first)| format!("{name}={}", first + index).into_bytes());
+            let mask = self.masks.get(index as usize).map_or(&[][..], |mask| mask);
+            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd()], own_env.collect(), mask) {
                 Ok(pid) => {
                     self.ranks.insert(pid, index);
                 }
@@ -201,35 +203,18 @@ impl JobKeeper {
             {
                 let Some((pid, status)) = ended(status) else { continue };
                 let Some(index) = self.ranks.remove(&pid) else { continue };
-                ranks.push(Ended { index, status, by_us: self.ending.is_some() });
+                let mut by_us = self.ending.is_some();
+                for (stage, errno) in self.starter.failed(index) {
+                    by_us |= stage != Stage::Home;
+                    self.agent.send(&Tell::NotStarted { stage, errno }, &[])?;
+                }
+                ranks.push(Ended { index, status, by_us });
             }
-            self.read_failures()?;
             if ranks.is_empty() {
                 return Ok(());
             }
-            ranks.iter_mut().for_each(|r| r.by_us |= self.not_started.contains(&r.index));
             self.agent.send(&Tell::Exited { ranks }, &[])?;
         }
-    }
-
-    fn read_failures(&mut self) -> io::Result<()> {
-        const WORD: usize = size_of::<u32>();
-        let mut bytes = [0; size_of::<Excuse>()];
-        // Writes below PIPE_BUF are atomic: a record is there whole or not at all.
-        while let Ok(got) = self.failures.read(&mut bytes) {
-            if got != bytes.len() {
-                break;
-            }
-            let word = |n: usize| {
-                u32::from_ne_bytes([bytes[n * WORD], bytes[n * WORD + 1], bytes[n * WORD + 2], bytes[n * WORD + 3]])
-            };
-            let errno = i32::try_from(word(2)).unwrap_or(0);
-            if word(1) != STAGE_HOME {
-                self.not_started.insert(word(0));
-            }
-            self.agent.send(&Tell::NotStarted { index: word(0), stage: word(1), errno }, &[])?;
-        }
-        Ok(())
     }
 
     fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {

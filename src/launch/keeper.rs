@@ -52,7 +52,6 @@ pub fn start() -> io::Result<(Seqpacket, Pid)> {
 struct Keeper {
     agent: Seqpacket,
     children_died: SignalFd,
-    boot: io::Result<OwnedFd>,
     /// The session's namespaces, in which this process is since they were made.
     base: Option<Base>,
     jobs: Vec<Pid>,
@@ -70,7 +69,6 @@ impl Keeper {
         Ok(Keeper {
             agent,
             children_died: watch_children()?,
-            boot: process::boot_image(),
             base: None,
             jobs: Vec::new(),
         })
@@ -145,16 +143,6 @@ impl Keeper {
             return Err(io::Error::other("a job comes with two descriptors"));
         };
         let socket = Seqpacket::from_fd(socket);
-        let boot = match &self.boot {
-            Ok(boot) => boot.try_clone().and_then(process::above_standard),
-            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
-        };
-        let boot = match boot {
-            Ok(boot) => boot,
-            Err(error) => {
-                return socket.send(&failed(&crate::Error::new("make the bootstrapper executable", error)), &[]);
-            }
-        };
         let parent = getpid();
         if let Some(pid) = process::fork()? {
             self.jobs.push(pid);
@@ -164,9 +152,7 @@ impl Keeper {
             process::leave(1);
         }
         log::debug!("keeper of job {job} is process {}", getpid());
-        let kept =
-            job_keeper::JobKeeper::new(socket, plan, boot, self.base.take()).and_then(job_keeper::JobKeeper::serve);
-        process::leave(i32::from(kept.is_err()))
+        process::leave(i32::from(job_keeper::keep(socket, plan, self.base.take()).is_err()))
     }
 }
 

@@ -24,7 +24,7 @@ use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
 use crate::loader::capture;
 use crate::loader::closure::Environment;
-use crate::loader::source::{Compression, Counters, Finding, Source};
+use crate::loader::source::{Compression, Counters, Finding, READERS, Source};
 use crate::net::wire::session::JobSpec;
 use crate::{Error, Result, error::Context};
 
@@ -62,12 +62,12 @@ pub struct Session {
 }
 
 impl Reading {
-    /// A reader that has read nothing.
+    /// A reader that has read nothing. `views`: jobs will have views.
     ///
     /// # Errors
     /// Its threads cannot be started.
-    pub fn start(compression: Compression) -> Result<Reading> {
-        let (source, found) = Source::start(compression)?;
+    pub fn start(compression: Compression, views: bool) -> Result<Reading> {
+        let (source, found) = Source::start(compression, if views { READERS } else { 1 })?;
         Ok(Reading { source, found })
     }
 

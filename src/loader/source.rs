@@ -166,11 +166,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// Starts the readers; what they find comes out of the receiver.
+    /// Starts `readers` threads, [`READERS`] where there is anything to read; what they find comes out of the receiver.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(compression: Compression) -> Result<(Arc<Source>, Receiver<Finding>)> {
+    pub fn start(compression: Compression, readers: usize) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
         let (queue, work) = unbounded();
         let (ahead, guesses) = unbounded();
@@ -190,7 +190,7 @@ impl Source {
             loads: AtomicU32::new(1),
             counters,
         });
-        for _ in 0..READERS {
+        for _ in 0..readers {
             let (this, work, guesses) = (Arc::downgrade(&this), work.clone(), guesses.clone());
             let serve = move || {
                 let guess = async || guesses.recv().await.map(Work::Guess);

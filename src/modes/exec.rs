@@ -8,7 +8,7 @@ use smol::LocalExecutor;
 
 use super::job::{self, Where};
 use crate::Result;
-use crate::cli::{Exec, View};
+use crate::cli::Exec;
 use crate::error::say;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::hostlist::Host;
@@ -44,7 +44,9 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         placement.notes.iter().for_each(say);
     }
     let mut setup = job::setup!(flags, &hosts, agent);
-    setup.view = flags.view != View::None && may_share(&spec);
+    // Else the agents prepare no view, and nobody needs to know what the program loads.
+    spec.view &= may_share(&spec);
+    setup.view = spec.view;
     let tasks = Rc::new(LocalExecutor::new());
     smol::block_on(tasks.run(async {
         let console = Console::own(&tasks, signals)?;
@@ -52,7 +54,7 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
         // The closure is found and read while the agents start, and sent on as soon as they are up.
-        let reading = Reading::start(flags.compress)?;
+        let reading = Reading::start(flags.compress, setup.view)?;
         let resolving = reading.resolve(&tasks, &spec);
         let session = Session::start(&tasks, reading, hosts, &setup, &console).await?;
         phases.start_agents = session.started;

@@ -1,9 +1,7 @@
 //! The few places with unsafe and raw system calls. Everything above is safe Rust.
 
+pub mod boot;
 pub mod node;
 pub mod process;
+pub mod syscall;
 pub mod without;
-
-/// The layout of the launch plan, shared with the bootstrapper by file: one source for writer and reader.
-#[path = "../../static-bootstrap/sys/src/plan.rs"]
-pub mod boot_plan;

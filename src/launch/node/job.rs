@@ -15,15 +15,15 @@ use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::{Async, Timer};
 
 use super::Node;
-use crate::launch::plan::PlanSpec;
 use crate::launch::{allocation, placement};
 use crate::loader::view::Skeleton;
 use crate::net::link::Packet;
+use crate::net::memory_file;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
-use crate::net::wire::keeper::{Ask, Tell};
+use crate::net::wire::keeper::{Ask, Plan, Tell};
 use crate::net::wire::record::FileId;
-use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOME};
+use crate::sys::boot::Stage;
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -81,7 +81,7 @@ impl Job {
     }
 
     fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
-        let plan = plan(node, &launch, &place).write().op("write the launch plan")?;
+        let plan = memory_file::write("hpcrt-plan", &plan(node, &launch, &place)).op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
         // Made before the first bytes can come.
@@ -339,7 +339,7 @@ impl Job {
                         by_us: r.by_us,
                     }));
                 }
-                Ok(Some((Tell::NotStarted { stage, errno, .. }, _))) => self.not_started(stage, errno).await,
+                Ok(Some((Tell::NotStarted { stage, errno }, _))) => self.not_started(stage, errno).await,
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
                 Ok(Some(_)) => {}
@@ -358,11 +358,11 @@ impl Job {
         }
     }
 
-    async fn not_started(&self, stage: u32, errno: i32) {
+    async fn not_started(&self, stage: Stage, errno: i32) {
         let cause = io::Error::from_raw_os_error(errno);
         let path = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match stage {
-            STAGE_HOME => {
+            Stage::Home => {
                 let warning = format!(
                     "{}: no directory {} here ({cause}); ranks start in HOME",
                     self.node.host,
@@ -375,10 +375,10 @@ impl Job {
             }
             // Once per node is enough: the ranks of a node fail alike.
             _ if self.start_failed.replace(true) => {}
-            STAGE_CWD => {
+            Stage::Cwd => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
-            _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
+            Stage::Exec => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }
     }
 
@@ -436,7 +436,7 @@ fn mask(cpus: &[u32]) -> Vec<u8> {
     mask.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
+fn plan(node: &Node, launch: &Launch, place: &Place) -> Plan {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
     // A job within a job: the outer one's are not for these ranks.
     let ours =
@@ -447,21 +447,17 @@ fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
     env.push(pair("HPCRT_NODE", &node.id));
     env.push(pair("HPCRT_LOCAL_SIZE", &place.count));
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
-    let rank = |index| {
-        let own = vec![
-            pair("HPCRT_RANK", &(place.first + index) as &dyn std::fmt::Display),
-            pair("HPCRT_LOCAL_RANK", &index),
-        ];
-        (own, mask(placement::cpus(place.bind, &usable, index, place.count)))
-    };
+    let bound = if place.bind == Binding::None { 0 } else { place.count };
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
-    PlanSpec {
+    Plan {
         program: launch.program.clone(),
         cwd: launch.cwd.clone(),
         home: std::os::unix::ffi::OsStringExt::into_vec(home),
         argv: launch.argv.clone(),
         env,
-        ranks: (0..place.count).map(rank).collect(),
+        counted: vec![("HPCRT_RANK".to_owned(), place.first), ("HPCRT_LOCAL_RANK".to_owned(), 0)],
+        ranks: place.count,
+        masks: (0..bound).map(|index| mask(placement::cpus(place.bind, &usable, index, place.count))).collect(),
         nofile: process::nofile(),
     }
 }

@@ -1,5 +1,5 @@
-//! What this node allows, found by doing it: a forked child makes a session's namespaces, mounts a view and executes the
-//! bootstrapper with the very functions that a job uses, and is gone when the answer is there.
+//! What this node allows, found by doing it: a forked child makes a session's namespaces and mounts a view with the very
+//! functions that a job uses, and is gone when the answer is there.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -35,8 +35,6 @@ pub struct Capabilities {
     pub namespaces: Result<(), Obstacle>,
     /// FUSE in such a namespace; the version of the kernel's protocol.
     pub fuse: Result<String, Obstacle>,
-    /// The bootstrapper runs out of memory; without it no rank can be started.
-    pub memfd: Result<(), Obstacle>,
 }
 
 /// How ranks see the captured files, best first.
@@ -78,10 +76,7 @@ impl Capabilities {
             Ok(()) => "ask the administrator to load the module fuse and to give /dev/fuse mode 0666".to_owned(),
             Err(_) => "namespaces come first".to_owned(),
         });
-        let memfd = verdict("memfd", &|| {
-            "ask the administrator for vm.memfd_noexec below 2, and whether a security module forbids it".to_owned()
-        });
-        Ok(Capabilities { namespaces, fuse, memfd: memfd.map(drop) })
+        Ok(Capabilities { namespaces, fuse })
     }
 
     /// The view that these abilities allow.
@@ -97,8 +92,6 @@ impl Capabilities {
 /// In the child: one line per ability, `NAME ok DETAIL` or `NAME no CAUSE`.
 fn attempt(without: &Without, out: &mut File) {
     let taken = |ability| without.has(ability).then(|| format!("{VARIABLE} forbids it"));
-    let memfd = taken(Ability::Memfd).map_or_else(|| try_memfd().map_err(|e| e.to_string()), Err);
-    say(out, "memfd", memfd.map(|()| String::new()));
     let base = match taken(Ability::Userns) {
         Some(cause) => Err(cause),
         None => Base::create(Place::Memory(1 << 20)).map_err(|failure| failure.error.bare().to_string()),
@@ -119,23 +112,6 @@ fn say(out: &mut File, name: &str, result: Result<String, String>) {
     };
     // One write: the reader may be gone, and then nobody asks any more.
     let _ = out.write_all(format!("{name} {word} {}\n", text.replace('\n', " ")).as_bytes());
-}
-
-/// Starts the bootstrapper as a rank without a plan: that it complains about the plan shows that it runs.
-fn try_memfd() -> std::io::Result<()> {
-    let boot = process::boot_image()?;
-    let null = || process::above_standard(File::options().read(true).write(true).open("/dev/null")?.into());
-    let (complaints, failures) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let failures = process::above_standard(failures)?;
-    let child = process::spawn_rank(boot.as_fd(), null()?.as_fd(), failures.as_fd(), &[null()?, null()?, null()?], 0)?;
-    drop(failures);
-    let mut complaint = Vec::new();
-    File::from(complaints).read_to_end(&mut complaint)?;
-    waitpid(child, None)?;
-    if complaint.is_empty() {
-        return Err(std::io::Error::other("a program in memory could not be executed"));
-    }
-    Ok(())
 }
 
 /// Mounts a view that nobody serves; the kernel's first request tells the version of its protocol.
@@ -237,7 +213,7 @@ mod tests {
     #[test]
     fn the_best_tier_that_is_there() {
         let no = || Obstacle { cause: String::new(), remedy: String::new() };
-        let mut found = Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()), memfd: Ok(()) };
+        let mut found = Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()) };
         assert_eq!(found.tier(), Tier::NamespaceFuse);
         found.fuse = Err(no());
         assert_eq!(found.tier(), Tier::NamespaceBinds);

@@ -4,13 +4,15 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::control::{JobId, Status};
 use super::frame::{Kind, Message};
+use crate::sys::boot::Stage;
 
 /// What the agent asks of its keeper.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// Make the session's namespaces and its store of at most `bytes`; answered by [`Tell::Store`].
     Store { directory: Option<Vec<u8>>, bytes: u64 },
-    /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan.
+    /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, a memory
+    /// file with the [`Plan`].
     Job { job: JobId },
     /// To a job's keeper: mount the view of these directory trees; answered by [`Tell::Fuse`], or by [`Tell::Shown`] where there is no FUSE.
     View { roots: Vec<Vec<u8>> },
@@ -28,6 +30,24 @@ pub enum Ask {
     End { grace_ms: u32 },
 }
 
+/// What the ranks of one node become, beside [`Ask::Job`].
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub program: Vec<u8>,
+    pub cwd: Vec<u8>,
+    /// Directory to fall back on.
+    pub home: Vec<u8>,
+    pub argv: Vec<Vec<u8>>,
+    pub env: Vec<Vec<u8>>,
+    /// Further variables: name, and the value of the rank with index 0; the next has one more.
+    pub counted: Vec<(String, u32)>,
+    pub ranks: u32,
+    /// Processor set of each rank for `sched_setaffinity(2)`; none at all: any.
+    pub masks: Vec<Vec<u8>>,
+    /// Soft and hard RLIMIT_NOFILE.
+    pub nofile: (u64, u64),
+}
+
 /// What a keeper answers.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Tell {
@@ -40,7 +60,7 @@ pub enum Tell {
     /// Ranks ended.
     Exited { ranks: Vec<Ended> },
     /// A rank could not become the program.
-    NotStarted { index: u32, stage: u32, errno: i32 },
+    NotStarted { stage: Stage, errno: i32 },
     /// Something asked for could not be done.
     Failed { error: String },
     /// No process of the job is left; the keeper is about to exit.
@@ -62,5 +82,9 @@ impl Message for Ask {
 }
 
 impl Message for Tell {
+    const KIND: Kind = Kind::Keeper;
+}
+
+impl Message for Plan {
     const KIND: Kind = Kind::Keeper;
 }

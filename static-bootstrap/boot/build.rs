@@ -1,3 +1,0 @@
-fn main() {
-    println!("cargo:rustc-link-arg-bins=-nostartfiles");
-}
