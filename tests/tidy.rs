@@ -23,12 +23,11 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Every source file of the project with its path from the root.
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut waiting: Vec<PathBuf> =
-        ["src", "tests", "benches", "fuzz", "xtask", "examples", "build.rs"]
-            .iter()
-            .map(|name| root.join(name))
-            .filter(|path| path.exists())
-            .collect();
+    let mut waiting: Vec<PathBuf> = ["src", "tests", "benches", "fuzz", "xtask", "examples", "build.rs"]
+        .iter()
+        .map(|name| root.join(name))
+        .filter(|path| path.exists())
+        .collect();
     let mut found = Vec::new();
     while let Some(path) = waiting.pop() {
         let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();

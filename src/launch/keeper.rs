@@ -66,12 +66,7 @@ impl Keeper {
         process::become_subreaper();
         // Who kills the agent's process group must leave the keepers, so that they can remove what it ran.
         nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-        Ok(Keeper {
-            agent,
-            children_died: watch_children()?,
-            base: None,
-            jobs: Vec::new(),
-        })
+        Ok(Keeper { agent, children_died: watch_children()?, base: None, jobs: Vec::new() })
     }
 
     fn serve(mut self) -> io::Result<()> {

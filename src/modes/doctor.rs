@@ -91,11 +91,7 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
             Err(error) => Check::new("userfaultfd", State::Note, format!("{error} (no feature needs it yet)")),
         }
     };
-    vec![
-        Check::probed("namespaces", namespaces, State::Limited),
-        Check::probed("fuse", fuse, State::Limited),
-        uffd,
-    ]
+    vec![Check::probed("namespaces", namespaces, State::Limited), Check::probed("fuse", fuse, State::Limited), uffd]
 }
 
 fn directories() -> Vec<Check> {

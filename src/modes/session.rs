@@ -100,7 +100,11 @@ pub(super) fn run(flags: &SessionRun, program: &[OsString]) -> Result<u8> {
     let spec = job::spec!(flags, program, &AgentKind::Ssh)?;
     let session = resident::connect(&flags.session)?;
     let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("hand over the standard streams");
-    let mut fds = vec![memory_file::write("hpcrt-job", &spec).op("write the request")?, copy(io::stdout().as_fd())?, copy(io::stderr().as_fd())?];
+    let mut fds = vec![
+        memory_file::write("hpcrt-job", &spec).op("write the request")?,
+        copy(io::stdout().as_fd())?,
+        copy(io::stderr().as_fd())?,
+    ];
     fds.extend(console::readable_stdin());
     resident::ask(&session, &SessionAsk::Run, &fds)?;
     drop::<Vec<OwnedFd>>(fds);

@@ -108,11 +108,15 @@ pub fn nofile() -> (u64, u64) {
     })
 }
 
-/// Raises this process's own RLIMIT_NOFILE to what it may: every rank has two pipes here.
+/// Raises this process's own RLIMIT_NOFILE to what it may: every rank has two pipes here. Before there are threads: the table of
+/// descriptors grows, too, and in a process with threads every doubling would wait for an RCU grace period, which is milliseconds.
 pub fn raise_nofile() {
+    const TABLE: u64 = 4096;
     let maximum = Some(nofile().1);
     let limit = rustix::process::Rlimit { current: maximum, maximum };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+    let last = i32::try_from(TABLE.min(nofile().1)).unwrap_or(0) - 1;
+    drop(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), last));
 }
 
 /// Runs `start` with the soft RLIMIT_NOFILE that this process was given: what it starts inherits that one.

@@ -4,17 +4,18 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded};
 use rustix::pipe::PipeFlags;
 use smol::future::FutureExt;
-use smol::io::{AsyncReadExt, AsyncWriteExt};
+use smol::io::AsyncWriteExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::streams::Streams;
 use crate::launch::{allocation, placement};
 use crate::loader::view::Skeleton;
 use crate::net::link::Packet;
@@ -27,9 +28,6 @@ use crate::sys::boot::Stage;
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
-/// Bytes of output in one frame, at most.
-const OUTPUT: usize = 64 << 10;
-
 /// See the module.
 pub(super) struct Job {
     node: Rc<Node>,
@@ -40,8 +38,7 @@ pub(super) struct Job {
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
     /// The other ends, by rank, until the ranks are spawned.
     readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
-    /// Output streams that are not at their end yet hold a clone; all gone = closed.
-    streams: RefCell<Option<Sender<()>>>,
+    streams: Streams,
     warnings: RefCell<Vec<String>>,
     view: RefCell<Option<Rc<Skeleton>>>,
     /// Closed when the job is to end, started or not.
@@ -104,7 +101,7 @@ impl Job {
             keeper: Async::new(ours).op("start the keeper")?,
             stdin: RefCell::new(Some(stdin)),
             readers: RefCell::new(readers),
-            streams: RefCell::default(),
+            streams: Streams::new().op("watch the output of ranks")?,
             warnings: RefCell::default(),
             view: RefCell::default(),
             abort: bounded(1),
@@ -151,9 +148,8 @@ impl Job {
         self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
     }
 
-    async fn tell_keeper(&self, ask: &Ask, fds: &[OwnedFd]) -> io::Result<()> {
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        self.keeper.write_with(|socket| socket.send(ask, &fds)).await
+    async fn tell_keeper(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.keeper.write_with(|socket| socket.send(ask, fds)).await
     }
 
     /// Gives bytes from the front end to the ranks that read standard input; none means its end.
@@ -175,8 +171,6 @@ impl Job {
     }
 
     async fn run(self: Rc<Self>) {
-        let (streams, ended) = bounded::<()>(1);
-        *self.streams.borrow_mut() = Some(streams);
         let ended_early = async {
             // Nothing is ever sent: the channel closes when the job is ended.
             let _ = self.abort.1.recv().await;
@@ -187,18 +181,27 @@ impl Job {
             self.failed(error).await;
             let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
         }
+        let (complete, completed) = bounded::<()>(1);
         let spawning = async {
             let spawned = if shown.is_ok() && !self.abort.0.is_closed() { self.spawn().await } else { Ok(()) };
-            self.streams.borrow_mut().take();
+            complete.close();
             if let Err(error) = spawned {
                 self.failed(&error).await;
                 let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
             }
         };
-        // At the same time: a keeper that cannot say which ranks ended does not hear which ones to start either.
-        smol::future::zip(spawning, self.hear_keeper()).await;
-        // Every process of the job is gone, so every stream is at its end or will be at once.
-        let _ = ended.recv().await;
+        let relaying = async {
+            let relayed = self.streams.relay(&completed, async |rank, stream, bytes| {
+                let report = Report::Output { job: self.launch.job, rank, stream };
+                self.node.send_up(Packet::new(&report, bytes)).await;
+            });
+            if let Err(error) = relayed.await.op("read the output of ranks") {
+                self.failed(&error).await;
+            }
+        };
+        // At the same time: a keeper that cannot say which ranks ended does not hear which ones to start either. When every process
+        // of the job is gone, every stream is at its end or will be at once.
+        smol::future::zip(smol::future::zip(spawning, self.hear_keeper()), relaying).await;
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
@@ -267,16 +270,20 @@ impl Job {
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
         const { assert!(BATCH as usize * 3 <= FDS_MAX) };
+        let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
         let mut first = 0;
         while first < self.place.count {
             let count = BATCH.min(self.place.count - first);
-            let mut fds = Vec::with_capacity(count as usize * 3);
+            let mut streams = Vec::with_capacity(count as usize);
             for index in first..first + count {
                 let rank = self.place.first + index;
-                fds.push(self.standard_input(rank).op("make a rank's standard input")?);
-                for stream in [Stream::Out, Stream::Err] {
-                    fds.push(self.standard_output(rank, stream).op("make a rank's output pipe")?);
-                }
+                let input = self.standard_input(rank).op("make a rank's standard input")?;
+                let output = |stream| self.streams.add(rank, stream).op("make a rank's output pipe");
+                streams.push((input, output(Stream::Out)?, output(Stream::Err)?));
+            }
+            let mut fds = Vec::with_capacity(count as usize * 3);
+            for (input, out, err) in &streams {
+                fds.extend([input.as_ref().unwrap_or(&null).as_fd(), out.as_fd(), err.as_fd()]);
             }
             self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
@@ -284,10 +291,9 @@ impl Job {
         self.tell_keeper(&Ask::Go, &[]).await.map_err(|e| unheard("start ranks", e))
     }
 
-    fn standard_input(self: &Rc<Self>, rank: u32) -> io::Result<OwnedFd> {
-        let Some(bytes) = self.readers.borrow_mut().remove(&rank) else {
-            return Ok(File::open("/dev/null")?.into());
-        };
+    /// The end to read from, for a rank that reads standard input.
+    fn standard_input(self: &Rc<Self>, rank: u32) -> io::Result<Option<OwnedFd>> {
+        let Some(bytes) = self.readers.borrow_mut().remove(&rank) else { return Ok(None) };
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let mut writer = Async::new(File::from(writer))?;
         let work = async move {
@@ -298,24 +304,7 @@ impl Job {
             }
         };
         self.node.tasks.spawn(work).detach();
-        Ok(reader)
-    }
-
-    fn standard_output(self: &Rc<Self>, rank: u32, stream: Stream) -> io::Result<OwnedFd> {
-        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        let mut reader = Async::new(File::from(reader))?;
-        let this = Rc::clone(self);
-        let open = self.streams.borrow().clone();
-        let work = async move {
-            let mut bytes = vec![0; OUTPUT];
-            while let Ok(got @ 1..) = reader.read(&mut bytes).await {
-                let report = Report::Output { job: this.launch.job, rank, stream };
-                this.node.send_up(Packet::new(&report, bytes[..got].to_vec())).await;
-            }
-            drop(open);
-        };
-        self.node.tasks.spawn(work).detach();
-        Ok(writer)
+        Ok(Some(reader))
     }
 
     /// Reports what the keeper says, until it is done or gone.

@@ -2,6 +2,7 @@
 
 mod job;
 mod replica;
+mod streams;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
