@@ -209,7 +209,11 @@ pub struct SessionStop {
 /// Be a node's agent (started by exec).
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "serve")]
-pub struct Serve {}
+pub struct Serve {
+    /// be nothing: only say, by exit code 0, that this binary has this hash
+    #[argh(option, arg_name = "hash")]
+    pub same: Option<String>,
+}
 
 /// Show what this node allows: how programs will see their files, limits, addresses, and a remedy for every problem.
 #[derive(FromArgs, ArgsInfo, Debug)]
@@ -257,7 +261,7 @@ pub enum Options {
     SessionList,
     /// The session to stop.
     SessionStop(String),
-    Serve,
+    Serve(Serve),
     Doctor(Doctor),
     Ldd(Ldd),
     /// The completion script, ready to print.
@@ -355,7 +359,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
             SessionAct::Stop(flags) => Options::SessionStop(flags.session),
         }),
         Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
-        Mode::Serve(Serve {}) => Ok(Options::Serve),
+        Mode::Serve(flags) => Ok(Options::Serve(flags)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
         Mode::Completions(completions) => script(&completions.shell).map(Options::Completions),

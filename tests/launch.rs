@@ -53,6 +53,44 @@ fn a_program_that_the_kernel_refuses() {
     assert!(done.err.contains("hpcrt: [a-c]: ") || done.err.contains("hpcrt: a,b,c: "), "{}", done.err);
 }
 
+/// Where the agents' program is, and their environment, while a job runs.
+fn agents(run: Run) -> Vec<(String, String)> {
+    let run = run.program(&["sleep", "100"]).start();
+    let sleeps = |pid: &nix::unistd::Pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "sleep\n");
+    let ranks = || role(&run.mark, Role::Rank).iter().filter(|pid| sleeps(pid)).count();
+    let agents = until(|| (ranks() == 2).then(|| role(&run.mark, Role::Agent)));
+    let look = |pid: &nix::unistd::Pid| {
+        let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap().to_string_lossy().into_owned();
+        (exe, String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/environ")).unwrap()).into_owned())
+    };
+    let seen = agents.iter().map(look).collect();
+    run.signal(Signal::SIGTERM);
+    run.end().gone();
+    seen
+}
+
+#[test]
+fn agents_run_what_is_installed_and_get_a_copy_elsewhere() {
+    let ours = env!("CARGO_BIN_EXE_hpcrt");
+    let flags = ["exec", "--hosts", "a,b", "--agent", "env -u HPCRT_WITHOUT AGENT_OF={host}", "-q"];
+    let run = |program: &std::path::Path| {
+        let mut command = Command::new(program);
+        command.args(flags);
+        Run::new(command).env("HPCRT_WITHOUT", "fuse,uffd")
+    };
+    for (exe, environment) in agents(run(ours.as_ref())) {
+        assert_eq!(exe, fs::canonicalize(ours).unwrap().to_string_lossy());
+        assert!(environment.contains("HPCRT_WITHOUT=fuse,uffd"), "{environment}");
+    }
+    // No shell can be told of this path.
+    let place = tempfile::tempdir().unwrap();
+    let copy = place.path().join("hpcrt's");
+    fs::copy(ours, &copy).unwrap();
+    for (exe, _) in agents(run(&copy)) {
+        assert!(exe.ends_with(" (deleted)"), "{exe}");
+    }
+}
+
 #[test]
 fn environment() {
     let done = sh(

@@ -7,6 +7,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,11 +40,11 @@ __attribute__((destructor)) static void hold(void) { fflush(NULL); sleep(1000); 
 "#;
 
 /// The directory behind the shared file system: a program on 60 libraries of 60 MB, and the binary without its debugging information.
-fn backing() -> PathBuf {
-    static MADE: Mutex<bool> = Mutex::new(false);
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loading");
+fn backing(name: &str) -> PathBuf {
+    static MADE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*made {
+    if made.insert(name.to_owned()) {
         let libraries = Libraries { count: 60, dirs: 4, megabytes: 60, at: Some("/shared/prog".into()) };
         libraries.generate(&place.join("prog")).unwrap();
         let source = place.join("hold.c");
@@ -51,17 +52,26 @@ fn backing() -> PathBuf {
         let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
         run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(place.join("prog/libhold.so")).arg(source));
         run(Command::new("strip").arg("-o").arg(place.join("hpcrt")).arg(env!("CARGO_BIN_EXE_hpcrt")));
-        *made = true;
     }
     place
 }
 
 fn up(name: &str, rate: &str) -> Option<Cluster> {
+    up_on(name, rate, "loading")
+}
+
+/// A cluster whose shared file system is its own, and new: a test that changes files changes them for nobody else.
+fn up_alone(name: &str, rate: &str) -> Option<Cluster> {
+    let _ = fs::remove_dir_all(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    up_on(name, rate, name)
+}
+
+fn up_on(name: &str, rate: &str, place: &str) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
         eprintln!("{obstacle}");
         return None;
     }
-    let (backing, rate) = (Some(backing()), Some(rate.into()));
+    let (backing, rate) = (Some(backing(place)), Some(rate.into()));
     Some(Cluster::up(Spec { name: name.into(), hosts: 4, rate, backing, ..Spec::default() }).unwrap())
 }
 
@@ -369,7 +379,7 @@ fn stores_that_are_full() {
 
 #[test]
 fn files_that_vanish_or_change_while_they_are_read() {
-    let Some(cluster) = up("t-lf-files", "200mbit") else { return };
+    let Some(cluster) = up_alone("t-lf-files", "200mbit") else { return };
     let right = right(&cluster);
     // The last library that the breadth-first search reads, more or less.
     let library = cluster.backing().join("prog/d3/libg59.so");
@@ -394,6 +404,54 @@ fn files_that_vanish_or_change_while_they_are_read() {
             assert!(vanish && done.err.contains("libg59.so"), "{}", done.err);
         }
     }
+}
+
+/// The next job of a session sees what was changed since the last one. What comes back is there again: nobody waits for an answer that
+/// was given before it went.
+#[test]
+fn files_that_change_between_jobs() {
+    let Some(cluster) = up_alone("t-lf-back", "1gbit") else { return };
+    let right = right(&cluster);
+    // On the host that reads for all: the others' kernels believe what they last saw for some seconds.
+    let shell = |line: &str| {
+        assert!(cluster.exec("hpc4", 0, &["sh", "-c", line]).unwrap().status.success(), "{line}");
+    };
+    let goes = || shell("mv /shared/prog/d3/libg59.so /shared/prog/aside");
+    let comes = || shell("mv /shared/prog/aside /shared/prog/d3/libg59.so");
+    // While a job runs: it goes, every node hears of it, it comes back, every node hears of that, and it is asked for.
+    let (hosts, agent) = (cluster.hosts().join(","), cluster.agent_command());
+    let flags = ["exec", "-q", "--fresh", "1", "--prefix", "/shared/prog", "--hosts", &hosts, "--agent", &agent];
+    let twice = ["sh", "-c", &format!("{DRIVER} && sleep 5 && {DRIVER}")];
+    let run = hpcrt(&cluster, USER, &flags).program(&twice).start();
+    thread::sleep(Duration::from_secs(2));
+    goes();
+    thread::sleep(Duration::from_secs(2));
+    comes();
+    output(&run.end(), &right, 8);
+    clean(&cluster);
+
+    let (name, _) = start_session(&cluster);
+    let run = || session(&cluster, &["run", &name, "--", DRIVER]);
+    output(&run(), &right, 4);
+    goes();
+    assert!(run().err.contains("libg59.so"));
+    comes();
+    let done = run();
+    report("came back", done.took, Duration::ZERO, &done);
+    output(&done, &right, 4);
+    assert!(done.took < Duration::from_secs(10), "{:?}", done.took);
+
+    // What no closure names, edited in place.
+    shell("echo '. /shared/prog/said.sh' > /shared/prog/say.sh");
+    for words in ["first", "other"] {
+        shell(&format!("echo 'echo {words}' > /shared/prog/said.sh"));
+        let run = || session(&cluster, &["run", &name, "--", "sh", "/shared/prog/say.sh"]);
+        output(&run(), words, 4);
+        output(&run(), words, 4);
+    }
+    assert_eq!(session(&cluster, &["stop", &name]).status.code(), Some(0));
+    remove_sockets(&cluster);
+    clean(&cluster);
 }
 
 fn session(cluster: &Cluster, words: &[&str]) -> Done {

@@ -1,7 +1,7 @@
 //! Starting agents: on this machine, over ssh, or by any command that runs a shell line on a host.
 //!
-//! A remote agent is this very binary: it is sent through the standard input of the command, unless a copy with the same hash is on
-//! the node already, and what follows on the same two pipes is the link to the parent until something better is up. The copy's name
+//! A remote agent is this very binary: it is sent through the standard input of the command, unless the node has it itself (installed under
+//! the same path, or a copy with the hash in its name), and what follows on the same two pipes is the link to the parent until something better is up. The copy's name
 //! is removed before its first byte arrives, so an interrupted start leaves nothing.
 
 use std::collections::VecDeque;
@@ -22,9 +22,11 @@ use smol::stream::StreamExt;
 use smol::{Async, Timer};
 
 use super::overlay::Spawner;
+use crate::loader::capture;
 use crate::net::link::{self, Reader, Writer};
 use crate::net::wire::control::AgentKind;
 use crate::sys::process;
+use crate::sys::without::VARIABLE;
 use crate::{Error, Result, error::Context};
 
 /// An agent must speak within this time.
@@ -83,6 +85,8 @@ impl std::fmt::Debug for Agent {
     }
 }
 
+const OURSELVES: &str = "/proc/self/exe";
+
 /// What an agent's command writes when the agent itself has taken over.
 pub const READY: &str = "hpcrt:ready";
 const NEED: &str = "hpcrt:need";
@@ -90,8 +94,14 @@ const NOWHERE: &str = "hpcrt:nowhere";
 
 /// Read by `sh` on the node from its standard input: so the command that gets us there may hand its words to a shell (as ssh does)
 /// or to exec. One group, because some shells read ahead: they have all of it before they run any of it. `@H` is the hash of the
-/// binary, `@N` its length in bytes.
+/// binary, `@N` its length in bytes, `@P` its path if that may be node-local, `@W` what to do without. What is run from a path has to be
+/// root's or the user's own: anybody may put anything under it on another host.
 const SCRIPT: &str = r#"{ u=`id -u`
+@W
+c=@P
+if [ -O "$c" ] || [ "`stat -c %u "$c" 2>/dev/null`" = 0 ]; then
+"$c" serve --same @H </dev/null >/dev/null 2>&1 && exec "$c" serve
+fi
 for c in "${XDG_RUNTIME_DIR:-/nonexistent}/hpcrt-@H" "/dev/shm/hpcrt-$u/bin-@H" "/tmp/hpcrt-$u/bin-@H"; do
 [ -O "$c" ] && [ -x "$c" ] && exec "$c" serve
 done
@@ -111,15 +121,36 @@ echo hpcrt:nowhere
 exit; }
 "#;
 
-/// This binary's bytes and their BLAKE3, read once.
+/// This binary's bytes and the beginning of their BLAKE3, read once.
 fn image() -> io::Result<&'static (Vec<u8>, String)> {
     static IMAGE: OnceLock<(Vec<u8>, String)> = OnceLock::new();
     if let Some(image) = IMAGE.get() {
         return Ok(image);
     }
-    let bytes = fs::read("/proc/self/exe")?;
+    let bytes = fs::read(OURSELVES)?;
     let hash = blake3::hash(&bytes).to_hex()[..32].to_owned();
     Ok(IMAGE.get_or_init(|| (bytes, hash)))
+}
+
+/// Whether this binary has that hash, as an exit code.
+///
+/// # Errors
+/// It cannot be read.
+pub fn is_same(hash: &str) -> Result<u8> {
+    let (_, ours) = image().op("read this binary")?;
+    Ok((ours != hash).into())
+}
+
+/// [`SCRIPT`] for this binary and environment.
+fn script(bytes: &[u8], hash: &str) -> String {
+    // From a shared file system all hosts would read it at once.
+    let installed = fs::read_link(OURSELVES).ok().filter(|path| !capture::is_shared(path));
+    let quoted = |word: &str| (!word.contains('\'')).then(|| format!("'{word}'"));
+    let path = installed.and_then(|path| quoted(path.to_str()?)).unwrap_or_else(|| "''".to_owned());
+    let without = std::env::var(VARIABLE).ok().and_then(|words| quoted(&words));
+    let without = without.map(|words| format!("export {VARIABLE}={words}")).unwrap_or_default();
+    let (length, lines) = (bytes.len().to_string(), SCRIPT.replace("@W", &without));
+    lines.replace("@H", hash).replace("@N", &length).replace("@P", &path)
 }
 
 /// Starts an agent on `host` and waits until it speaks.
@@ -159,7 +190,7 @@ fn shell(template: &str, host: &str) -> Command {
 
 fn start_here(tasks: &Spawner) -> Result<Agent> {
     let (ours, theirs) = UnixStream::pair().op("start the agent")?;
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(OURSELVES);
     // Not our own standard error: a session outlives the command that started it, and whoever reads what that said.
     command.arg("serve").stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut process = Process::start(&mut command).op("start the agent")?;
@@ -174,7 +205,7 @@ fn start_here(tasks: &Spawner) -> Result<Agent> {
 
 async fn start_there(tasks: &Spawner, mut command: Command) -> Result<Agent> {
     let (bytes, hash) = image().op("read this binary")?;
-    let script = SCRIPT.replace("@H", hash).replace("@N", &bytes.len().to_string());
+    let script = script(bytes, hash);
     command.arg("sh").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = Process::start(&mut command).op_on("run", command.get_program())?;
     let said = Arc::default();

@@ -1,5 +1,6 @@
 //! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::Receiver;
+use async_channel::{Receiver, Sender, bounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -25,8 +26,10 @@ use crate::net::topology::{CostModel, Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId};
 use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
 
-/// Bytes sent before the speed of the links is believed.
+/// Bytes sent before the nodes are heard of how fast they come.
 const MEASURED: u64 = 4 << 20;
+/// The nodes have this long to say so.
+const RATED: Duration = Duration::from_millis(150);
 /// Bytes per second and core that are worth compressing: a third of what zstd's fast end does with libraries, since the other two thirds
 /// have their own use for the cores.
 const COMPRESSED_PER_CORE: f64 = 100e6;
@@ -59,6 +62,9 @@ pub struct Loading {
     pub source: Arc<Source>,
     log: Rc<Log>,
     pub topology: Topology,
+    /// Bytes per second at the node that content reaches slowest, and how many have spoken.
+    slowest: Cell<(u64, u32)>,
+    heard: (Sender<()>, Receiver<()>),
 }
 
 impl std::fmt::Debug for Loading {
@@ -99,7 +105,8 @@ impl Loading {
     ) -> Rc<Loading> {
         let topology = topology(nodes);
         let log = Log::new(true, topology.stripes());
-        let this = Rc::new(Loading { source, log, topology });
+        let slowest = Cell::new((u64::MAX, 0));
+        let this = Rc::new(Loading { source, log, topology, slowest, heard: bounded(1) });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         let (spawner, arrivals, feeder) = (Rc::clone(tasks), arrivals.clone(), Rc::clone(&this));
         tasks.spawn(async move { feed_arrivals(spawner, arrivals, feeder).await }).detach();
@@ -125,23 +132,41 @@ impl Loading {
                 Timer::after(ATTACH).await;
             })
             .await;
+        let mut appended = 0;
         while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
+            appended += body.len() as u64;
+            if appended > MEASURED && self.source.is_undecided() {
+                self.decide().await;
+            }
             while !self.log.wants_more() {
                 let _ = woken.recv().await;
             }
             self.log.append(record, body, hash);
-            self.decide();
         }
     }
 
-    /// Compresses when the links turn out to be slower than this machine compresses; the nodes decompress faster than that.
-    fn decide(&self) {
-        if self.source.is_undecided() && self.log.sent() > MEASURED {
-            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(READERS);
-            let pays = self.log.rate() < COMPRESSED_PER_CORE * cores as f64;
-            log::debug!("links take {:.0} MB/s; compressing: {pays}", self.log.rate() / 1e6);
-            self.source.decide(pays);
-        }
+    /// Hears how fast content comes to a node.
+    pub fn hear_rate(&self, rate: u64) {
+        let (slowest, heard) = self.slowest.get();
+        self.slowest.set((slowest.min(rate), heard + 1));
+        let _ = self.heard.0.try_send(());
+    }
+
+    /// Compresses where the slowest link is slower than this machine compresses; the nodes decompress faster than that.
+    async fn decide(&self) {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(READERS);
+        let pays = || (self.slowest.get().0 as f64) < COMPRESSED_PER_CORE * cores as f64;
+        let heard = async {
+            while !pays() && self.slowest.get().1 + 1 < self.topology.nodes() {
+                let _ = self.heard.1.recv().await;
+            }
+        };
+        let late = async {
+            Timer::after(RATED).await;
+        };
+        heard.or(late).await;
+        log::debug!("content comes at {} MB/s or more; compressing: {}", self.slowest.get().0 / 1_000_000, pays());
+        self.source.decide(pays());
     }
 }
 
@@ -212,9 +237,9 @@ pub fn resolve(
     trees.retain(|tree| source.shares(path(tree)));
     directories.extend(trees.iter().cloned());
     // A script that an interpreter is given by name.
-    for argument in wishes.arguments.iter().filter(|a| a.is_file()) {
+    for argument in wishes.arguments.iter().filter(|argument| is_script(argument)) {
         let Ok(canonical) = argument.canonicalize() else { continue };
-        if source.shares(&canonical) && is_script(&canonical) {
+        if source.shares(&canonical) {
             directories.insert(directory_of(&canonical));
             preload.path(&canonical, Need::Content);
         }
@@ -227,9 +252,10 @@ pub fn resolve(
     Ok(needs)
 }
 
-fn is_script(path: &Path) -> bool {
+/// Whether an argument of a program is a file that an interpreter runs.
+pub fn is_script(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_bytes();
-    crate::loader::catalog::is_code(name) || path.extension() == Some(OsStr::new("sh"))
+    path.is_file() && (crate::loader::catalog::is_code(name) || path.extension() == Some(OsStr::new("sh")))
 }
 
 fn directory_of(file: &Path) -> Vec<u8> {

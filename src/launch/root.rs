@@ -337,6 +337,11 @@ impl Root {
             Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
+            Report::Rate { rate } => {
+                if let Some(loading) = self.loading() {
+                    loading.hear_rate(rate);
+                }
+            }
             Report::Output { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());

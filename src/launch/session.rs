@@ -24,6 +24,7 @@ use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
 use crate::loader::capture;
 use crate::loader::closure::Environment;
+use crate::loader::hints::Hints;
 use crate::loader::source::{Compression, Counters, Finding, READERS, Source};
 use crate::net::wire::session::JobSpec;
 use crate::{Error, Result, error::Context};
@@ -38,10 +39,19 @@ pub struct Reading {
 /// What a job needs, being found and read.
 #[derive(Debug)]
 pub struct Resolving {
-    /// The needs, and how long it took to find them.
-    found: Task<Result<(Needs, Duration)>>,
+    found: Task<Result<Resolved>>,
+    begun: Instant,
     /// What the reader had done before.
     before: Counted,
+}
+
+#[derive(Debug, Default)]
+struct Resolved {
+    needs: Needs,
+    /// How long it took to find them.
+    took: Duration,
+    /// What earlier runs of the program loaded.
+    hints: Option<Hints>,
 }
 
 /// See the module.
@@ -157,13 +167,14 @@ impl Session {
         phases: Phases,
         console: &Console,
     ) -> Result<u8> {
-        let (begun, Resolving { found, before }) = (Instant::now(), resolving);
+        let Resolving { found, begun, before } = resolving;
         // The shared file system may hang.
         let interrupted = async {
             let signal = console.ended_by().await;
             Err(Error::new("find the program's files", format!("ended by {}", signal.as_str())))
         };
-        let (needs, resolve) = found.or(interrupted).await?;
+        let Resolved { needs, took: resolve, hints } = found.or(interrupted).await?;
+        let roots = needs.roots.clone();
         if !needs.roots.is_empty() {
             self.source.begin_log();
             let _ = self.log.recv().await;
@@ -174,6 +185,11 @@ impl Session {
             self.root.enough(if tolerant { Some(1) } else { self.min_hosts }, |line| console.say(line))?;
         }
         let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
+        if let Some(hints) = hints
+            && let Err(error) = hints.keep(self.source.told_since(&roots, begun))
+        {
+            log::info!("{error}");
+        }
         if begun.elapsed() > self.fresh {
             let source = Arc::clone(&self.source);
             smol::unblock(move || source.look_for_changes(true)).await;
@@ -189,6 +205,7 @@ impl Session {
             bytes_read: now.bytes - before.bytes,
             bytes_sent: outcome.received,
             cache_hits: now.hits - before.hits,
+            misses: now.misses - before.misses,
             operations_done: now.operations - before.operations,
             operations_avoided: outcome.avoided,
             exit_code: outcome.code,
@@ -221,29 +238,44 @@ struct Counted {
     bytes: u64,
     operations: u64,
     hits: u64,
+    misses: u64,
 }
 
 impl Counted {
     fn of(counters: &Counters) -> Counted {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { files, bytes, operations, hits } = counters;
-        Counted { files: get(files), bytes: get(bytes), operations: get(operations), hits: get(hits) }
+        let Counters { files, bytes, operations, hits, misses } = counters;
+        Counted {
+            files: get(files),
+            bytes: get(bytes),
+            operations: get(operations),
+            hits: get(hits),
+            misses: get(misses),
+        }
     }
 }
 
-/// The closure on a thread of its own.
+/// The closure on a thread of its own. What earlier jobs of the session read is compared with the shared file system.
 fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
+    let (subject, began) = (subject(job, &wishes), Instant::now());
     let (program, view, before) = (path(&job.program), job.view, Counted::of(&source.counters));
     let found = tasks.spawn(smol::unblock(move || {
         if !view {
-            return Ok((Needs::default(), Duration::ZERO));
+            return Ok(Resolved::default());
         }
         let begun = Instant::now();
-        let needs = loading::resolve(&source, &source.preload(), &program, &env, &wishes)?;
-        Ok((needs, begun.elapsed()))
+        let preload = source.preload();
+        let needs = loading::resolve(&source, &preload, &program, &env, &wishes)?;
+        source.compare(&needs.roots, begun, &preload);
+        // Without shared files there is nothing to remember.
+        let hints = if needs.roots.is_empty() { None } else { Hints::of(&program, &subject) };
+        for (path, need) in hints.iter().flat_map(Hints::entries) {
+            preload.hint(path, *need, &needs.roots);
+        }
+        Ok(Resolved { needs, took: begun.elapsed(), hints })
     }));
-    Resolving { found, before }
+    Resolving { found, begun: began, before }
 }
 
 fn path(bytes: &[u8]) -> PathBuf {
@@ -254,6 +286,16 @@ fn wishes(job: &JobSpec) -> Wishes {
     let cwd = path(&job.cwd);
     let arguments = job.argv.iter().skip(1).map(|word| cwd.join(path(word))).collect();
     Wishes { prefixes: job.prefixes.iter().map(|p| path(p)).collect(), arguments }
+}
+
+/// What an interpreter is to run: two programs with the same interpreter load different things.
+fn subject(job: &JobSpec, wishes: &Wishes) -> Vec<Vec<u8>> {
+    let script = wishes.arguments.iter().find(|path| loading::is_script(path));
+    if let Some(script) = script.and_then(|script| script.canonicalize().ok()) {
+        return vec![script.into_os_string().into_vec()];
+    }
+    let module = job.argv.iter().skip(1).skip_while(|word| **word != b"-m").take(2);
+    module.cloned().collect()
 }
 
 /// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.

@@ -60,6 +60,8 @@ pub struct Stats {
     pub bytes_sent: u64,
     /// Files that were already in the stores of the nodes when the job asked for them.
     pub cache_hits: u64,
+    /// Questions of the hosts that only the shared file system could answer.
+    pub misses: u64,
     /// Operations made at the shared file system (open, stat, read, directory listing).
     pub operations_done: u64,
     /// Operations of the ranks answered by a node instead.
@@ -84,6 +86,7 @@ impl Stats {
             "seconds": seconds,
             "files": self.files,
             "cache_hits": self.cache_hits,
+            "misses": self.misses,
             "bytes": { "read": self.bytes_read, "sent": self.bytes_sent },
             "operations": { "done": self.operations_done, "avoided": self.operations_avoided },
             "exit_code": self.exit_code,
@@ -141,6 +144,7 @@ mod tests {
             bytes_read,
             bytes_sent,
             cache_hits,
+            misses: 0,
             operations_done,
             operations_avoided,
             exit_code: 3,

@@ -21,6 +21,12 @@ pub mod kind {
     pub const REG: u8 = 8;
     pub const LNK: u8 = 10;
     pub const SOCK: u8 = 12;
+
+    /// The `d_type` of a file mode: the two encodings differ by a shift (`IFTODT`).
+    pub fn of_mode(mode: u32) -> u8 {
+        const FORMAT: u32 = 0o170_000;
+        u8::try_from((mode & FORMAT) >> 12).unwrap_or(UNKNOWN)
+    }
 }
 
 /// The names in a directory with their `d_type`, sorted by name.

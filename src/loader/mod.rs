@@ -5,6 +5,7 @@ pub mod capture;
 pub mod catalog;
 pub mod closure;
 pub mod elf;
+pub mod hints;
 pub mod ldcache;
 pub mod ldso;
 pub mod linker;

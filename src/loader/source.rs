@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::fs::{AtFlags, Mode, Stat, StatxFlags, statx};
@@ -20,7 +21,8 @@ use rustix::io::Errno;
 use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
-use super::catalog::{file_name, is_below, parent};
+use super::catalog::{file_name, is_below, join, kind, parent};
+use super::hints::Hint;
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use super::python::{Guess, Imports};
 use crate::Result;
@@ -36,6 +38,9 @@ const CHUNKS: usize = 16;
 const LEVEL: i32 = 1;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
+/// A question about what was told less long ago has crossed its answer. To another one the answer was lost, with a node on its way or
+/// because what the node forgot since is more than it had to: it is told again.
+const CROSSED: Duration = Duration::from_secs(5);
 
 /// Whether what the nodes send each other is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +79,8 @@ pub struct Counters {
     pub operations: AtomicU64,
     /// Files that were asked for again and were in the log already.
     pub hits: AtomicU64,
+    /// Questions of nodes that came all the way.
+    pub misses: AtomicU64,
 }
 
 /// A version of a file: these together do not stay the same when it changes.
@@ -90,6 +97,7 @@ struct Version {
 enum Work {
     Guess(Guess),
     Describe { path: Vec<u8>, need: Need, job: Option<Arc<Load>> },
+    Compare { path: Vec<u8>, job: Option<Arc<Load>> },
     Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
 }
 
@@ -103,23 +111,42 @@ struct Load {
 /// What the log says of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Described {
-    /// Everything.
-    Whole,
+    /// That there is nothing, or something it has no words for.
+    Absent,
+    /// Everything but content: that is read in the original.
+    Whole(Version),
     /// A file's attributes ([`Supply::OnOpen`]).
-    Offered,
+    Offered(Version),
     /// A file of which it has or will have the content.
     Content(Version, FileId),
+}
+
+impl Described {
+    fn version(self) -> Option<Version> {
+        match self {
+            Described::Absent => None,
+            Described::Whole(version) | Described::Offered(version) | Described::Content(version, _) => Some(version),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    what: Described,
+    said: Instant,
+    /// When it was said, or compared with the shared file system, last.
+    at: Instant,
 }
 
 #[derive(Debug, Default)]
 struct State {
     next: FileId,
     /// Paths that the log describes.
-    described: HashMap<Vec<u8>, Described>,
+    described: HashMap<Vec<u8>, Told>,
     /// The most that was asked for of each path.
     asked: HashMap<Vec<u8>, Need>,
-    /// Directories that the log lists, as they were then.
-    listed: HashMap<Vec<u8>, Version>,
+    /// Directories that the log lists, as it does.
+    listed: HashMap<Vec<u8>, Names>,
     /// Paths that a reader is looking at, with the changes that were heard of meanwhile: what it found may be older, and stands in the log
     /// behind them, so they are said again.
     describing: HashMap<Vec<u8>, Vec<(Vec<u8>, Option<u8>)>>,
@@ -131,8 +158,8 @@ struct State {
 impl State {
     /// Whether somebody has to look because of this question, the first of its kind. Notes it.
     fn is_news(&mut self, path: &[u8], need: Need) -> bool {
-        match self.described.get(path) {
-            Some(Described::Offered) if need == Need::Content => {}
+        match self.told(path) {
+            Some(Described::Offered(_)) if need == Need::Content => {}
             Some(_) => return false,
             None => {}
         }
@@ -140,6 +167,41 @@ impl State {
             Some(asked) => std::mem::replace(asked, need.max(*asked)) < need,
             None => self.asked.insert(path.to_vec(), need).is_none(),
         }
+    }
+
+    fn told(&self, path: &[u8]) -> Option<Described> {
+        self.described.get(path).map(|told| told.what)
+    }
+
+    fn tell(&mut self, path: &[u8], what: Described) {
+        let now = Instant::now();
+        self.described.insert(path.to_vec(), Told { what, said: now, at: now });
+    }
+
+    fn still(&mut self, path: &[u8]) {
+        if let Some(told) = self.described.get_mut(path) {
+            told.at = Instant::now();
+        }
+    }
+
+    /// Whether a node asks for what it should have heard.
+    fn is_unheard(&mut self, path: &[u8], need: Need) -> bool {
+        match self.described.get_mut(path) {
+            Some(Told { what: Described::Offered(_), .. }) if need == Need::Content => false,
+            Some(told) if told.at.elapsed() >= CROSSED => {
+                told.at = Instant::now();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.
+    fn forget(&mut self, path: &[u8]) {
+        let keeps = |known: &Vec<u8>| known != path && !is_below(known, path);
+        self.described.retain(|known, _| keeps(known));
+        self.asked.retain(|known, _| keeps(known));
+        self.listed.retain(|known, _| keeps(known));
     }
 }
 
@@ -248,6 +310,10 @@ impl Source {
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
     pub fn want(&self, path: Vec<u8>, need: Need) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        if self.state().is_unheard(&path, need) {
+            return self.enqueue(Work::Describe { path, need, job: None });
+        }
         self.ask(path, need, None);
     }
 
@@ -268,7 +334,10 @@ impl Source {
     }
 
     fn enqueue(&self, work: Work) {
-        if let Work::Describe { job: Some(job), .. } | Work::Read { job: Some(job), .. } = &work {
+        if let Work::Describe { job: Some(job), .. }
+        | Work::Compare { job: Some(job), .. }
+        | Work::Read { job: Some(job), .. } = &work
+        {
             job.open.fetch_add(1, Ordering::SeqCst);
         }
         self.queue.try_send(work).expect("the queue is unbounded and its readers live as long as this");
@@ -277,9 +346,7 @@ impl Source {
     /// A node says that a job changed `path`.
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
         let mut state = self.state();
-        state.described.retain(|known, _| *known != path && !is_below(known, &path));
-        state.asked.retain(|known, _| *known != path && !is_below(known, &path));
-        state.listed.retain(|known, _| *known != path && !is_below(known, &path));
+        state.forget(&path);
         for (seen, overtaken) in &mut state.describing {
             if *seen == path || is_below(seen, &path) || parent(&path) == Some(seen) {
                 overtaken.push((path.clone(), exists));
@@ -289,37 +356,89 @@ impl Source {
         self.find(Record::Changed { path, exists }, Vec::new());
     }
 
-    /// Compares what the log says with the shared file system: directories that others changed are listed again, and, with `files`,
-    /// captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
+    /// Looks whether what the log says below `roots` is still true, where nobody looked since `begun`; what is not is said anew before the
+    /// job starts.
+    pub fn compare(&self, roots: &[Vec<u8>], begun: Instant, job: &Preload) {
+        let old: Vec<Vec<u8>> = {
+            let state = self.state();
+            let below = |path: &[u8]| roots.iter().any(|root| **root == *path || is_below(path, root));
+            let old = state.described.iter().filter(|(path, told)| told.at < begun && below(path));
+            old.map(|(path, _)| path.clone()).collect()
+        };
+        for path in old {
+            self.enqueue(Work::Compare { path, job: Some(Arc::clone(&job.load)) });
+        }
+    }
+
+    /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
+    pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
+        let state = self.state();
+        let of = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
+        let told = state.described.iter().filter(|(path, told)| told.said >= begun && of(path));
+        let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
+        told.map(|(path, told)| (path.clone(), need(told.what))).collect()
+    }
+
+    /// Says a path anew if it is not what the log says any more.
+    fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
+        let Some(known) = self.state().told(path) else { return };
+        self.operation();
+        let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
+        let mut state = self.state();
+        if state.told(path) != Some(known) {
+            return;
+        }
+        if stat.as_ref().map(version) == known.version() {
+            return state.still(path);
+        }
+        let is_listed = state.listed.contains_key(path);
+        drop(state);
+        match stat {
+            Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
+                self.describe_directory(path, Path::new(std::ffi::OsStr::from_bytes(path)));
+            }
+            stat => {
+                self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
+                if matches!(known, Described::Content(..)) {
+                    self.ask(path.to_vec(), Need::Content, job.cloned());
+                }
+            }
+        }
+    }
+
+    /// Compares what the log says with the shared file system while a job runs: directories that others changed are listed again, and, with
+    /// `files`, captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
     pub fn look_for_changes(&self, files: bool) {
         let (directories, captured) = {
             let state = self.state();
-            let captured = state.described.iter().filter_map(|(path, described)| match described {
-                Described::Content(version, _) => Some((path.clone(), *version)),
-                Described::Whole | Described::Offered => None,
-            });
-            let captured: Vec<_> = if files { captured.collect() } else { Vec::new() };
-            (state.listed.clone(), captured)
+            let versions =
+                state.described.iter().filter_map(|(path, told)| Some((path, told.what, told.what.version()?)));
+            let (mut directories, mut captured) = (Vec::new(), Vec::new());
+            for (path, what, version) in versions {
+                if state.listed.contains_key(path) {
+                    directories.push((path.clone(), version));
+                } else if files && matches!(what, Described::Content(..)) {
+                    captured.push((path.clone(), version));
+                }
+            }
+            (directories, captured)
         };
         let look = |path: &[u8]| {
             self.operation();
-            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).map(|stat| version(&stat))
+            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path)))
         };
         for (path, known) in directories {
-            if look(&path) != Ok(known) {
+            if look(&path).as_ref().map(version) != Ok(known) {
                 log::debug!("{} changed", String::from_utf8_lossy(&path));
                 self.enqueue(Work::Describe { path, need: Need::Attributes, job: None });
             }
         }
         for (path, known) in captured {
-            if look(&path) != Ok(known) {
+            let now = look(&path);
+            if now.as_ref().map(version) != Ok(known) {
                 let name = String::from_utf8_lossy(&path).into_owned();
-                let warning =
-                    format!("{name} changed on the shared file system; what was running kept the old content");
-                let mut state = self.state();
-                state.described.remove(&path);
-                state.asked.remove(&path);
-                state.warnings.push(warning);
+                self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
+                self.changed(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)));
             }
         }
     }
@@ -373,6 +492,10 @@ impl Source {
                 }
                 self.done(job.as_ref());
             }
+            Work::Compare { path, job } => {
+                self.compare_one(&path, job.as_ref());
+                self.done(job.as_ref());
+            }
             Work::Read { id, path, file, version, tries, job } => {
                 self.transfer(id, &path, &file, version, tries, job.as_ref());
                 self.done(job.as_ref());
@@ -400,7 +523,7 @@ impl Source {
     }
 
     fn absent(&self, path: &[u8], error: &io::Error) {
-        self.state().described.insert(path.to_vec(), Described::Whole);
+        self.state().tell(path, Described::Absent);
         let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
         self.find(Record::Absent { path: path.to_vec(), errno }, Vec::new());
     }
@@ -408,7 +531,7 @@ impl Source {
     /// Says what a path is.
     fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
-        if need == Need::Content && self.state().described.get(path) == Some(&Described::Offered) {
+        if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation();
             if let Ok(opened) = FileSystem.open(name)
                 && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
@@ -427,7 +550,7 @@ impl Source {
                 self.operation();
                 match rustix::fs::readlink(name, Vec::new()) {
                     Ok(target) => {
-                        self.state().described.insert(path.to_vec(), Described::Whole);
+                        self.state().tell(path, Described::Whole(version(&stat)));
                         self.find(
                             Record::Link { path: path.to_vec(), attr: attr(&stat), target: target.into_bytes() },
                             Vec::new(),
@@ -447,6 +570,13 @@ impl Source {
                 if need == Need::Attributes && !capture::is_loaded(file_name(path)) {
                     return self.offer(path, &stat);
                 }
+                if let Some(Described::Content(known, id)) = self.state().told(path)
+                    && known == version(&stat)
+                {
+                    // Said again to who did not hear it.
+                    let content = Supply::Log(id);
+                    return self.find(Record::File { path: path.to_vec(), attr: attr(&stat), content }, Vec::new());
+                }
                 self.operation();
                 match FileSystem.open(name) {
                     Ok(opened) => self.publish(path, &opened.stat, opened.file, 1, job),
@@ -456,7 +586,7 @@ impl Source {
             }
             // It is there, but the log has no words for it.
             _ => {
-                self.state().described.insert(path.to_vec(), Described::Whole);
+                self.state().tell(path, Described::Whole(version(&stat)));
                 self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
             }
         }
@@ -465,15 +595,15 @@ impl Source {
     /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
     fn offer(&self, path: &[u8], stat: &Stat) {
         let mut state = self.state();
-        if !matches!(state.described.get(path), Some(Described::Content(..))) {
-            state.described.insert(path.to_vec(), Described::Offered);
+        if !matches!(state.told(path), Some(Described::Content(..))) {
+            state.tell(path, Described::Offered(version(stat)));
             // With the lock: the content's record stands behind it.
             self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::OnOpen }, Vec::new());
         }
     }
 
     fn pass_through(&self, path: &[u8], stat: &Stat) {
-        self.state().described.insert(path.to_vec(), Described::Whole);
+        self.state().tell(path, Described::Whole(version(stat)));
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
@@ -487,13 +617,21 @@ impl Source {
     }
 
     fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
-        let mut state = self.state();
-        state.described.insert(path.to_vec(), Described::Whole);
-        state.listed.insert(path.to_vec(), version(stat));
-        drop(state);
         self.guess(|imports| imports.handle_listing(path, names.keys().map(|name| name.as_bytes())));
-        let names = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
-        self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names }, Vec::new());
+        let kinds = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
+        let mut state = self.state();
+        state.tell(path, Described::Whole(version(stat)));
+        if let Some(before) = state.listed.insert(path.to_vec(), names.clone()) {
+            let came = names.keys().filter(|name| !before.contains_key(*name));
+            let went = before.keys().filter(|name| !names.contains_key(*name));
+            for changed in came.chain(went).map(|name| join(path, name.as_bytes())) {
+                if state.described.contains_key(&changed) || state.asked.contains_key(&changed) {
+                    state.forget(&changed);
+                }
+            }
+        }
+        // With the lock: who asks after this is answered behind it.
+        self.find(Record::Dir { path: path.to_vec(), attr: attr(stat), names: kinds }, Vec::new());
     }
 
     /// Puts a captured file into the log, unless this version of it is there.
@@ -508,15 +646,16 @@ impl Source {
         let version = version(stat);
         let id = {
             let mut state = self.state();
-            if let Some(Described::Content(known, _)) = state.described.get(path)
-                && *known == version
+            if let Some(Described::Content(same, _)) = state.told(path)
+                && same == version
             {
+                state.still(path);
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
             let id = state.next;
             state.next += 1;
-            state.described.insert(path.to_vec(), Described::Content(version, id));
+            state.tell(path, Described::Content(version, id));
             id
         };
         self.counters.files.fetch_add(1, Ordering::Relaxed);
@@ -602,8 +741,8 @@ impl Source {
         let Record::Chunk { file: id, offset, len, .. } = *record else { return None };
         let (path, version) = {
             let state = self.state();
-            let found = state.described.iter().find_map(|(path, content)| match content {
-                Described::Content(version, known) if *known == id => Some((path.clone(), *version)),
+            let found = state.described.iter().find_map(|(path, told)| match told.what {
+                Described::Content(version, known) if known == id => Some((path.clone(), version)),
                 _ => None,
             });
             found?
@@ -638,8 +777,20 @@ impl Preload {
     pub fn directory(&self, listing: &Listing) {
         let path = listing.canonical.as_os_str().as_bytes();
         self.source.operation();
-        if !self.source.state().described.contains_key(path) {
-            self.source.list(path, &listing.stat, &listing.names);
+        let mut state = self.source.state();
+        match state.told(path) {
+            Some(known) if known.version() == Some(version(&listing.stat)) => state.still(path),
+            _ => {
+                drop(state);
+                self.source.list(path, &listing.stat, &listing.names);
+            }
+        }
+    }
+
+    /// What will probably be asked for, if it lies below `roots`.
+    pub fn hint(&self, path: &[u8], need: Need, roots: &[Vec<u8>]) {
+        if roots.iter().any(|root| is_below(path, root)) {
+            self.source.ask(path.to_vec(), need, Some(Arc::clone(&self.load)));
         }
     }
 

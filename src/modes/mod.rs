@@ -9,7 +9,7 @@ mod session;
 use std::io::Write;
 
 use crate::Result;
-use crate::cli::Options;
+use crate::cli::{Options, Serve};
 
 /// Runs the chosen mode; the exit code is the process's.
 ///
@@ -22,7 +22,8 @@ pub fn run(options: Options) -> Result<u8> {
         Options::SessionRun(flags, program) => session::run(&flags, &program),
         Options::SessionList => session::list(),
         Options::SessionStop(name) => session::stop(&name),
-        Options::Serve => crate::launch::node::serve(),
+        Options::Serve(Serve { same: Some(hash) }) => crate::launch::agent::is_same(&hash),
+        Options::Serve(Serve { same: None }) => crate::launch::node::serve(),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Doctor(flags) => doctor::run(flags.json),
         Options::Completions(text) | Options::Help(text) => {

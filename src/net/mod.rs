@@ -4,7 +4,6 @@ pub mod auth;
 pub mod link;
 pub mod listen;
 pub mod memory_file;
-pub mod reduce;
 pub mod relay;
 pub mod replicate;
 pub mod seqpacket;

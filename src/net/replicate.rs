@@ -7,7 +7,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded};
 use rkyv::util::AlignedVec;
@@ -46,15 +45,11 @@ pub struct Log {
     postponed: RefCell<Vec<(u64, LogEntry)>>,
     next_child: Cell<Child>,
     stripes: u64,
-    /// Bytes sent to children, bodies only.
-    sent: Cell<u64>,
-    /// Time spent waiting for links to take bodies.
-    blocked: Cell<Duration>,
 }
 
 impl std::fmt::Debug for Log {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Log").field("sent", &self.sent.get()).finish_non_exhaustive()
+        f.debug_struct("Log").field("children", &self.children()).finish_non_exhaustive()
     }
 }
 
@@ -74,15 +69,7 @@ impl Log {
     pub fn new(root: bool, stripes: u8) -> Rc<Log> {
         let relay = if root { Relay::root(stripes, WINDOW) } else { Relay::replica(stripes, WINDOW) };
         let (wake, postponed, next_child) = (RefCell::default(), RefCell::default(), Cell::new(1));
-        Rc::new(Log {
-            relay: RefCell::new(relay),
-            wake,
-            postponed,
-            next_child,
-            stripes: stripes.into(),
-            sent: Cell::new(0),
-            blocked: Cell::default(),
-        })
+        Rc::new(Log { relay: RefCell::new(relay), wake, postponed, next_child, stripes: stripes.into() })
     }
 
     /// The stripe in which an entry travels.
@@ -90,19 +77,9 @@ impl Log {
         usize::try_from(seq % self.stripes).unwrap_or(0)
     }
 
-    /// What the links to the children took so far, in bytes per second: far more than they can where they did not have to wait.
-    pub fn rate(&self) -> f64 {
-        self.sent.get() as f64 / self.blocked.get().as_secs_f64().max(1e-6)
-    }
-
     /// Children being fed, once for each stripe.
     pub fn children(&self) -> usize {
         self.relay.borrow().children().count()
-    }
-
-    /// Bytes of bodies sent to children so far.
-    pub fn sent(&self) -> u64 {
-        self.sent.get()
     }
 
     /// At the root: adds a record. Bodies are hashed by the caller, on a thread of its own.
@@ -194,11 +171,8 @@ impl Log {
             match next {
                 Transmit::Entry { entry, .. } => {
                     let body = entry.body.map_or_else(Arc::default, |b| b.0);
-                    self.sent.set(self.sent.get() + body.len() as u64);
                     let packet = Packet { kind: Kind::Log, header: Arc::clone(&entry.header.header), body };
-                    let waiting = Instant::now();
                     outbox.send(packet).await.map_err(|_| LinkError::Closed)?;
-                    self.blocked.set(self.blocked.get() + waiting.elapsed());
                     // At the root, room in the window lets the readers go on.
                     self.notify();
                 }

@@ -55,6 +55,12 @@ impl<K: Hash + Eq + Clone, W: Eq> SingleFlight<K, W> {
         flight.map_or_else(Vec::new, |flight| flight.waiting)
     }
 
+    /// The requests whose keys match are on nobody's way any more; who waited for them has to ask again.
+    pub fn answer_if(&mut self, matches: impl Fn(&K) -> bool) {
+        self.flights.retain(|key, _| !matches(key));
+        self.trim();
+    }
+
     /// `who` is gone and waits for nothing any more. What only it asked for stays on its way.
     pub fn forget(&mut self, who: &W) {
         self.flights.values_mut().for_each(|flight| flight.waiting.retain(|waiting| waiting != who));

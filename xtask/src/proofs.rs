@@ -45,6 +45,13 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "late",
+        what: "300 libraries opened late, in an order that differs by rank: operations at the shared file system, and none asked for twice",
+        how: How::Test(&["--test", "late"], "three_hundred_libraries_opened_late"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
         name: "faults",
         what: "a thousand kills while a program is loaded over slow links",
         how: How::Test(&["--test", "loading_faults"], "a_thousand_killed_at_any_moment"),

@@ -21,7 +21,7 @@ use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
 use self::job::Job;
-use self::replica::{Replica, Uplink, feeders};
+use self::replica::{Replica, feeders};
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::{agent, keeper};
@@ -32,7 +32,7 @@ use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{AgentKind, Down, Enroll, Feeder, JobId, NodeId, Order, Report, Target};
+use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target};
 use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
@@ -291,13 +291,46 @@ impl Node {
         self.report(&Report::Lost { node: self.id, error: "its keeper on this node was killed".to_owned() }).await;
     }
 
+    async fn exited(&self, exits: &mut Vec<(JobId, Vec<Exit>)>) {
+        for (job, ranks) in exits.drain(..) {
+            self.report(&Report::Exited { job, ranks }).await;
+        }
+    }
+
     /// Passes on what the children report.
     async fn relay_up(self: Rc<Self>, events: Receiver<Event>) {
-        while let Ok(event) = events.recv().await {
+        let mut slowest = u64::MAX;
+        let mut exits: Vec<(JobId, Vec<Exit>)> = Vec::new();
+        loop {
+            let event = match events.try_recv() {
+                Ok(event) => event,
+                Err(_) => {
+                    self.exited(&mut exits).await;
+                    let Ok(event) = events.recv().await else { return };
+                    event
+                }
+            };
+            // What is said of a node is said behind the ends of its ranks.
+            if !matches!(event, Event::Report { report: Report::Exited { .. } | Report::Output { .. }, .. }) {
+                self.exited(&mut exits).await;
+            }
             match event {
+                // Ends that arrive together travel together.
+                Event::Report { report: Report::Exited { job, ranks }, .. } => {
+                    match exits.iter_mut().find(|(known, _)| *known == job) {
+                        Some((_, waiting)) => waiting.extend(ranks),
+                        None => exits.push((job, ranks)),
+                    }
+                }
                 Event::Report { report: Report::Want { path, need }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
-                Event::Report { packet, .. } => self.send_up(packet).await,
+                Event::Report { report: Report::Rate { rate }, .. } if rate >= slowest => {}
+                Event::Report { report, packet, .. } => {
+                    if let Report::Rate { rate } = report {
+                        slowest = rate;
+                    }
+                    self.send_up(packet).await;
+                }
                 Event::Log { child, packet } => {
                     let replica = self.replica.borrow().clone();
                     if let Some(replica) = replica {
@@ -381,13 +414,12 @@ impl Node {
     async fn join_log(self: &Rc<Self>, two_trees: bool, nodes: &[Feeder]) {
         let Some(store) = self.store.borrow_mut().take() else { return };
         let mapped = !rustix::process::geteuid().is_root();
-        let (replica, questions) = Replica::new(self.id, store, two_trees, mapped);
+        let (replica, questions) = Replica::new(self.id, store, two_trees, mapped, self.parent.clone());
         self.tasks.spawn(Rc::clone(self).ask(Rc::clone(&replica), questions)).detach();
         self.tasks.spawn(Rc::clone(&replica).apply(Rc::clone(self))).detach();
         let log: Vec<_> = self.fed.iter().map(|(_, receiver)| receiver.clone()).collect();
         for (stripe, feeders) in (0..).zip(feeders(self.id, two_trees, nodes)) {
-            let uplink = Uplink { outbox: self.parent.clone(), log: log.clone() };
-            self.tasks.spawn(Rc::clone(&replica).follow(stripe, feeders, self.key.clone(), uplink)).detach();
+            self.tasks.spawn(Rc::clone(&replica).follow(stripe, feeders, self.key.clone(), log.clone())).detach();
         }
         let (tasks, arrivals, feeder) = (Rc::clone(&self.tasks), self.arrivals.clone(), Rc::clone(&replica));
         self.tasks.spawn(async move { feed_arrivals(tasks, arrivals, feeder).await }).detach();

@@ -13,7 +13,7 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
-use crate::loader::catalog::{Catalog, is_below};
+use crate::loader::catalog::{Catalog, is_below, parent};
 use crate::loader::store::Store;
 use crate::loader::view::{DEADLINE, Identity, Setup, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
@@ -27,8 +27,8 @@ use crate::net::wire::hello::Purpose;
 use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
 
-/// A question that nobody answered is asked again after this long; the first may have been lost with a node.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// The same question goes up again after this long; views repeat theirs less often.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Pause between two rounds of attempts to find somebody who feeds us.
 const RETRY: Duration = Duration::from_millis(200);
 /// Without anybody who feeds us for this long, jobs that wait for files fail.
@@ -67,6 +67,19 @@ pub(super) struct Replica {
     told: Cell<u64>,
     /// When something was heard last of who feeds us, by stripe.
     fed: Vec<Cell<Instant>>,
+    pace: Cell<Pace>,
+    /// The control link to the parent.
+    parent: Sender<Packet>,
+}
+
+/// How fast content comes to this node.
+#[derive(Debug, Clone, Copy)]
+enum Pace {
+    Unknown,
+    /// The first body came then, and so many bytes since.
+    Timed(Instant, u64),
+    /// The root has been told.
+    Told,
 }
 
 /// The way from the view's threads to the node's task.
@@ -95,6 +108,7 @@ impl Replica {
         store: OwnedFd,
         two_trees: bool,
         mapped: bool,
+        parent: Sender<Packet>,
     ) -> (Rc<Replica>, Receiver<Question>) {
         let (ask, questions) = unbounded();
         let replica = Replica {
@@ -117,6 +131,8 @@ impl Replica {
             bytes: Cell::new(0),
             told: Cell::new(0),
             fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
+            pace: Cell::new(Pace::Unknown),
+            parent,
         };
         (Rc::new(replica), questions)
     }
@@ -195,7 +211,13 @@ impl Replica {
     }
 
     /// Follows the log in one stripe: from the nearest of our feeders that can be reached, at last over the control link.
-    pub(super) async fn follow(self: Rc<Self>, stripe: u8, feeders: Vec<Feeder>, key: SessionKey, parent: Uplink) {
+    pub(super) async fn follow(
+        self: Rc<Self>,
+        stripe: u8,
+        feeders: Vec<Feeder>,
+        key: SessionKey,
+        down: Vec<Receiver<Packet>>,
+    ) {
         // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
         let mut parent_feeds = false;
         loop {
@@ -204,7 +226,7 @@ impl Replica {
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
             }
             let before = self.log.next(stripe);
-            let ended = self.fed_by_parent(stripe, &parent).await;
+            let ended = self.fed_by_parent(stripe, &down).await;
             parent_feeds |= self.log.next(stripe) != before;
             if parent_feeds {
                 self.fed[usize::from(stripe)].set(Instant::now());
@@ -222,6 +244,10 @@ impl Replica {
         if let Err(error) = writer.send(&self.log.attachment(stripe)).await {
             return error;
         }
+        // On the same host there is no link, however little of the processors is left for us.
+        if feeder.addresses.iter().all(|address| address.starts_with("127.")) {
+            self.tell_rate(u64::MAX);
+        }
         loop {
             match self.receive(stripe, reader.receive_within()).await {
                 Ok(()) => {}
@@ -230,12 +256,13 @@ impl Replica {
         }
     }
 
-    async fn fed_by_parent(&self, stripe: u8, parent: &Uplink) -> LinkError {
-        if parent.outbox.send(self.log.attachment(stripe)).await.is_err() {
+    /// The control link as a way for the log; `down`: what comes down it, by stripe.
+    async fn fed_by_parent(&self, stripe: u8, down: &[Receiver<Packet>]) -> LinkError {
+        if self.parent.send(self.log.attachment(stripe)).await.is_err() {
             return LinkError::Closed;
         }
         loop {
-            let packet = async { parent.log[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
+            let packet = async { down[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
             match self.receive(stripe, packet.or(link::late(link::SILENCE, LinkError::Silent))).await {
                 Ok(()) => {}
                 Err(error) => return error,
@@ -256,6 +283,7 @@ impl Replica {
         let packet = next.await?;
         self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();
+        self.time(packet.body.len());
         let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
         match &logged.record {
             // Nobody upstream could rebuild it.
@@ -263,6 +291,29 @@ impl Replica {
             record => self.announce(record),
         }
         Ok(())
+    }
+
+    /// Tells once how fast content comes here: the root compresses where links are slow.
+    fn time(&self, body: usize) {
+        /// Bytes that tell: beyond the first body, which may have waited for its sender.
+        const TELLING: u64 = 1 << 20;
+        match self.pace.get() {
+            Pace::Unknown if body > 0 => self.pace.set(Pace::Timed(Instant::now(), 0)),
+            Pace::Unknown | Pace::Told => {}
+            Pace::Timed(since, bytes) => {
+                let bytes = bytes + body as u64;
+                self.pace.set(Pace::Timed(since, bytes));
+                if bytes >= TELLING {
+                    self.tell_rate((bytes as f64 / since.elapsed().as_secs_f64().max(1e-6)) as u64);
+                }
+            }
+        }
+    }
+
+    fn tell_rate(&self, rate: u64) {
+        if !matches!(self.pace.replace(Pace::Told), Pace::Told) {
+            let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
+        }
     }
 
     /// Makes the file for content that is coming, before its turn in the log: chunks are written as they arrive.
@@ -373,6 +424,10 @@ impl Replica {
         {
             let mut open = self.open_questions.borrow_mut();
             open.answer(&(path.clone(), Need::Attributes));
+            if matches!(record, Record::Dir { .. }) {
+                // What it says of its names may not be what the root had told of them before.
+                open.answer_if(|(asked, _)| parent(asked) == Some(path));
+            }
             if !matches!(record, Record::File { content: Supply::OnOpen, .. }) {
                 open.answer(&(path.clone(), Need::Content));
             }
@@ -397,13 +452,6 @@ impl Replica {
         self.broken.borrow_mut().get_or_insert_with(|| error.to_string());
         self.progress.replace(bounded(1));
     }
-}
-
-/// The control link to the parent as a way for the log.
-pub(super) struct Uplink {
-    pub(super) outbox: Sender<Packet>,
-    /// What came down it, by stripe.
-    pub(super) log: Vec<Receiver<Packet>>,
 }
 
 /// Who may feed a node, nearest first, for each stripe of the topology.

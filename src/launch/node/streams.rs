@@ -106,3 +106,53 @@ impl Streams {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use async_channel::bounded;
+
+    use super::*;
+
+    #[test]
+    fn everything_is_passed_on_until_all_streams_have_ended() {
+        let streams = Streams::new().unwrap();
+        let (complete, completed) = bounded::<()>(1);
+        let mut writers: Vec<File> = Vec::new();
+        for (rank, stream) in [(0, Stream::Out), (0, Stream::Err), (7, Stream::Out)] {
+            writers.push(streams.add(rank, stream).unwrap().into());
+        }
+        let heard = RefCell::new(Vec::new());
+        let pass =
+            async |rank, stream, bytes| heard.borrow_mut().push((rank, stream, String::from_utf8(bytes).unwrap()));
+        let write = async {
+            writers[2].write_all(b"seven").unwrap();
+            while heard.borrow().is_empty() {
+                smol::future::yield_now().await;
+            }
+            writers[0].write_all(b"out").unwrap();
+            writers[1].write_all(b"err").unwrap();
+            writers.clear();
+            complete.close();
+        };
+        let (relayed, ()) = smol::block_on(smol::future::zip(streams.relay(&completed, pass), write));
+        relayed.unwrap();
+        let mut heard = heard.take();
+        assert_eq!(heard.remove(0), (7, Stream::Out, "seven".to_owned()));
+        heard.sort_by_key(|(_, stream, _)| *stream as u32);
+        assert_eq!(heard, [(0, Stream::Out, "out".to_owned()), (0, Stream::Err, "err".to_owned())]);
+    }
+
+    #[test]
+    fn no_streams_end_when_no_more_will_come() {
+        let (complete, completed) = bounded::<()>(1);
+        let streams = Streams::new().unwrap();
+        let close = async {
+            smol::future::yield_now().await;
+            complete.close();
+        };
+        let none = async |_, _, _| panic!("nothing was written");
+        smol::block_on(smol::future::zip(streams.relay(&completed, none), close)).0.unwrap();
+    }
+}

@@ -91,11 +91,11 @@ impl View {
     /// What is known about `path`, or the question is parked. Parked with the catalog locked: what is applied afterwards wakes it.
     fn facts(&self, path: &[u8], question: Question, until: Instant) -> Option<(Facts, Question)> {
         let catalog = self.catalog();
-        let opens = matches!(question, Question::Open { .. });
+        let need = question.need();
         match catalog.lookup(path) {
             Known::Dir { attr, listing } => return Some((Facts::Dir(*attr, listing.clone()), question)),
             Known::Link { attr, target } => return Some((Facts::Link(*attr, target.into()), question)),
-            Known::File { content: Supply::OnOpen, .. } if opens => {}
+            Known::File { content: Supply::OnOpen, .. } if need == Need::Content => {}
             Known::File { attr, content } => return Some((Facts::File(*attr, content), question)),
             Known::Absent(e) => return Some((Facts::Absent(errno(e)), question)),
             Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),
@@ -104,7 +104,7 @@ impl View {
         let first = self.park(Key::Path(path.into()), question, until)?;
         drop(catalog);
         if first {
-            self.setup.upcall.want(path, if opens { Need::Content } else { Need::Attributes });
+            self.setup.upcall.want(path, need);
         }
         None
     }
@@ -118,7 +118,7 @@ impl View {
             question.refuse(Errno::EIO);
             return None;
         }
-        Some(parked.park(key, Waiting { question, until }))
+        Some(parked.park(key, Waiting { question, until, asked: Instant::now() }))
     }
 
     fn answer_about(&self, path: &[u8], question: Question, until: Instant) {

@@ -112,12 +112,6 @@ pub(super) fn top() -> FileAttr {
     of_record(&attr, super::inodes::TOP, &Identity::Exact)
 }
 
-/// `d_type` of a mode.
-pub(super) fn dirent_kind(mode: u32) -> u8 {
-    // The encodings differ by this shift (`IFTODT`).
-    u8::try_from((mode & S_IFMT) >> 12).unwrap_or(kind::UNKNOWN)
-}
-
 /// `d_type` of a FUSE type.
 pub(super) fn dirent_kind_of(file_type: FileType) -> u8 {
     match file_type {
@@ -137,7 +131,7 @@ pub(super) fn dirent_type(kind: u8) -> FileType {
 }
 
 fn file_type(mode: u32) -> FileType {
-    match dirent_kind(mode) {
+    match kind::of_mode(mode) {
         kind::DIR => FileType::Directory,
         kind::LNK => FileType::Symlink,
         kind::FIFO => FileType::NamedPipe,

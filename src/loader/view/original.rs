@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, Stat, Timespec, Timestamps, UT
 use rustix::io::{Errno, Result};
 
 use super::handles::Handle;
-use crate::loader::catalog::Listing;
+use crate::loader::catalog::{Listing, kind};
 
 /// `lstat(2)`.
 pub(super) fn stat(path: &[u8]) -> Result<Stat> {
@@ -39,7 +39,7 @@ pub(super) fn list(path: &[u8]) -> Result<Listing> {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
-            names.push((name.into(), super::attributes::dirent_kind(entry.file_type().as_raw_mode())));
+            names.push((name.into(), kind::of_mode(entry.file_type().as_raw_mode())));
         }
     }
     Ok(names)

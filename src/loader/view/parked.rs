@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fuser::{Errno, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen};
 
 use crate::loader::catalog::{Effects, parent};
+use crate::net::wire::control::Need;
 use crate::net::wire::record::FileId;
 
 /// A request with its reply, so that it can be asked again.
@@ -21,6 +22,11 @@ pub(super) enum Question {
 }
 
 impl Question {
+    /// What has to be known about its path.
+    pub(super) fn need(&self) -> Need {
+        if matches!(self, Question::Open { .. }) { Need::Content } else { Need::Attributes }
+    }
+
     pub(super) fn refuse(self, errno: Errno) {
         match self {
             Question::Lookup { reply, .. } => reply.error(errno),
@@ -42,6 +48,8 @@ pub(super) enum Key {
 pub(super) struct Waiting {
     pub(super) question: Question,
     pub(super) until: Instant,
+    /// When the root was asked last because of it.
+    pub(super) asked: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -70,6 +78,20 @@ impl Parked {
             keys.extend(self.waiting.keys().filter(below).cloned());
         }
         keys
+    }
+
+    /// The paths about which the root was asked longer ago than `patience`, and how: they are asked about now.
+    pub(super) fn repeat(&mut self, patience: Duration, now: Instant) -> Vec<(Box<[u8]>, Need)> {
+        let mut again = Vec::new();
+        for (key, queue) in &mut self.waiting {
+            let Key::Path(path) = key else { continue };
+            for waiting in queue.iter_mut().filter(|w| w.asked + patience <= now) {
+                waiting.asked = now;
+                again.push((path.clone(), waiting.question.need()));
+            }
+        }
+        again.dedup();
+        again
     }
 
     pub(super) fn take(&mut self, key: &Key) -> Vec<Waiting> {

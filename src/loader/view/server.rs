@@ -286,7 +286,7 @@ impl Filesystem for Server {
         }
         let rename = || {
             let (old, new) = (self.child(parent, name)?, self.child(newparent, newname)?);
-            let kind = attributes::dirent_kind(original::stat(&old)?.st_mode);
+            let kind = kind::of_mode(original::stat(&old)?.st_mode);
             let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
             match flags.is_empty() {
                 true => rustix::fs::renameat(CWD, &old, CWD, &new)?,
@@ -330,7 +330,7 @@ impl Filesystem for Server {
             match (path, handle.as_deref()) {
                 (Some(path), _) => {
                     let stat = original::stat(&path)?;
-                    self.0.note(&path, Change::Written(attributes::dirent_kind(stat.st_mode)));
+                    self.0.note(&path, Change::Written(kind::of_mode(stat.st_mode)));
                     Ok(stat)
                 }
                 (None, Some(Handle::Original { file, .. })) => rustix::fs::fstat(file),

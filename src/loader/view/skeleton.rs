@@ -36,6 +36,9 @@ pub use crate::net::wire::control::Need;
 /// How long a question should wait for the log, in general; see [`Setup::deadline`].
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// A question that the log does not answer is asked again after this long: it, or its answer, may have been lost with a node.
+const REPEAT: Duration = Duration::from_secs(10);
+
 /// The way up to the root. Both are called from FUSE threads and must not wait.
 pub trait Upcall: Send + Sync {
     /// The log is to say something about `path`.
@@ -265,7 +268,7 @@ impl View {
         if !matches!(catalog.lookup(path), Known::Absent(_)) {
             return false;
         }
-        let mut effects = catalog.found_here(path, attributes::dirent_kind(stat.st_mode), now());
+        let mut effects = catalog.found_here(path, kind::of_mode(stat.st_mode), now());
         drop(catalog);
         effects.stale.retain(|p| **p != *path);
         self.invalidate(effects.stale, true);
@@ -324,6 +327,9 @@ impl View {
                 self.answer(waiting.question, waiting.until);
             }
         }
+        for (path, need) in self.parked().repeat(REPEAT, Instant::now()) {
+            self.setup.upcall.want(&path, need);
+        }
         let expired = self.parked().expired(Instant::now());
         for (key, waiting) in expired {
             match &key {
@@ -344,7 +350,7 @@ impl View {
         drop(catalog);
         let is_dir = is_dir.unwrap_or_else(|| {
             self.inodes().of(path).is_some_and(|(_, node)| node.stable && node.is_dir())
-                && original::stat(path).is_ok_and(|s| attributes::dirent_kind(s.st_mode) == kind::DIR)
+                && original::stat(path).is_ok_and(|s| kind::of_mode(s.st_mode) == kind::DIR)
         });
         let mut inodes = self.inodes();
         let directory = parent(path).and_then(|d| inodes.of(d)).map(|(id, _)| id);

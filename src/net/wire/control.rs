@@ -169,6 +169,8 @@ pub enum Report {
     StdinTaken { job: JobId, node: NodeId },
     /// The node has the job's files (bytes received so far in this session) and starts its ranks.
     Loaded { job: JobId, node: NodeId, bytes: u64 },
+    /// How fast content comes to a node below, in bytes per second (`u64::MAX`: without a link); only the slowest are passed on.
+    Rate { rate: u64 },
     /// Nothing; keeps the link's watchdog content.
     Ping,
 }
