@@ -88,6 +88,9 @@ macro_rules! flags {
     /// capture this directory tree too (repeatable)
     #[argh(option)]
     pub prefix: Vec<PathBuf>,
+    /// never capture these, separated by commas: file names (gcc) or paths with all below them
+    #[argh(option)]
+    pub exclude: Option<String>,
     /// set or pass on an environment variable: VAR=VALUE or VAR (repeatable)
     #[argh(option, short = 'x')]
     pub env: Vec<String>,

@@ -116,6 +116,16 @@ fn late(count: usize, shapes: &[(usize, &str)]) {
             assert!(done.lines().iter().all(|line| *line == count.to_string()), "{}", done.text());
             eprintln!("{count} libraries, {hosts} hosts {flags}: {ops} operations, {misses} misses, then {again}");
             assert_eq!(again, 0, "{stats:#}");
+
+            // What is left alone, every host reads for itself.
+            let without =
+                format!("{flags} --exclude nothing,{}", Path::new(&libraries[7]).file_name().unwrap().display());
+            cluster.reset_ops().unwrap();
+            let (done, _) = run(&cluster, uid, &without, &list, cache.path());
+            assert!(done.lines().iter().all(|line| *line == count.to_string()), "{}", done.text());
+            for host in cluster.host_ops().unwrap().iter().filter(|host| host.host != "hpc1") {
+                assert!(host.ops.open >= 1, "{:?}", host.ops);
+            }
         }
     }
 }

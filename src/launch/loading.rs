@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub struct Needs {
 pub struct Wishes {
     /// `--prefix`.
     pub prefixes: Vec<PathBuf>,
+    /// `--exclude`.
+    pub excludes: Vec<Vec<u8>>,
     /// Arguments of the program: a script among them is as good as part of it.
     pub arguments: Vec<PathBuf>,
 }
@@ -200,6 +202,12 @@ pub fn resolve(
     env: &Environment,
     wishes: &Wishes,
 ) -> Result<Needs> {
+    // Of all jobs of a session, and before anything is found.
+    let canonical = |word: &Vec<u8>| match path(word).canonicalize() {
+        Ok(path) if word.contains(&b'/') => path.into_os_string().into_vec(),
+        _ => word.clone(),
+    };
+    source.capture(Capture { excludes: wishes.excludes.iter().map(canonical).collect(), ..Capture::default() });
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
     let mut trees = Vec::new();

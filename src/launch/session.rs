@@ -285,7 +285,7 @@ fn path(bytes: &[u8]) -> PathBuf {
 fn wishes(job: &JobSpec) -> Wishes {
     let cwd = path(&job.cwd);
     let arguments = job.argv.iter().skip(1).map(|word| cwd.join(path(word))).collect();
-    Wishes { prefixes: job.prefixes.iter().map(|p| path(p)).collect(), arguments }
+    Wishes { prefixes: job.prefixes.iter().map(|p| path(p)).collect(), arguments, excludes: job.excludes.clone() }
 }
 
 /// What an interpreter is to run: two programs with the same interpreter load different things.
@@ -300,7 +300,7 @@ fn subject(job: &JobSpec, wishes: &Wishes) -> Vec<Vec<u8>> {
 
 /// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.
 pub fn may_share(job: &JobSpec) -> bool {
-    let Wishes { prefixes, arguments } = wishes(job);
+    let Wishes { prefixes, arguments, .. } = wishes(job);
     let env = closure_environment(job);
     let python = variable(job, "PYTHONPATH");
     let lists = [env.library_path, env.preload, python].into_iter().flatten();

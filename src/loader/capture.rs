@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
 
-use super::catalog::{is_below, is_code, parent};
+use super::catalog::{file_name, is_below, is_code, parent};
 
 /// Any other file is captured up to this size where a whole tree is captured: data that packages carry.
 const DATA_MAX: u64 = 16 << 20;
@@ -53,14 +53,22 @@ pub fn is_shared_type(kind: i64) -> bool {
 pub struct Capture {
     /// Trees that are captured whole (Python's own, `--prefix`).
     pub trees: Vec<Vec<u8>>,
+    /// File names, and absolute paths with all below them, that are left to each node.
+    pub excludes: Vec<Vec<u8>>,
     /// Tests and demonstrations on one machine treat these as shared, too.
     pub shared: Vec<Vec<u8>>,
 }
 
 impl Capture {
+    /// Whether a path is left alone, with all below it.
+    pub fn excludes(&self, path: &[u8]) -> bool {
+        let name = file_name(path);
+        self.excludes.iter().any(|word| **word == *name || **word == *path || is_below(path, word))
+    }
+
     /// Whether the content of this regular file goes through the tree.
     pub fn takes(&self, path: &[u8], mode: u32, size: u64) -> bool {
-        let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        let name = file_name(path);
         let code = is_code(name) || mode & 0o111 != 0;
         let data = size <= DATA_MAX && self.trees.iter().any(|tree| is_below(path, tree));
         size <= FILE_MAX && (code || data)
@@ -130,6 +138,17 @@ mod tests {
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(of(&many), ["/s/app"]);
         assert_eq!(of(&["/a/x", "/b/x", "/c/x", "/d/x", "/e/x"]).len(), 5, "never a whole top directory");
+    }
+
+    #[test]
+    fn what_is_excluded_is_left_alone_with_all_below_it() {
+        let capture = Capture { excludes: vec![b"gcc".to_vec(), b"/s/intel".to_vec()], ..Capture::default() };
+        for path in ["/s/bin/gcc", "/s/intel", "/s/intel/lib/libx.so"] {
+            assert!(capture.excludes(path.as_bytes()), "{path}");
+        }
+        for path in ["/s/bin/gcc-12", "/s/intel2/libx.so", "/s"] {
+            assert!(!capture.excludes(path.as_bytes()), "{path}");
+        }
     }
 
     #[test]

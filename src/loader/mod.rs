@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod capture;
 pub mod catalog;
+pub mod chunk;
 pub mod closure;
 pub mod elf;
 pub mod hints;

@@ -22,6 +22,7 @@ use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
 use super::catalog::{file_name, is_below, join, kind, parent};
+use super::chunk;
 use super::hints::Hint;
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
 use super::python::{Guess, Imports};
@@ -33,9 +34,7 @@ use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Rec
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
 /// Chunks that wait for the log, at most.
-const CHUNKS: usize = 16;
-/// zstd's fast end: on real libraries it halves and more at hundreds of megabytes a second.
-const LEVEL: i32 = 1;
+const CHUNKS: usize = 8;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
 /// A question about what was told less long ago has crossed its answer. To another one the answer was lost, with a node on its way or
@@ -286,6 +285,7 @@ impl Source {
         let mut rule = self.capture.write().unwrap_or_else(PoisonError::into_inner);
         rule.trees.extend(more.trees);
         rule.shared.extend(more.shared);
+        rule.excludes.extend(more.excludes);
     }
 
     /// A job runs Python: from now on what it imports is guessed.
@@ -381,7 +381,7 @@ impl Source {
 
     /// Says a path anew if it is not what the log says any more.
     fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
-        let Some(known) = self.state().told(path) else { return };
+        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
         self.operation();
         let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
         let mut state = self.state();
@@ -530,6 +530,9 @@ impl Source {
 
     /// Says what a path is.
     fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
+        if self.excludes(path) {
+            return self.leave_alone(path, Described::Absent);
+        }
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation();
@@ -584,12 +587,19 @@ impl Source {
                     Err(_) => self.pass_through(path, &stat),
                 }
             }
-            // It is there, but the log has no words for it.
-            _ => {
-                self.state().tell(path, Described::Whole(version(&stat)));
-                self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
-            }
+            // The log has no words for it.
+            _ => self.leave_alone(path, Described::Whole(version(&stat))),
         }
+    }
+
+    fn excludes(&self, path: &[u8]) -> bool {
+        self.capture.read().unwrap_or_else(PoisonError::into_inner).excludes(path)
+    }
+
+    /// Every node looks for itself, each time.
+    fn leave_alone(&self, path: &[u8], what: Described) {
+        self.state().tell(path, what);
+        self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
     }
 
     /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
@@ -727,13 +737,12 @@ impl Source {
 
     fn encode(&self, raw: &mut Vec<u8>) -> (Codec, Vec<u8>) {
         // What does not shrink by an eighth is not worth every node's time.
-        if self.compress.load(Ordering::Relaxed)
-            && let Ok(small) = zstd::bulk::compress(raw, LEVEL)
-            && small.len() < raw.len() - raw.len() / 8
-        {
-            return (Codec::Zstd, small);
+        let worth_it = |small: &Vec<u8>| small.len() < raw.len() - raw.len() / 8;
+        let small = if self.compress.load(Ordering::Relaxed) { chunk::compress(raw).filter(worth_it) } else { None };
+        match small {
+            Some(small) => (Codec::Zstd, small),
+            None => (Codec::Raw, std::mem::take(raw)),
         }
-        (Codec::Raw, std::mem::take(raw))
     }
 
     /// Reads a chunk again for a node that fell behind; `None` when the file is no longer what it was.
@@ -755,8 +764,11 @@ impl Source {
         let mut body = vec![0; len as usize];
         let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
         self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
-        let record = Record::Chunk { file: id, offset, len, codec: Codec::Raw };
-        (got == body.len()).then_some((record, body))
+        if got < body.len() {
+            return None;
+        }
+        let (codec, body) = self.encode(&mut body);
+        Some((Record::Chunk { file: id, offset, len, codec }, body))
     }
 }
 
@@ -809,9 +821,9 @@ impl Probe for Preload {
     fn open(&self, path: &Path) -> io::Result<Opened<File>> {
         let opened = FileSystem.open(path)?;
         let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
-        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) {
+        let path = opened.canonical.as_os_str().as_bytes();
+        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
             self.source.operation();
-            let path = opened.canonical.as_os_str().as_bytes();
             if let Some((id, version)) = self.source.begin(path, &opened.stat) {
                 self.source.transfer(id, path, &opened.file, version, 1, Some(&self.load));
             }

@@ -88,6 +88,7 @@ macro_rules! spec {
                 keep_going: $flags.keep_going,
                 view: $flags.view != $crate::cli::View::None,
                 prefixes: $flags.prefix.iter().map(|d| job::bytes(&here.own.join(d))).collect(),
+                excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
@@ -110,6 +111,13 @@ impl Here {
         let own = env::current_dir().op("find the working directory")?;
         let job = cwd.map_or_else(|| own.clone(), |d| own.join(d));
         Ok(Here { own, job })
+    }
+
+    /// The words of `--exclude`: names as they are, paths absolute.
+    pub(super) fn excludes(&self, list: &str) -> Vec<Vec<u8>> {
+        let words = list.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let whole = |word: &str| if word.contains('/') { bytes(&self.own.join(word)) } else { word.into() };
+        words.map(whole).collect()
     }
 
     /// The program as an absolute path, found as a shell would. A path that does not exist here may exist on the nodes.

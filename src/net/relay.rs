@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use thiserror::Error;
 
 /// Default for the bytes of bodies that a node holds for its children.
-pub const WINDOW: usize = 64 << 20;
+pub const WINDOW: usize = 6 << 20;
 
 /// What a body costs while it is held, in bytes. Cloning a body must be cheap (an `Arc`).
 pub trait Weight {

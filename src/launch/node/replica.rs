@@ -14,6 +14,7 @@ use smol::future::FutureExt;
 
 use super::Node;
 use crate::loader::catalog::{Catalog, is_below, parent};
+use crate::loader::chunk;
 use crate::loader::store::Store;
 use crate::loader::view::{DEADLINE, Identity, Setup, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
@@ -469,10 +470,7 @@ fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
     let Some(body) = &entry.body else { return Ok(()) };
     match codec {
         Codec::Raw => store.write_chunk(file, offset, &body.0),
-        Codec::Zstd => {
-            let raw = zstd::bulk::decompress(&body.0, len as usize).map_err(|e| Error::new("decompress a chunk", e))?;
-            store.write_chunk(file, offset, &raw)
-        }
+        Codec::Zstd => store.write_chunk(file, offset, &chunk::decompress(&body.0, len)?),
     }
 }
 
@@ -484,17 +482,24 @@ impl FeedsLog for Replica {
 
 impl Rebuild for Replica {
     async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
-        let Record::Chunk { file, offset, len, .. } = *record else { return None };
+        let Record::Chunk { file, offset, len, codec } = *record else { return None };
         if self.lost.borrow().contains(&file) {
             return None;
         }
         let store = Arc::clone(&self.store);
         let read = move || {
             let mut body = vec![0; len as usize];
-            (store.read_at(file, offset, &mut body).ok()? == body.len()).then_some(body)
+            if store.read_at(file, offset, &mut body).ok()? < body.len() {
+                return None;
+            }
+            // As it came, so that a slow link gets no more to carry than others.
+            match codec {
+                Codec::Zstd => Some((codec, chunk::compress(&body)?)),
+                Codec::Raw => Some((codec, body)),
+            }
         };
-        let body = smol::unblock(read).await?;
-        Some((Record::Chunk { file, offset, len, codec: Codec::Raw }, body))
+        let (codec, body) = smol::unblock(read).await?;
+        Some((Record::Chunk { file, offset, len, codec }, body))
     }
 }
 

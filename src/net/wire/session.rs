@@ -28,6 +28,8 @@ pub struct JobSpec {
     pub view: bool,
     /// Directories to capture besides those of the closure; absolute.
     pub prefixes: Vec<Vec<u8>>,
+    /// File names, or absolute paths with all below them, that are never captured.
+    pub excludes: Vec<Vec<u8>>,
     /// Where to write the statistics; absolute.
     pub stats: Option<Vec<u8>>,
     pub quiet: bool,
