@@ -8,6 +8,7 @@
 mod bodies;
 
 use std::panic::catch_unwind;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -51,6 +52,19 @@ fn frames() -> Vec<Vec<u8>> {
     ]
 }
 
+/// Source text, and a module of the standard library as the machine's interpreter compiled it, in every dialect.
+fn modules() -> Vec<Vec<u8>> {
+    let source = "import os, a.b as c\nfrom . import (x,\n  y)\ndef f():\n    from ..z import *\n";
+    let mut seeds = vec![source.as_bytes().to_vec()];
+    let question = "import json, sys; sys.stdout.buffer.write(open(json.__cached__, 'rb').read())";
+    let compiled = Command::new("python3").args(["-c", question]).output().map(|done| done.stdout).unwrap_or_default();
+    if compiled.len() > 16 {
+        // Python 3.8 and 3.10 to 3.13.
+        seeds.extend([3413_u16, 3439, 3495, 3531, 3571].map(|magic| [&magic.to_le_bytes(), &compiled[2..]].concat()));
+    }
+    seeds
+}
+
 fn seeds(name: &str) -> Vec<Vec<u8>> {
     let texts = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
     let files = |paths: &[&str]| paths.iter().filter_map(|path| std::fs::read(path).ok()).collect::<Vec<_>>();
@@ -68,6 +82,7 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
             [texts(&["#!/usr/bin/env -S python3 -u\n"]), files(&["/bin/true", "/lib64/ld-linux-x86-64.so.2"])].concat()
         }
         "ldcache" => files(&["/etc/ld.so.cache"]),
+        "python" => modules(),
         "hostlist" => texts(&["n[01-04,7]:2,login1", "r[1-3]c[001-020]^r2c[5-9],user@x:4", "a,b,a,[1-2]x"]),
         _ => texts(&["n1 slots=4 max_slots=8 # x\n4/n2\nn[3-5]:2\n\nn6\nn6\n"]),
     };
@@ -152,6 +167,11 @@ fn elf() {
 #[test]
 fn ldcache() {
     slice("ldcache");
+}
+
+#[test]
+fn python() {
+    slice("python");
 }
 
 #[test]

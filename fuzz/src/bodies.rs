@@ -5,8 +5,10 @@ use std::ffi::OsStr;
 use hpcrt::launch::{fold, hostfile, hostlist};
 use hpcrt::loader::arch::{self, Cpu};
 use hpcrt::loader::elf::Elf;
+use hpcrt::loader::imports;
 use hpcrt::loader::ldcache::LdCache;
 use hpcrt::loader::ldso::Ldso;
+use hpcrt::loader::prefetch::Prefetch;
 use hpcrt::loader::script::Shebang;
 use hpcrt::net::auth::{Handshake, SessionKey};
 use hpcrt::net::wire::control::{Down, Report};
@@ -17,11 +19,12 @@ use hpcrt::net::wire::log::LogFrame;
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 6] = [
+pub const ALL: [(&str, fn(&[u8])); 7] = [
     ("frame", frame),
     ("hello", hello),
     ("elf", elf),
     ("ldcache", ldcache),
+    ("python", python),
     ("hostlist", hostlist),
     ("hostfile", hostfile),
 ];
@@ -86,6 +89,22 @@ pub fn ldcache(bytes: &[u8]) {
     for cpu in processors() {
         for name in ["libc.so.6", "", "x"] {
             let _ = cache.lookup(OsStr::new(name), &cpu);
+        }
+    }
+}
+
+/// A Python module, as source and as bytecode, and what is looked for because of it.
+pub fn python(bytes: &[u8]) {
+    let directory = "/p/a/b";
+    for name in ["m.py", "m.pyc"] {
+        let path = format!("{directory}/{name}").into_bytes();
+        let mut prefetch = Prefetch::default();
+        prefetch.add_search(directory.as_bytes());
+        prefetch.handle_listing(directory.as_bytes(), [(b"os".to_vec(), 4), (b"x.py".to_vec(), 8)].into_iter());
+        prefetch.handle_module(&path, imports::of_module(&path, bytes));
+        for guess in prefetch.poll_guesses() {
+            let within = guess.path.strip_prefix(directory.as_bytes()).expect("nothing else is of interest");
+            assert!(!within.split(|b| *b == b'/').any(|part| part == b".."), "{guess:?}");
         }
     }
 }

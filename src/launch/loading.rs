@@ -19,7 +19,8 @@ use super::subtree::Arrivals;
 use crate::Result;
 use crate::error::Context;
 use crate::loader::capture::{self, Capture};
-use crate::loader::closure::{self, Environment};
+use crate::loader::closure::{self, Environment, How};
+use crate::loader::elf;
 use crate::loader::source::{Finding, Preload, READERS, Source};
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
@@ -210,12 +211,15 @@ pub fn resolve(
     source.capture(Capture { excludes: wishes.excludes.iter().map(canonical).collect(), ..Capture::default() });
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
-    let mut trees = Vec::new();
-    let closure = closure::resolve(preload, env, program, |object, _| {
-        trees.extend(capture::python_trees(&object.canonical));
+    let (mut pythons, mut scripts) = (Vec::new(), Vec::new());
+    let closure = closure::resolve(preload, env, program, |object, file| {
+        pythons.extend(capture::python_trees(&object.canonical));
         if source.shares_device(object.inode.0, &object.canonical) {
             needs.bytes += object.size;
             directories.insert(directory_of(&object.canonical));
+            if object.how == How::Script {
+                scripts.push((object.canonical.clone(), elf::read_up_to(&file, 0, CHUNK_MAX).ok()));
+            }
         }
     });
     let closure = match closure {
@@ -234,10 +238,8 @@ pub fn resolve(
             directories.insert(listing.canonical.as_os_str().as_bytes().to_vec());
         }
     }
-    if !trees.is_empty() {
-        source.expect_python();
-    }
-    trees.extend(capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec()));
+    let environment = capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec());
+    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).collect();
     for prefix in &wishes.prefixes {
         let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
         trees.push(prefix.as_os_str().as_bytes().to_vec());
@@ -249,10 +251,25 @@ pub fn resolve(
         let Ok(canonical) = argument.canonicalize() else { continue };
         if source.shares(&canonical) {
             directories.insert(directory_of(&canonical));
-            preload.path(&canonical, Need::Content);
+            scripts.push((canonical, None));
         }
     }
-    source.capture(Capture { trees, ..Capture::default() });
+    source.capture(Capture { trees: trees.clone(), ..Capture::default() });
+    if !pythons.is_empty() {
+        source.prefetch(|prefetch| {
+            scripts.iter().for_each(|(script, _)| prefetch.add_search(&directory_of(script)));
+            // An environment hides the packages of its installation.
+            for tree in &trees {
+                prefetch.add_tree(tree, environment.is_none() || !pythons.contains(tree));
+            }
+        });
+    }
+    for (script, read) in scripts {
+        match read {
+            Some(content) => source.handle_module(script.as_os_str().as_bytes(), &content),
+            None => preload.path(&script, Need::Content),
+        }
+    }
     needs.roots = capture::roots(directories);
     for root in &needs.roots {
         preload.path(path(root), Need::Attributes);

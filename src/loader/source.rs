@@ -2,45 +2,49 @@
 //!
 //! Questions and files wait in one queue that a few threads serve, so that the file system's latency overlaps; what they find goes into
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
-//! once, however many ask. What a Python program will probably import is looked at when there is no question to answer.
+//! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
-use rustix::fs::{AtFlags, Mode, Stat, StatxFlags, statx};
+use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
-use smol::future::FutureExt;
 
 use super::capture::{self, Capture};
-use super::catalog::{file_name, is_below, join, kind, parent};
+use super::catalog::{file_name, is_below, is_code, join, kind};
 use super::chunk;
+use super::elf::Elf;
 use super::hints::Hint;
+use super::imports;
+use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Listing, Names, Opened, Probe};
-use super::python::{Guess, Imports};
+use super::told::{Described, State};
+use super::version::{Version, attr, current, version};
+use super::work_queue::WorkQueue;
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
-use crate::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
+use crate::net::wire::record::{CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
+/// Of these, at most so many read what nobody has asked for yet.
+const GUESSERS: usize = 6;
+/// Bytes of one file, and of all files of a session, that are read before anybody asks.
+const GUESSED_FILE_MAX: u64 = 64 << 20;
+const GUESSED_MAX: u64 = 1 << 30;
 /// Chunks that wait for the log, at most.
 const CHUNKS: usize = 8;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
-/// A question about what was told less long ago has crossed its answer. To another one the answer was lost, with a node on its way or
-/// because what the node forgot since is more than it had to: it is told again.
-const CROSSED: Duration = Duration::from_secs(5);
-
 /// Whether what the nodes send each other is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
@@ -82,16 +86,6 @@ pub struct Counters {
     pub misses: AtomicU64,
 }
 
-/// A version of a file: these together do not stay the same when it changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
-    dev: u64,
-    ino: u64,
-    size: u64,
-    mtime: (i64, u32),
-    ctime: (i64, u32),
-}
-
 #[derive(Debug)]
 enum Work {
     Guess(Guess),
@@ -107,103 +101,6 @@ struct Load {
     open: AtomicUsize,
 }
 
-/// What the log says of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Described {
-    /// That there is nothing, or something it has no words for.
-    Absent,
-    /// Everything but content: that is read in the original.
-    Whole(Version),
-    /// A file's attributes ([`Supply::OnOpen`]).
-    Offered(Version),
-    /// A file of which it has or will have the content.
-    Content(Version, FileId),
-}
-
-impl Described {
-    fn version(self) -> Option<Version> {
-        match self {
-            Described::Absent => None,
-            Described::Whole(version) | Described::Offered(version) | Described::Content(version, _) => Some(version),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Told {
-    what: Described,
-    said: Instant,
-    /// When it was said, or compared with the shared file system, last.
-    at: Instant,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    next: FileId,
-    /// Paths that the log describes.
-    described: HashMap<Vec<u8>, Told>,
-    /// The most that was asked for of each path.
-    asked: HashMap<Vec<u8>, Need>,
-    /// Directories that the log lists, as it does.
-    listed: HashMap<Vec<u8>, Names>,
-    /// Paths that a reader is looking at, with the changes that were heard of meanwhile: what it found may be older, and stands in the log
-    /// behind them, so they are said again.
-    describing: HashMap<Vec<u8>, Vec<(Vec<u8>, Option<u8>)>>,
-    /// Whether hosts share what lies on a device.
-    devices: HashMap<u64, bool>,
-    warnings: Vec<String>,
-}
-
-impl State {
-    /// Whether somebody has to look because of this question, the first of its kind. Notes it.
-    fn is_news(&mut self, path: &[u8], need: Need) -> bool {
-        match self.told(path) {
-            Some(Described::Offered(_)) if need == Need::Content => {}
-            Some(_) => return false,
-            None => {}
-        }
-        match self.asked.get_mut(path) {
-            Some(asked) => std::mem::replace(asked, need.max(*asked)) < need,
-            None => self.asked.insert(path.to_vec(), need).is_none(),
-        }
-    }
-
-    fn told(&self, path: &[u8]) -> Option<Described> {
-        self.described.get(path).map(|told| told.what)
-    }
-
-    fn tell(&mut self, path: &[u8], what: Described) {
-        let now = Instant::now();
-        self.described.insert(path.to_vec(), Told { what, said: now, at: now });
-    }
-
-    fn still(&mut self, path: &[u8]) {
-        if let Some(told) = self.described.get_mut(path) {
-            told.at = Instant::now();
-        }
-    }
-
-    /// Whether a node asks for what it should have heard.
-    fn is_unheard(&mut self, path: &[u8], need: Need) -> bool {
-        match self.described.get_mut(path) {
-            Some(Told { what: Described::Offered(_), .. }) if need == Need::Content => false,
-            Some(told) if told.at.elapsed() >= CROSSED => {
-                told.at = Instant::now();
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.
-    fn forget(&mut self, path: &[u8]) {
-        let keeps = |known: &Vec<u8>| known != path && !is_below(known, path);
-        self.described.retain(|known, _| keeps(known));
-        self.asked.retain(|known, _| keeps(known));
-        self.listed.retain(|known, _| keeps(known));
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Source {
@@ -212,12 +109,11 @@ pub struct Source {
     room: (Sender<()>, Receiver<()>),
     /// Closed when the first file is captured.
     begun: (Sender<()>, Receiver<()>),
-    queue: Sender<Work>,
-    /// What will probably be asked for; served when the queue is empty.
-    ahead: Sender<Guess>,
-    /// Once a Python program is among the jobs.
-    imports: OnceLock<Mutex<Imports>>,
+    queue: Arc<WorkQueue<Work>>,
     state: Mutex<State>,
+    prefetch: Mutex<Prefetch>,
+    /// Bytes of the files that were guessed.
+    guessed: AtomicU64,
     capture: RwLock<Capture>,
     compress: AtomicBool,
     /// Nobody has said yet whether to compress.
@@ -233,29 +129,27 @@ impl Source {
     /// No thread can be started.
     pub fn start(compression: Compression, readers: usize) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
-        let (queue, work) = unbounded();
-        let (ahead, guesses) = unbounded();
+        let queue = Arc::new(WorkQueue::new());
         let room = bounded(CHUNKS);
-        let (state, capture, counters) = Default::default();
+        let (state, prefetch, guessed, capture, counters) = Default::default();
         let this = Arc::new(Source {
             findings,
             room,
             begun: bounded(1),
-            queue,
-            ahead,
-            imports: OnceLock::new(),
+            queue: Arc::clone(&queue),
             state,
+            prefetch,
+            guessed,
             capture,
             compress: AtomicBool::new(compression == Compression::Always),
             undecided: AtomicBool::new(compression == Compression::Auto),
             loads: AtomicU32::new(1),
             counters,
         });
-        for _ in 0..readers {
-            let (this, work, guesses) = (Arc::downgrade(&this), work.clone(), guesses.clone());
+        for reader in 0..readers {
+            let (this, queue) = (Arc::downgrade(&this), Arc::clone(&queue));
             let serve = move || {
-                let guess = async || guesses.recv().await.map(Work::Guess);
-                while let Ok(work) = smol::block_on(work.recv().or(guess()))
+                while let Some(work) = queue.pop(reader < GUESSERS)
                     && let Some(this) = this.upgrade()
                 {
                     this.serve(work);
@@ -288,16 +182,23 @@ impl Source {
         rule.excludes.extend(more.excludes);
     }
 
-    /// A job runs Python: from now on what it imports is guessed.
-    pub fn expect_python(&self) {
-        let _ = self.imports.set(Mutex::default());
+    /// Tells something to who knows what Python programs ask for next, and queues what he says. Returns what `tell` does.
+    pub fn prefetch<T>(&self, tell: impl FnOnce(&mut Prefetch) -> T) -> T {
+        let mut prefetch = self.prefetch.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = tell(&mut prefetch);
+        let guesses = prefetch.poll_guesses();
+        if !guesses.is_empty() {
+            // With the lock: what was told last is what the program comes to first.
+            self.queue.push_ahead(guesses.into_iter().map(Work::Guess));
+        }
+        told
     }
 
-    fn guess(&self, guesses: impl FnOnce(&mut Imports) -> Vec<Guess>) {
-        let Some(imports) = self.imports.get() else { return };
-        let guesses = guesses(&mut imports.lock().unwrap_or_else(PoisonError::into_inner));
-        for guess in guesses {
-            let _ = self.ahead.try_send(guess);
+    /// Follows the imports of a module or a script.
+    pub fn handle_module(&self, path: &[u8], content: &[u8]) {
+        if self.prefetch(|prefetch| prefetch.is_active()) {
+            let imports = imports::of_module(path, content);
+            self.prefetch(|prefetch| prefetch.handle_module(path, imports));
         }
     }
 
@@ -328,7 +229,13 @@ impl Source {
     }
 
     fn ask(&self, path: Vec<u8>, need: Need, job: Option<Arc<Load>>) {
-        if self.state().is_news(&path, need) {
+        let mut state = self.state();
+        let is_news = state.is_news(&path, need);
+        if need == Need::Content {
+            state.want(&path);
+        }
+        drop(state);
+        if is_news {
             self.enqueue(Work::Describe { path, need, job });
         }
     }
@@ -340,18 +247,13 @@ impl Source {
         {
             job.open.fetch_add(1, Ordering::SeqCst);
         }
-        self.queue.try_send(work).expect("the queue is unbounded and its readers live as long as this");
+        self.queue.push(work);
     }
 
     /// A node says that a job changed `path`.
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
         let mut state = self.state();
-        state.forget(&path);
-        for (seen, overtaken) in &mut state.describing {
-            if *seen == path || is_below(seen, &path) || parent(&path) == Some(seen) {
-                overtaken.push((path.clone(), exists));
-            }
-        }
+        state.change(&path, exists);
         // With the lock: who asks after this is answered behind it.
         self.find(Record::Changed { path, exists }, Vec::new());
     }
@@ -374,7 +276,10 @@ impl Source {
     pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
         let state = self.state();
         let of = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
+        // Looking at a library means to load it, and this one was only offered: a guess that nobody asked for.
+        let unasked = |path: &[u8], what| matches!(what, Described::Offered(_)) && capture::is_loaded(file_name(path));
         let told = state.described.iter().filter(|(path, told)| told.said >= begun && of(path));
+        let told = told.filter(|(path, told)| !unasked(path, told.what));
         let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
         told.map(|(path, told)| (path.clone(), need(told.what))).collect()
     }
@@ -473,23 +378,17 @@ impl Source {
 
     fn serve(&self, work: Work) {
         match work {
-            Work::Guess(guess) => {
-                let (path, need) = match guess {
-                    Guess::Attributes(path) => (path, Need::Attributes),
-                    Guess::Content(path) => (path, Need::Content),
-                };
+            Work::Guess(Guess { path, need }) => self.look(&path, |look| {
                 // It may have been asked for since it was guessed.
                 if self.state().is_news(&path, need) {
-                    self.serve(Work::Describe { path, need, job: None });
+                    match need {
+                        Need::Content if !self.excludes(&path) => self.read_ahead(&path, look),
+                        _ => self.describe(&path, need, None),
+                    }
                 }
-            }
+            }),
             Work::Describe { path, need, job } => {
-                self.state().describing.insert(path.clone(), Vec::new());
-                self.describe(&path, need, job.as_ref());
-                let overtaken = self.state().describing.remove(&path).unwrap_or_default();
-                for (path, exists) in overtaken {
-                    self.changed(path, exists);
-                }
+                self.look(&path, |_| self.describe(&path, need, job.as_ref()));
                 self.done(job.as_ref());
             }
             Work::Compare { path, job } => {
@@ -500,6 +399,16 @@ impl Source {
                 self.transfer(id, &path, &file, version, tries, job.as_ref());
                 self.done(job.as_ref());
             }
+        }
+    }
+
+    /// Looks at a path, then says again what changed meanwhile.
+    fn look(&self, path: &[u8], look: impl FnOnce(u64)) {
+        let number = self.state().begin_look(path);
+        look(number);
+        let overtaken = self.state().end_look(number);
+        for (path, exists) in overtaken {
+            self.changed(path, exists);
         }
     }
 
@@ -563,11 +472,7 @@ impl Source {
                 }
             }
             rustix::fs::FileType::RegularFile => {
-                let takes = {
-                    let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
-                    rule.takes(path, stat.st_mode, u64::try_from(stat.st_size).unwrap_or(0))
-                };
-                if !takes {
+                if !self.takes(path, &stat) {
                     return self.pass_through(path, &stat);
                 }
                 if need == Need::Attributes && !capture::is_loaded(file_name(path)) {
@@ -590,6 +495,35 @@ impl Source {
             // The log has no words for it.
             _ => self.leave_alone(path, Described::Whole(version(&stat))),
         }
+    }
+
+    /// Reads a file that nobody has asked for yet; in this thread, so that some are left for questions.
+    fn read_ahead(&self, path: &[u8], look: u64) {
+        let name = Path::new(std::ffi::OsStr::from_bytes(path));
+        self.operation();
+        let opened = FileSystem.open(name).ok().filter(|opened| {
+            let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
+            regular && opened.canonical == name && self.takes(path, &opened.stat)
+        });
+        let Some(opened) = opened else { return self.describe(path, Need::Content, None) };
+        let size = opened.size();
+        if size > GUESSED_FILE_MAX || self.guessed.fetch_add(size, Ordering::Relaxed) + size > GUESSED_MAX {
+            let mut state = self.state();
+            if !state.is_wanted(look) {
+                // Too much for a guess: from now on it is news when somebody asks for it.
+                state.asked.insert(path.to_vec(), Need::Attributes);
+                drop(state);
+                return self.offer(path, &opened.stat);
+            }
+        }
+        if let Some((id, version)) = self.begin(path, &opened.stat) {
+            self.transfer(id, path, &opened.file, version, 1, None);
+        }
+    }
+
+    fn takes(&self, path: &[u8], stat: &Stat) -> bool {
+        let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
+        rule.takes(path, stat.st_mode, u64::try_from(stat.st_size).unwrap_or(0))
     }
 
     fn excludes(&self, path: &[u8]) -> bool {
@@ -627,7 +561,8 @@ impl Source {
     }
 
     fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
-        self.guess(|imports| imports.handle_listing(path, names.keys().map(|name| name.as_bytes())));
+        let entries = names.iter().map(|(name, kind)| (name.as_bytes().to_vec(), *kind));
+        self.prefetch(|prefetch| prefetch.handle_listing(path, entries));
         let kinds = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
         let mut state = self.state();
         state.tell(path, Described::Whole(version(stat)));
@@ -684,6 +619,12 @@ impl Source {
         if let Err(errno) = self.read(id, path, file, version) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
             self.unsteady(path, errno, tries, job);
+        } else if is_code(file_name(path))
+            && !imports::is_module(path)
+            && self.prefetch(|prefetch| prefetch.is_active())
+            && let Ok(elf) = Elf::read(file, None)
+        {
+            self.prefetch(|prefetch| prefetch.handle_library(path, &elf));
         }
     }
 
@@ -721,8 +662,8 @@ impl Source {
             }
             self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
             let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
-            if offset == 0 && (path.ends_with(b".pyc") || path.ends_with(b".py")) {
-                self.guess(|imports| imports.handle_module(path, &buffer));
+            if got as u64 == version.size && imports::is_module(path) {
+                self.handle_module(path, &buffer);
             }
             let (codec, body) = self.encode(&mut buffer);
             self.find(Record::Chunk { file: id, offset, len, codec }, body);
@@ -769,6 +710,12 @@ impl Source {
         }
         let (codec, body) = self.encode(&mut body);
         Some((Record::Chunk { file: id, offset, len, codec }, body))
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.queue.close();
     }
 }
 
@@ -854,31 +801,78 @@ fn changes_user(stat: &Stat) -> bool {
             || mode.contains(Mode::SGID | Mode::XGRP) && stat.st_gid != rustix::process::getegid().as_raw())
 }
 
-fn attr(stat: &Stat) -> Attr {
-    let nanoseconds = |n| u32::try_from(n).unwrap_or(0);
-    Attr {
-        mode: stat.st_mode,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
-        ino: stat.st_ino,
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-        mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
-        ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file `m.py` that imports `other.py`, and a source that was told nothing.
+    fn started() -> (tempfile::TempDir, Vec<u8>, Arc<Source>, Receiver<Finding>) {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("m.py"), "import other\n").unwrap();
+        std::fs::write(directory.path().join("other.py"), "x = 1\n").unwrap();
+        let tree = directory.path().canonicalize().unwrap().into_os_string().into_encoded_bytes();
+        let (source, found) = Source::start(Compression::Never, READERS).unwrap();
+        (directory, tree, source, found)
     }
-}
 
-fn version(stat: &Stat) -> Version {
-    let Attr { ino, size, mtime, ctime, .. } = attr(stat);
-    Version { dev: stat.st_dev, ino, size, mtime, ctime }
-}
+    fn next(found: &Receiver<Finding>) -> String {
+        match found.recv_blocking().unwrap().record {
+            Record::File { content, .. } => format!("{content:?}"),
+            Record::Chunk { len, .. } => format!("{len} bytes"),
+            Record::Complete { .. } => "complete".into(),
+            Record::Dir { .. } => "directory".into(),
+            other => format!("{other:?}"),
+        }
+    }
 
-/// The version of an open file as it is now, without asking for times of access: reading changed those, and the answer would cost a
-/// request. Network file systems learn the rest with every read.
-fn current(file: impl AsFd) -> Result<Version, Errno> {
-    let mask = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
-    let now = statx(file, c"", AtFlags::EMPTY_PATH, mask)?;
-    let time = |t: rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
-    let dev = rustix::fs::makedev(now.stx_dev_major, now.stx_dev_minor);
-    Ok(Version { dev, ino: now.stx_ino, size: now.stx_size, mtime: time(now.stx_mtime), ctime: time(now.stx_ctime) })
+    #[test]
+    fn content_is_read_when_it_is_asked_for_and_once() {
+        let (_directory, tree, source, found) = started();
+        let path = [tree.as_slice(), b"/m.py"].concat();
+        source.want(path.clone(), Need::Attributes);
+        assert_eq!(next(&found), "OnOpen");
+        source.want(path.clone(), Need::Content);
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "13 bytes", "complete"]);
+        source.want(path.clone(), Need::Content);
+        source.want(path, Need::Attributes);
+        source.want(tree, Need::Attributes);
+        assert_eq!(next(&found), "directory", "nothing is said twice");
+    }
+
+    #[test]
+    fn what_is_read_ahead_of_questions_answers_them() {
+        let (_directory, tree, source, found) = started();
+        source.prefetch(|prefetch| prefetch.add_search(&tree));
+        source.want([tree.as_slice(), b"/m.py"].concat(), Need::Content);
+        let mut complete = 0;
+        while complete < 2 {
+            complete += u32::from(next(&found) == "complete");
+        }
+        source.want([tree.as_slice(), b"/other.py"].concat(), Need::Content);
+        source.want(b"/".to_vec(), Need::Attributes);
+        assert_eq!(next(&found), "directory");
+        assert_eq!(source.counters.files.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_is_excluded_is_not_read_ahead() {
+        let (_directory, tree, source, found) = started();
+        source.capture(Capture { excludes: vec![b"other.py".to_vec()], ..Capture::default() });
+        source.prefetch(|prefetch| prefetch.add_search(&tree));
+        source.want([tree.as_slice(), b"/m.py"].concat(), Need::Content);
+        assert!(std::iter::repeat_with(|| next(&found)).take(5).any(|record| record.starts_with("Absent")));
+        assert_eq!(source.counters.files.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_guess_that_would_cost_too_much_is_not_read_until_somebody_asks() {
+        let (directory, tree, source, found) = started();
+        let path = [tree.as_slice(), b"/other.py"].concat();
+        let size = std::fs::metadata(directory.path().join("other.py")).unwrap().len();
+        source.guessed.store(GUESSED_MAX - size + 1, Ordering::Relaxed);
+        source.queue.push_ahead([Work::Guess(Guess { path: path.clone(), need: Need::Content })].into_iter());
+        assert_eq!(next(&found), "OnOpen");
+        source.want(path, Need::Content);
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "6 bytes", "complete"]);
+    }
 }

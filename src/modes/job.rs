@@ -116,7 +116,7 @@ impl Here {
     /// The words of `--exclude`: names as they are, paths absolute.
     pub(super) fn excludes(&self, list: &str) -> Vec<Vec<u8>> {
         let words = list.split(',').map(str::trim).filter(|word| !word.is_empty());
-        let whole = |word: &str| if word.contains('/') { bytes(&self.own.join(word)) } else { word.into() };
+        let whole = |word: &str| if word.contains('/') { bytes(self.own.join(word)) } else { word.into() };
         words.map(whole).collect()
     }
 

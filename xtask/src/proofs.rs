@@ -53,8 +53,8 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "faults",
-        what: "a thousand kills while a program is loaded over slow links",
-        how: How::Test(&["--test", "loading_faults"], "a_thousand_killed_at_any_moment"),
+        what: "a thousand processes killed or stopped and links cut while a program is started on 8 hosts, loaded and run",
+        how: How::Test(&["--test", "loading_faults"], "a_thousand_hit_at_any_moment"),
         memory: 2,
         root: true,
     },

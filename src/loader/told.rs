@@ -1,0 +1,155 @@
+//! What the log says of the shared file system, and what is on its way there.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::catalog::{is_below, parent};
+use super::probe::Names;
+use super::version::Version;
+use crate::net::wire::control::Need;
+use crate::net::wire::record::FileId;
+
+/// A question about what was told less long ago has crossed its answer. To another one the answer was lost, with a node on its way or
+/// because what the node forgot since is more than it had to: it is told again.
+const CROSSED: Duration = Duration::from_secs(5);
+
+/// A path that a reader is looking at.
+#[derive(Debug)]
+struct Look {
+    path: Vec<u8>,
+    /// Changes that were heard of meanwhile: what the reader found may be older, and stands in the log behind them, so they are said
+    /// again.
+    overtaken: Vec<(Vec<u8>, Option<u8>)>,
+    /// Somebody asked for its content meanwhile.
+    wanted: bool,
+}
+
+/// What the log says of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Described {
+    /// That there is nothing, or something it has no words for.
+    Absent,
+    /// Everything but content: that is read in the original.
+    Whole(Version),
+    /// A file's attributes (`Supply::OnOpen`).
+    Offered(Version),
+    /// A file of which it has or will have the content.
+    Content(Version, FileId),
+}
+
+impl Described {
+    pub(super) fn version(self) -> Option<Version> {
+        match self {
+            Described::Absent => None,
+            Described::Whole(version) | Described::Offered(version) | Described::Content(version, _) => Some(version),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Told {
+    pub(super) what: Described,
+    pub(super) said: Instant,
+    /// When it was said, or compared with the shared file system, last.
+    pub(super) at: Instant,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) next: FileId,
+    /// Paths that the log describes.
+    pub(super) described: HashMap<Vec<u8>, Told>,
+    /// The most that was asked for of each path.
+    pub(super) asked: HashMap<Vec<u8>, Need>,
+    /// Directories that the log lists, as it does.
+    pub(super) listed: HashMap<Vec<u8>, Names>,
+    /// By a number of their own: several readers may look at one path.
+    looks: HashMap<u64, Look>,
+    next_look: u64,
+    /// Whether hosts share what lies on a device.
+    pub(super) devices: HashMap<u64, bool>,
+    pub(super) warnings: Vec<String>,
+}
+
+impl State {
+    /// Whether somebody has to look because of this question, the first of its kind. Notes it.
+    pub(super) fn is_news(&mut self, path: &[u8], need: Need) -> bool {
+        match self.told(path) {
+            Some(Described::Offered(_)) if need == Need::Content => {}
+            Some(_) => return false,
+            None => {}
+        }
+        match self.asked.get_mut(path) {
+            Some(asked) => std::mem::replace(asked, need.max(*asked)) < need,
+            None => self.asked.insert(path.to_vec(), need).is_none(),
+        }
+    }
+
+    pub(super) fn told(&self, path: &[u8]) -> Option<Described> {
+        self.described.get(path).map(|told| told.what)
+    }
+
+    pub(super) fn tell(&mut self, path: &[u8], what: Described) {
+        let now = Instant::now();
+        self.described.insert(path.to_vec(), Told { what, said: now, at: now });
+    }
+
+    /// What was told was compared with the shared file system, and holds.
+    pub(super) fn still(&mut self, path: &[u8]) {
+        if let Some(told) = self.described.get_mut(path) {
+            told.at = Instant::now();
+        }
+    }
+
+    /// Whether a node asks for what it should have heard.
+    pub(super) fn is_unheard(&mut self, path: &[u8], need: Need) -> bool {
+        match self.described.get_mut(path) {
+            Some(Told { what: Described::Offered(_), .. }) if need == Need::Content => false,
+            Some(told) if told.at.elapsed() >= CROSSED => {
+                told.at = Instant::now();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A reader begins to look at a path. Returns the number of the look.
+    pub(super) fn begin_look(&mut self, path: &[u8]) -> u64 {
+        self.next_look += 1;
+        self.looks.insert(self.next_look, Look { path: path.to_vec(), overtaken: Vec::new(), wanted: false });
+        self.next_look
+    }
+
+    /// Returns the changes that were heard of meanwhile.
+    pub(super) fn end_look(&mut self, look: u64) -> Vec<(Vec<u8>, Option<u8>)> {
+        self.looks.remove(&look).map(|look| look.overtaken).unwrap_or_default()
+    }
+
+    /// Somebody asks for a file's content.
+    pub(super) fn want(&mut self, path: &[u8]) {
+        self.looks.values_mut().filter(|look| look.path == path).for_each(|look| look.wanted = true);
+    }
+
+    /// Whether somebody asked for the content since the look began.
+    pub(super) fn is_wanted(&self, look: u64) -> bool {
+        self.looks.get(&look).is_some_and(|look| look.wanted)
+    }
+
+    /// A job changed a path: what was told of it and below it no longer holds.
+    pub(super) fn change(&mut self, path: &[u8], exists: Option<u8>) {
+        self.forget(path);
+        for look in self.looks.values_mut() {
+            if look.path == path || is_below(&look.path, path) || parent(path) == Some(&look.path) {
+                look.overtaken.push((path.to_vec(), exists));
+            }
+        }
+    }
+
+    /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.
+    pub(super) fn forget(&mut self, path: &[u8]) {
+        let keeps = |known: &Vec<u8>| known != path && !is_below(known, path);
+        self.described.retain(|known, _| keeps(known));
+        self.asked.retain(|known, _| keeps(known));
+        self.listed.retain(|known, _| keeps(known));
+    }
+}
