@@ -1,10 +1,15 @@
-//! Refuses a release build that would not be static, because RUSTFLAGS in the environment silently replaces the flags in
-//! `.cargo/config.toml`.
+//! Builds what runs inside the application's process (`static-bootstrap/`) and hands the bytes to `include_bytes!`.
+//!
+//! With rustc directly: no nested cargo, no second lock, no registry. A release build that would not be static is refused here,
+//! because RUSTFLAGS in the environment silently replaces the flags in `.cargo/config.toml`.
 
 use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=static-bootstrap");
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     let release = env::var("PROFILE").is_ok_and(|p| p == "release");
     // A fuzzer is not the product, and its runtime is dynamic.
@@ -15,4 +20,44 @@ fn main() {
         );
         std::process::exit(1);
     }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let sys = rustc("sys/src/lib.rs", &out, "libsys.rlib", &["--crate-type=rlib", "--crate-name=sys"]);
+    let boot = rustc(
+        "boot/src/main.rs",
+        &out,
+        "boot",
+        &[
+            "--crate-name=boot",
+            "-Clto=fat",
+            "-Cstrip=symbols",
+            "-Crelocation-model=static",
+            "-Clink-args=-nostdlib -nostartfiles -static -no-pie -Wl,-z,noexecstack,--build-id=none,--no-eh-frame-hdr",
+            &format!("--extern=sys={}", sys.display()),
+        ],
+    );
+    println!("cargo:rustc-env=HPCRT_BOOT={}", boot.display());
+}
+
+fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {
+    let product = out.join(name);
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
+    let mut command = Command::new(rustc);
+    command
+        .arg("--edition=2024")
+        .args(["-Cpanic=abort", "-Copt-level=s", "-Ccodegen-units=1"])
+        .arg("--target")
+        .arg(env::var("TARGET").expect("cargo sets TARGET"))
+        .args(flags)
+        .arg("-o")
+        .arg(&product)
+        .arg(Path::new("static-bootstrap").join(source));
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        command.arg("-Clinker").arg(linker);
+    }
+    let status = command.status().expect("rustc runs");
+    if !status.success() {
+        eprintln!("cannot build static-bootstrap/{source}");
+        std::process::exit(1);
+    }
+    product
 }

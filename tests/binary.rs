@@ -1,12 +1,13 @@
-//! What the binary is made of: static, and without name service modules.
+//! What the binary is made of: static, without name service modules, and with a bootstrapper that needs no loader.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;
 use std::process::Command;
 
 use goblin::elf::Elf;
-use goblin::elf::dynamic::DT_NEEDED;
+use goblin::elf::dynamic::{DT_NEEDED, DT_REL, DT_RELA, DT_RELASZ, DT_RELSZ};
 use goblin::elf::program_header::PT_INTERP;
+use goblin::elf::section_header::{SHT_REL, SHT_RELA};
 
 fn image() -> Vec<u8> {
     fs::read(env!("CARGO_BIN_EXE_hpcrt")).unwrap()
@@ -42,6 +43,25 @@ fn no_name_service() {
     let plain = |name: &str| name.strip_suffix("_r").unwrap_or(name).trim_start_matches('_').to_owned();
     let found: Vec<&str> = names.into_iter().filter(|name| LOOK_UP.contains(&plain(name).as_str())).collect();
     assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn the_bootstrapper_has_no_relocations() {
+    let bytes = image();
+    // The embedded image is the only other ELF file in here that parses as an executable without sections of symbols.
+    let starts = memchr::memmem::find_iter(&bytes, b"\x7fELF").skip(1);
+    let embedded: Vec<Elf<'_>> = starts
+        .filter_map(|at| Elf::parse(&bytes[at..]).ok())
+        .filter(|e| e.entry != 0 && !e.program_headers.is_empty())
+        .collect();
+    assert_eq!(embedded.len(), 1);
+    let boot = &embedded[0];
+    assert_eq!(boot.header.e_type, goblin::elf::header::ET_EXEC);
+    assert!(boot.dynamic.is_none() && boot.program_headers.iter().all(|p| p.p_type != PT_INTERP));
+    assert!(boot.section_headers.iter().all(|s| s.sh_type != SHT_REL && s.sh_type != SHT_RELA));
+    assert!(
+        !boot.dynamic.iter().flat_map(|d| &d.dyns).any(|d| [DT_REL, DT_RELA, DT_RELSZ, DT_RELASZ].contains(&d.d_tag))
+    );
 }
 
 /// `build.rs` decides before anything else is compiled: run its compiled form with the environment that cargo would give it.

@@ -12,18 +12,18 @@ use nix::unistd::Pid;
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Job as View, Lacks};
-use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::keeper::{Ask, Ended, Plan, Tell};
-use crate::sys::boot::{Program, Stage, Starter};
+use crate::net::wire::control::Status;
+use crate::net::wire::keeper::{Ask, Ended, Tell};
+use crate::sys::boot::{Stage, Starter};
 use crate::sys::process;
 
 /// Keeps a job until nothing of it is left.
 ///
 /// # Errors
 /// The agent is gone, or the kernel refuses what a keeper needs.
-pub(super) fn keep(agent: Seqpacket, plan: OwnedFd, base: Option<Base>) -> io::Result<()> {
-    JobKeeper::new(agent, plan, base)?.serve()
+pub(super) fn keep(agent: Seqpacket, plan: OwnedFd, image: Option<OwnedFd>, base: Option<Base>) -> io::Result<()> {
+    JobKeeper::new(agent, Starter::new(plan, image)?, base)?.serve()
 }
 
 /// See the module.
@@ -32,9 +32,6 @@ struct JobKeeper {
     /// The session's namespaces; `None` when the session has no views.
     base: Option<Base>,
     view: Option<View>,
-    /// See [`Plan`].
-    counted: Vec<(String, u32)>,
-    masks: Vec<Vec<u8>>,
     starter: Starter,
     children_died: SignalFd,
     ranks: HashMap<Pid, u32>,
@@ -50,19 +47,14 @@ struct Ending {
 }
 
 impl JobKeeper {
-    fn new(agent: Seqpacket, plan: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
+    fn new(agent: Seqpacket, starter: Starter, base: Option<Base>) -> io::Result<JobKeeper> {
         process::become_subreaper();
         process::default_action(Signal::SIGPIPE);
-        let Plan { program, cwd, home, argv, env, counted, ranks, masks, nofile } =
-            memory_file::read(plan, u32::MAX.into())?;
-        let program = Program { path: program, cwd, home, argv, env, nofile };
         Ok(JobKeeper {
             agent,
             base,
             view: None,
-            counted,
-            masks,
-            starter: Starter::new(program, ranks as usize)?,
+            starter,
             children_died: watch_children()?,
             ranks: HashMap::new(),
             complete: false,
@@ -181,9 +173,7 @@ impl JobKeeper {
             if self.ending.is_some() {
                 continue;
             }
-            let own_env = self.counted.iter().map(|(name, first)| format!("{name}={}", first + index).into_bytes());
-            let mask = self.masks.get(index as usize).map_or(&[][..], |mask| mask);
-            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd()], own_env.collect(), mask) {
+            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd()]) {
                 Ok(pid) => {
                     self.ranks.insert(pid, index);
                 }
@@ -205,7 +195,11 @@ impl JobKeeper {
                 let Some(index) = self.ranks.remove(&pid) else { continue };
                 let mut by_us = self.ending.is_some();
                 for (stage, errno) in self.starter.failed(index) {
-                    by_us |= stage != Stage::Home;
+                    // Killed on the way: the signal says it all.
+                    if stage == Stage::Boot && matches!(status, Status::Signal(_)) {
+                        continue;
+                    }
+                    by_us |= !matches!(stage, Stage::Image | Stage::Home);
                     self.agent.send(&Tell::NotStarted { stage, errno }, &[])?;
                 }
                 ranks.push(Ended { index, status, by_us });

@@ -27,7 +27,8 @@ use crate::loader::view::namespace::{Base, Place};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::JobId;
 use crate::net::wire::keeper::{Ask, Tell};
-use crate::sys::process;
+use crate::sys::without::{Ability, Without};
+use crate::sys::{boot, process};
 
 /// How long what was killed may take to disappear before it is given up (it hangs in the kernel).
 pub(super) const KILLED: Duration = Duration::from_secs(3);
@@ -54,6 +55,8 @@ struct Keeper {
     children_died: SignalFd,
     /// The session's namespaces, in which this process is since they were made.
     base: Option<Base>,
+    /// The bootstrapper; `None` where ranks start without it.
+    image: Option<OwnedFd>,
     jobs: Vec<Pid>,
 }
 
@@ -66,7 +69,7 @@ impl Keeper {
         process::become_subreaper();
         // Who kills the agent's process group must leave the keepers, so that they can remove what it ran.
         nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-        Ok(Keeper { agent, children_died: watch_children()?, base: None, jobs: Vec::new() })
+        Ok(Keeper { agent, children_died: watch_children()?, base: None, image: image(), jobs: Vec::new() })
     }
 
     fn serve(mut self) -> io::Result<()> {
@@ -147,8 +150,17 @@ impl Keeper {
             process::leave(1);
         }
         log::debug!("keeper of job {job} is process {}", getpid());
-        process::leave(i32::from(job_keeper::keep(socket, plan, self.base.take()).is_err()))
+        process::leave(i32::from(job_keeper::keep(socket, plan, self.image.take(), self.base.take()).is_err()))
     }
+}
+
+fn image() -> Option<OwnedFd> {
+    let without = Without::from_env().unwrap_or_else(|error| {
+        log::warn!("{error}");
+        Without::default()
+    });
+    let image = (!without.has(Ability::Memfd)).then(boot::image)?;
+    image.inspect_err(|error| log::debug!("ranks start without the bootstrapper: {error}")).ok()
 }
 
 /// An error as the agent is told.

@@ -83,6 +83,7 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
     let owner = if rustix::process::geteuid().is_root() { "made as root" } else { "made as an ordinary user" };
     let namespaces = found.namespaces.as_ref().map(|()| owner.to_owned());
     let fuse = found.fuse.as_ref().map(|version| format!("mounted in a namespace, protocol {version}"));
+    let memfd = found.memfd.as_ref().map(|()| "programs can be executed from memory".to_owned());
     let uffd = if without.has(Ability::Userfaultfd) {
         Check::new("userfaultfd", State::Note, format!("{VARIABLE} forbids it"))
     } else {
@@ -91,7 +92,12 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
             Err(error) => Check::new("userfaultfd", State::Note, format!("{error} (no feature needs it yet)")),
         }
     };
-    vec![Check::probed("namespaces", namespaces, State::Limited), Check::probed("fuse", fuse, State::Limited), uffd]
+    vec![
+        Check::probed("namespaces", namespaces, State::Limited),
+        Check::probed("fuse", fuse, State::Limited),
+        Check::probed("memfd", memfd, State::Limited),
+        uffd,
+    ]
 }
 
 fn directories() -> Vec<Check> {

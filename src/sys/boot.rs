@@ -1,4 +1,5 @@
-//! Becoming a rank: a child that still runs in its parent's memory applies what belongs to the rank and executes the program.
+//! Starting ranks: a child that still runs in its parent's memory takes its streams and executes the bootstrapper out of memory, or,
+//! where that is forbidden, does what the bootstrapper would (`rank.rs`).
 //!
 //! The child is made by `clone(2)` with CLONE_VM and without CLONE_VFORK: no page table is copied, whatever the size of the parent,
 //! and the parent goes on at once, so that many children are on their way at the same time, even when the program comes from a file
@@ -10,21 +11,34 @@
 #![allow(unsafe_code, reason = "clone into shared memory, raw system calls, exec")]
 
 use std::collections::VecDeque;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
+use std::fs;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::libc;
 use nix::unistd::{Pid, getpid};
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 
+use super::plan::{NOT_STARTED, PLAN_FD, Plan, Rank};
+use super::process::above_standard;
+use super::rank::Block;
 use super::syscall::{nr, syscall};
 
-/// How far a rank came that did not become the program.
+/// The bootstrapper, as `build.rs` made it.
+static BOOT: &[u8] = include_bytes!(env!("HPCRT_BOOT"));
+
+/// How far a rank came that did not become the program; see [`super::plan::Failures`].
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
+    /// Not fatal: the bootstrapper cannot be executed out of memory, the rank starts without it.
+    Image,
+    /// The bootstrapper did not come as far as its plan.
+    Boot,
     /// Not fatal: there is no such working directory, the fall-back is used.
     Home,
     /// Neither the working directory nor the fall-back can be entered.
@@ -33,35 +47,23 @@ pub enum Stage {
     Exec,
 }
 
-/// What all ranks of a job on this node become. Strings must not contain NUL.
-#[derive(Debug, Clone, Default)]
-pub struct Program {
-    pub path: Vec<u8>,
-    /// Working directory, and the one to fall back on.
-    pub cwd: Vec<u8>,
-    pub home: Vec<u8>,
-    pub argv: Vec<Vec<u8>>,
-    pub env: Vec<Vec<u8>>,
-    /// Soft and hard RLIMIT_NOFILE.
-    pub nofile: (u64, u64),
+/// The bootstrapper as an executable descriptor.
+///
+/// # Errors
+/// The kernel refuses memfds, or executable ones (`vm.memfd_noexec`).
+pub fn image() -> io::Result<OwnedFd> {
+    // MFD_EXEC is needed where `vm.memfd_noexec` is 1, and unknown before Linux 6.3.
+    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC | MemfdFlags::EXEC).or_else(
+        |errno| match errno {
+            Errno::INVAL => rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC),
+            refused => Err(refused),
+        },
+    )?;
+    rustix::io::write(&fd, BOOT)?;
+    // Exec refuses a file that anybody has open for writing: reopen it read-only.
+    let image = fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    above_standard(image.into())
 }
-
-/// [`Program`] as the kernel takes it.
-struct Image {
-    path: CString,
-    cwd: CString,
-    home: CString,
-    /// Pointers to leaked strings.
-    argv: Vec<*const c_char>,
-    env: Vec<CString>,
-    nofile: [u64; 2],
-    /// Who must still be the child's parent; otherwise the job is over.
-    parent: usize,
-}
-
-/// The errno of each stage that failed for a rank; 0: none did.
-#[derive(Default)]
-struct Failures([AtomicU32; 3]);
 
 /// Bytes of stack for a child: a few small frames. In a debug build they are larger.
 const STACK: usize = 16 << 10;
@@ -73,81 +75,70 @@ struct Stack([MaybeUninit<u8>; STACK]);
 struct Slot {
     /// Not 0 while a child uses the slot; cleared by the kernel.
     busy: AtomicU32,
-    image: &'static Image,
-    failures: &'static Failures,
+    block: Block,
+    rank: &'static Rank,
     stdio: [RawFd; 3],
-    mask: Vec<u8>,
-    own_env: Vec<CString>,
-    envp: Vec<*const c_char>,
+    plan: RawFd,
+    image: Option<RawFd>,
+    /// What the bootstrapper is told.
+    words: [CString; 3],
+    argv: [*const u8; 4],
+    /// For the pointers of a rank that starts without it.
+    room: Vec<*const u8>,
     stack: Box<Stack>,
 }
 
-/// Starts the ranks of one job. What it allocates lives as long as the process, because children may be using it.
+/// Starts the ranks of one job. What it maps and allocates lives as long as the process, because children may be using it.
 pub struct Starter {
-    image: &'static Image,
-    failures: &'static [Failures],
+    block: Block,
+    len: u64,
+    plan: OwnedFd,
+    image: Option<OwnedFd>,
     /// Slots, the one used longest ago first. Each came out of a `Box` and is never freed.
     slots: VecDeque<*mut Slot>,
 }
 
 impl std::fmt::Debug for Starter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Starter").field("program", &self.image.path).field("slots", &self.slots.len()).finish()
+        f.debug_struct("Starter").field("image", &self.image).field("slots", &self.slots.len()).finish()
     }
 }
 
-/// Exit code of a child that could not become the program.
-const NOT_STARTED: c_int = 125;
-
 impl Starter {
-    /// For at most `ranks` ranks. They die with this process.
+    /// For the ranks of a plan that [`super::program::Program::write`] made. They die with this process. Without an `image` of the
+    /// bootstrapper, and where it cannot be executed, they start without it.
     ///
     /// # Errors
-    /// A string contains NUL.
-    pub fn new(program: Program, ranks: usize) -> io::Result<Starter> {
-        let strings = |texts: Vec<Vec<u8>>| texts.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
-        let argv = strings(program.argv)?.leak().iter().map(|word| word.as_ptr());
-        let image = Image {
-            path: CString::new(program.path)?,
-            cwd: CString::new(program.cwd)?,
-            home: CString::new(program.home)?,
-            argv: argv.chain([null()]).collect(),
-            env: strings(program.env)?,
-            nofile: [program.nofile.0, program.nofile.1],
-            parent: usize::try_from(getpid().as_raw()).unwrap_or(0),
-        };
-        let mut failures = Vec::new();
-        failures.resize_with(ranks, Failures::default);
-        Ok(Starter { image: Box::leak(Box::new(image)), failures: failures.leak(), slots: VecDeque::new() })
+    /// The plan is none, or cannot be mapped.
+    pub fn new(plan: OwnedFd, image: Option<OwnedFd>) -> io::Result<Starter> {
+        let plan = above_standard(plan)?;
+        let keeper = getpid().as_raw().cast_unsigned();
+        rustix::io::pwrite(&plan, &keeper.to_ne_bytes(), offset_of!(Plan, keeper) as u64)?;
+        let len = rustix::fs::fstat(&plan)?.st_size.cast_unsigned();
+        // SAFETY: the caller gives a plan as it is written, sealed against changes of its length; the line above was the last change.
+        let block = unsafe { Block::map(plan.as_raw_fd() as usize, len as usize) };
+        let block = block.map_err(|errno| io::Error::from_raw_os_error(errno.cast_signed()))?;
+        Ok(Starter { block, len, plan, image, slots: VecDeque::new() })
     }
 
-    /// Starts the rank with this index: `stdio` becomes its standard streams, `own_env` is added to its environment, `mask` is its
-    /// processor set as `sched_setaffinity(2)` takes it (empty: any). All other descriptors of this process must be close-on-exec,
-    /// and none of `stdio` below 3.
+    /// Starts the rank with this index: `stdio` becomes its standard streams. All other descriptors of this process must be
+    /// close-on-exec, and none of `stdio` below 3.
     ///
     /// # Errors
-    /// `clone(2)`'s, an index beyond the ranks, or a NUL in `own_env`. What fails in the child ends it with code 125 and is told by
+    /// `clone(2)`'s, or an index beyond the ranks. What fails in the child ends it with [`NOT_STARTED`] and is told by
     /// [`Starter::failed`].
-    pub fn start(
-        &mut self,
-        index: u32,
-        stdio: [BorrowedFd<'_>; 3],
-        own_env: Vec<Vec<u8>>,
-        mask: &[u8],
-    ) -> io::Result<Pid> {
-        let failures = self.failures.get(index as usize).ok_or(io::ErrorKind::InvalidInput)?;
-        let own_env = own_env.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>()?;
-        let at = self.free_slot();
+    pub fn start(&mut self, index: u32, stdio: [BorrowedFd<'_>; 3]) -> io::Result<Pid> {
+        let rank = self.block.rank(index).ok_or(io::ErrorKind::InvalidInput)?;
+        let at = self.free_slot(rank);
         // SAFETY: `free_slot` gives a live slot that no child uses.
         let slot = unsafe { &mut *at };
-        slot.failures = failures;
+        slot.rank = rank;
         slot.stdio = stdio.map(|fd| fd.as_raw_fd());
-        slot.mask.clear();
-        slot.mask.extend_from_slice(mask);
-        slot.own_env = own_env;
-        slot.envp.clear();
-        slot.envp.extend(self.image.env.iter().chain(&slot.own_env).map(|var| var.as_ptr()));
-        slot.envp.push(null());
+        let number = |number: u64| CString::new(number.to_string()).expect("digits have no NUL");
+        slot.words = [c"hpcrt-boot".to_owned(), number(index.into()), number(self.len)];
+        slot.argv =
+            [slot.words[0].as_ptr(), slot.words[1].as_ptr(), slot.words[2].as_ptr(), null()].map(<*const _>::cast);
+        slot.room.resize(self.block.pointers(rank), null());
         slot.busy.store(1, Ordering::Relaxed);
         let busy = slot.busy.as_ptr();
         // The stack grows downward; its end is aligned as the ABI wants.
@@ -166,18 +157,24 @@ impl Starter {
         Ok(Pid::from_raw(pid))
     }
 
-    /// What failed for a rank, once it has ended or has become the program.
+    /// What failed for a rank, once it has ended.
     pub fn failed(&self, index: u32) -> impl Iterator<Item = (Stage, i32)> {
-        let failures = self.failures.get(index as usize);
-        let stages = [Stage::Home, Stage::Cwd, Stage::Exec].into_iter();
-        stages.filter_map(move |stage| {
-            let errno = failures?.0[stage as usize].load(Ordering::Acquire);
-            (errno != 0).then_some((stage, errno.cast_signed()))
-        })
+        let stages = self.block.rank(index).map(|Rank { failures, .. }| {
+            [
+                (Stage::Image, &failures.image),
+                (Stage::Boot, &failures.boot),
+                (Stage::Home, &failures.home),
+                (Stage::Cwd, &failures.cwd),
+                (Stage::Exec, &failures.exec),
+            ]
+        });
+        let told =
+            stages.into_iter().flatten().map(|(stage, errno)| (stage, errno.load(Ordering::Acquire).cast_signed()));
+        told.filter(|(_, errno)| *errno != 0)
     }
 
     /// A slot that no child uses. Children leave about in the order in which they came.
-    fn free_slot(&mut self) -> *mut Slot {
+    fn free_slot(&mut self, rank: &'static Rank) -> *mut Slot {
         let is_free = |slot: &*mut Slot| {
             // SAFETY: slots are never freed, and the kernel writes the word as one.
             unsafe { (**slot).busy.load(Ordering::Acquire) == 0 }
@@ -186,12 +183,14 @@ impl Starter {
         let slot = oldest.unwrap_or_else(|| {
             Box::into_raw(Box::new(Slot {
                 busy: AtomicU32::new(0),
-                image: self.image,
-                failures: &self.failures[0],
+                block: self.block,
+                rank,
                 stdio: [-1; 3],
-                mask: Vec::new(),
-                own_env: Vec::new(),
-                envp: Vec::new(),
+                plan: self.plan.as_raw_fd(),
+                image: self.image.as_ref().map(AsRawFd::as_raw_fd),
+                words: Default::default(),
+                argv: [null(); 4],
+                room: Vec::new(),
                 stack: Box::new(Stack([MaybeUninit::uninit(); STACK])),
             }))
         });
@@ -202,43 +201,33 @@ impl Starter {
 
 /// The child; see the module for what it must not do.
 extern "C" fn become_rank(slot: *mut c_void) -> c_int {
-    const SIGKILL: usize = libc::SIGKILL as usize;
     // SAFETY: `Starter::start` passes a slot that it does not touch while this child is in its memory.
-    let Slot { image, failures, stdio, mask, envp, .. } = unsafe { &*slot.cast::<Slot>() };
-    // SAFETY: every call gets integers, or pointers into the slot and its image, which live until exec and are of the type and length
-    // that the call takes.
+    let Slot { block, rank, stdio, plan, image, argv, room, .. } = unsafe { &mut *slot.cast::<Slot>() };
+    // SAFETY: every call gets integers, or pointers to strings and arrays of the slot, which lives until exec.
     let call = |number, args| unsafe { syscall(number, args) };
-    let fail = |stage: Stage, errno| failures.0[stage as usize].store(errno, Ordering::Release);
     for (at, fd) in stdio.iter().enumerate() {
         // The copy is not close-on-exec, as wanted.
         if let Err(errno) = call(nr::DUP3, [*fd as usize, at, 0, 0, 0, 0]) {
-            fail(Stage::Exec, errno);
+            rank.failures.exec.store(errno, Ordering::Release);
             return NOT_STARTED;
         }
     }
-    let _ = call(nr::PRCTL, [libc::PR_SET_PDEATHSIG as usize, SIGKILL, 0, 0, 0, 0]);
-    // The parent may have died before the line above; then nobody would ever kill us.
-    if call(nr::GETPPID, [0; 6]) != Ok(image.parent) {
-        return NOT_STARTED;
-    }
+    // Signals go to the group, and may come any time.
     let _ = call(nr::SETPGID, [0; 6]);
-    if !mask.is_empty() {
-        let _ = call(nr::SCHED_SETAFFINITY, [0, mask.len(), mask.as_ptr() as usize, 0, 0, 0]);
-    }
-    let _ = call(nr::PRLIMIT64, [0, libc::RLIMIT_NOFILE as usize, image.nofile.as_ptr() as usize, 0, 0, 0]);
-    let none = 0u64;
-    let _ = call(nr::RT_SIGPROCMASK, [libc::SIG_SETMASK as usize, &raw const none as usize, 0, size_of::<u64>(), 0, 0]);
-    if let Err(errno) = call(nr::CHDIR, [image.cwd.as_ptr() as usize, 0, 0, 0, 0, 0]) {
-        if call(nr::CHDIR, [image.home.as_ptr() as usize, 0, 0, 0, 0, 0]).is_err() {
-            fail(Stage::Cwd, errno);
-            return NOT_STARTED;
+    if let Some(image) = image
+        && call(nr::DUP3, [*plan as usize, PLAN_FD, 0, 0, 0, 0]).is_ok()
+    {
+        rank.failures.boot.store(libc::ENOMEM as u32, Ordering::Release);
+        let none = &argv[argv.len() - 1..];
+        let [path, argv, envp] = [c"".as_ptr() as usize, argv.as_ptr() as usize, none.as_ptr() as usize];
+        if let Err(errno) = call(nr::EXECVEAT, [*image as usize, path, argv, envp, libc::AT_EMPTY_PATH as usize, 0]) {
+            rank.failures.image.store(errno, Ordering::Release);
         }
-        fail(Stage::Home, errno);
+        rank.failures.boot.store(0, Ordering::Release);
+        let _ = call(nr::CLOSE, [PLAN_FD, 0, 0, 0, 0, 0]);
     }
-    let (path, argv) = (image.path.as_ptr() as usize, image.argv.as_ptr() as usize);
-    if let Err(errno) = call(nr::EXECVE, [path, argv, envp.as_ptr() as usize, 0, 0, 0]) {
-        fail(Stage::Exec, errno);
-    }
+    // SAFETY: the rank is of this block, and the slot has room for its pointers.
+    unsafe { block.become_program(rank, room.as_mut_ptr()) };
     NOT_STARTED
 }
 
@@ -250,6 +239,7 @@ mod tests {
 
     use nix::sys::wait::{WaitStatus, waitpid};
 
+    use super::super::program::Program;
     use super::*;
 
     fn shell(line: &str) -> Program {
@@ -259,7 +249,10 @@ mod tests {
             home: b"/".to_vec(),
             argv: ["sh", "-c", line].map(|word| word.as_bytes().to_vec()).to_vec(),
             env: vec![b"A=1".to_vec()],
+            counted: vec![("B".to_owned(), 0)],
+            ranks: 40,
             nofile: (64, 64),
+            ..Program::default()
         }
     }
 
@@ -267,43 +260,65 @@ mod tests {
         File::options().read(true).write(true).open("/dev/null").unwrap()
     }
 
+    /// The bootstrapper, none, and one that cannot be executed.
+    fn images() -> [Option<OwnedFd>; 3] {
+        [Some(image().unwrap()), None, Some(above_standard(null().into()).unwrap())]
+    }
+
     #[test]
     fn ranks_get_their_streams_environment_and_limits() {
-        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let mut starter = Starter::new(shell("echo $A $B $(ulimit -n) $(pwd); exit $B"), 40).unwrap();
-        let null = null();
-        let start = |index: u32| {
-            let stdio = [null.as_fd(), writer.as_fd(), null.as_fd()];
-            starter.start(index, stdio, vec![format!("B={index}").into_bytes()], &[]).unwrap()
-        };
-        let pids: Vec<Pid> = (0..40).map(start).collect();
-        assert!(starter.start(40, [null.as_fd(); 3], Vec::new(), &[]).is_err());
-        drop(writer);
-        for (pid, index) in pids.into_iter().zip(0..) {
-            assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, index)));
+        for (image, refused) in images().into_iter().zip([false, false, true]) {
+            let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+            // The plan must not stay open.
+            let line = "[ -e /proc/$$/fd/3 ] && A=open; echo $A $B $(ulimit -n) $(pwd); exit $B";
+            let mut starter = Starter::new(shell(line).write().unwrap(), image).unwrap();
+            let null = null();
+            let mut start = |index: u32| starter.start(index, [null.as_fd(), writer.as_fd(), null.as_fd()]).unwrap();
+            let pids: Vec<Pid> = (0..40).map(&mut start).collect();
+            assert!(starter.start(40, [null.as_fd(); 3]).is_err());
+            drop(writer);
+            for (pid, index) in pids.into_iter().zip(0..) {
+                assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, index)));
+            }
+            let mut text = String::new();
+            File::from(reader).read_to_string(&mut text).unwrap();
+            let mut lines: Vec<&str> = text.lines().collect();
+            lines.sort_by_key(|line| line.split(' ').nth(1).and_then(|n| n.parse::<u32>().ok()));
+            let expected: Vec<String> = (0..40).map(|index| format!("1 {index} 64 /")).collect();
+            assert_eq!(lines, expected);
+            let told: Vec<_> = (0..40).flat_map(|index| starter.failed(index)).collect();
+            assert_eq!(told, vec![(Stage::Image, libc::EACCES); if refused { 40 } else { 0 }]);
         }
-        let mut text = String::new();
-        File::from(reader).read_to_string(&mut text).unwrap();
-        let mut lines: Vec<&str> = text.lines().collect();
-        lines.sort_by_key(|line| line.split(' ').nth(1).and_then(|n| n.parse::<u32>().ok()));
-        let expected: Vec<String> = (0..40).map(|index| format!("1 {index} 64 /")).collect();
-        assert_eq!(lines, expected);
+    }
+
+    fn told(program: &Program, image: Option<OwnedFd>) -> Vec<(Stage, i32)> {
+        let null = null();
+        let mut starter = Starter::new(program.write().unwrap(), image).unwrap();
+        let pid = starter.start(1, [null.as_fd(); 3]).unwrap();
+        assert!(matches!(waitpid(pid, None), Ok(WaitStatus::Exited(_, NOT_STARTED))));
         assert_eq!(starter.failed(0).count(), 0);
+        starter.failed(1).filter(|(stage, _)| *stage != Stage::Image).collect()
     }
 
     #[test]
     fn failures_are_told() {
-        let null = null();
         let nowhere = Program { path: b"/nonexistent/x".to_vec(), cwd: b"/nonexistent".to_vec(), ..shell("") };
-        let mut starter = Starter::new(nowhere.clone(), 1).unwrap();
-        let pid = starter.start(0, [null.as_fd(); 3], Vec::new(), &[]).unwrap();
+        let homeless = Program { home: b"/nonexistent".to_vec(), ..nowhere.clone() };
+        for (image, again) in images().into_iter().zip(images()) {
+            assert_eq!(told(&nowhere, image), [(Stage::Home, libc::ENOENT), (Stage::Exec, libc::ENOENT)]);
+            assert_eq!(told(&homeless, again), [(Stage::Cwd, libc::ENOENT)]);
+        }
+    }
+
+    #[test]
+    fn a_bootstrapper_that_finds_no_plan_is_told() {
+        let null = null();
+        let mut starter = Starter::new(shell("").write().unwrap(), Some(image().unwrap())).unwrap();
+        starter.len += 1;
+        let pid = starter.start(0, [null.as_fd(); 3]).unwrap();
         assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, NOT_STARTED)));
-        let told: Vec<_> = starter.failed(0).collect();
-        assert_eq!(told, [(Stage::Home, libc::ENOENT), (Stage::Exec, libc::ENOENT)]);
-        let mut starter = Starter::new(Program { home: b"/nonexistent".to_vec(), ..nowhere }, 1).unwrap();
-        let pid = starter.start(0, [null.as_fd(); 3], Vec::new(), &[]).unwrap();
-        waitpid(pid, None).unwrap();
-        assert_eq!(starter.failed(0).collect::<Vec<_>>(), [(Stage::Cwd, libc::ENOENT)]);
-        assert!(Starter::new(Program { argv: vec![b"a\0b".to_vec()], ..shell("") }, 1).is_err());
+        assert_eq!(starter.failed(0).collect::<Vec<_>>(), [(Stage::Boot, libc::ENOMEM)]);
+        let other = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        assert!(Starter::new(other, None).is_err());
     }
 }

@@ -3,5 +3,13 @@
 pub mod boot;
 pub mod node;
 pub mod process;
-pub mod syscall;
+pub mod program;
 pub mod without;
+
+// Shared with the bootstrapper by file: one source for the writer of a plan and its readers, and one for what a rank does with it.
+#[path = "../../static-bootstrap/sys/src/plan.rs"]
+pub mod plan;
+#[path = "../../static-bootstrap/sys/src/rank.rs"]
+pub mod rank;
+#[path = "../../static-bootstrap/sys/src/syscall.rs"]
+pub mod syscall;

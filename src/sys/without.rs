@@ -12,11 +12,13 @@ pub enum Ability {
     Userns,
     /// FUSE in such a namespace.
     Fuse,
+    /// Executing from memory.
+    Memfd,
     Userfaultfd,
 }
 
-const NAMES: [(&str, Ability); 3] =
-    [("userns", Ability::Userns), ("fuse", Ability::Fuse), ("uffd", Ability::Userfaultfd)];
+const NAMES: [(&str, Ability); 4] =
+    [("userns", Ability::Userns), ("fuse", Ability::Fuse), ("memfd", Ability::Memfd), ("uffd", Ability::Userfaultfd)];
 
 /// The abilities taken away.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,10 +60,10 @@ mod tests {
     #[test]
     fn names_are_read_and_mistakes_refused() {
         let without = Without::parse(" fuse,,userns ").unwrap();
-        assert!(without.has(Ability::Fuse) && without.has(Ability::Userns) && !without.has(Ability::Userfaultfd));
+        assert!(without.has(Ability::Fuse) && without.has(Ability::Userns) && !without.has(Ability::Memfd));
         assert_eq!(Without::parse("").unwrap(), Without::default());
         let error = Without::parse("fuse,usrns").unwrap_err();
         assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains("\"usrns\": it is none of userns, fuse, uffd"), "{error}");
+        assert!(error.to_string().contains("\"usrns\": it is none of userns, fuse, memfd, uffd"), "{error}");
     }
 }

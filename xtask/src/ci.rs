@@ -27,8 +27,11 @@ fn run_tests(arguments: &[String], environment: &[(&str, &str)]) -> Result<()> {
 
 /// Format, lints, release build, and then the tests.
 pub(crate) fn ci() -> Result<()> {
+    const BOOTSTRAP: &str = "static-bootstrap/Cargo.toml";
     run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    run(&mut cargo(&["fmt", "--all", "--check", "--manifest-path", BOOTSTRAP]))?;
     run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    run(&mut cargo(&["clippy", "--manifest-path", BOOTSTRAP, "--workspace", "--", "-D", "warnings"]))?;
     other_processor()?;
     binary::check()?;
     // A minute of fuzzing in all.

@@ -19,13 +19,13 @@ use super::streams::Streams;
 use crate::launch::{allocation, placement};
 use crate::loader::view::Skeleton;
 use crate::net::link::Packet;
-use crate::net::memory_file;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
-use crate::net::wire::keeper::{Ask, Plan, Tell};
+use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
 use crate::sys::boot::Stage;
 use crate::sys::process;
+use crate::sys::program::Program;
 use crate::{Error, Result, error::Context};
 
 /// See the module.
@@ -78,7 +78,7 @@ impl Job {
     }
 
     fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
-        let plan = memory_file::write("hpcrt-plan", &plan(node, &launch, &place)).op("write the launch plan")?;
+        let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
         // Made before the first bytes can come.
@@ -351,6 +351,7 @@ impl Job {
         let cause = io::Error::from_raw_os_error(errno);
         let path = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match stage {
+            Stage::Image => log::debug!("a rank starts without the bootstrapper: {cause}"),
             Stage::Home => {
                 let warning = format!(
                     "{}: no directory {} here ({cause}); ranks start in HOME",
@@ -364,6 +365,10 @@ impl Job {
             }
             // Once per node is enough: the ranks of a node fail alike.
             _ if self.start_failed.replace(true) => {}
+            Stage::Boot => {
+                let error = Error::new("read the launch plan", cause);
+                self.failed(&error.remedy("HPCRT_WITHOUT=memfd starts ranks without the bootstrapper")).await;
+            }
             Stage::Cwd => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
@@ -425,7 +430,7 @@ fn mask(cpus: &[u32]) -> Vec<u8> {
     mask.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-fn plan(node: &Node, launch: &Launch, place: &Place) -> Plan {
+fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
     // A job within a job: the outer one's are not for these ranks.
     let ours =
@@ -438,8 +443,8 @@ fn plan(node: &Node, launch: &Launch, place: &Place) -> Plan {
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
     let bound = if place.bind == Binding::None { 0 } else { place.count };
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
-    Plan {
-        program: launch.program.clone(),
+    Program {
+        path: launch.program.clone(),
         cwd: launch.cwd.clone(),
         home: std::os::unix::ffi::OsStringExt::into_vec(home),
         argv: launch.argv.clone(),

@@ -1,5 +1,5 @@
-//! What this node allows, found by doing it: a forked child makes a session's namespaces and mounts a view with the very
-//! functions that a job uses, and is gone when the answer is there.
+//! What this node allows, found by doing it: a forked child makes a session's namespaces, mounts a view and executes the
+//! bootstrapper with the very functions that a job uses, and is gone when the answer is there.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,8 +14,10 @@ use rustix::pipe::PipeFlags;
 
 use super::namespace::{Base, Job, Lacks, Place};
 use crate::error::{Context, Result};
+use crate::sys::boot::{self, Stage, Starter};
 use crate::sys::node::number;
 use crate::sys::process;
+use crate::sys::program::Program;
 use crate::sys::without::{Ability, VARIABLE, Without};
 
 /// The child answers within this time, or what it has not said counts as missing.
@@ -35,6 +37,8 @@ pub struct Capabilities {
     pub namespaces: Result<(), Obstacle>,
     /// FUSE in such a namespace; the version of the kernel's protocol.
     pub fuse: Result<String, Obstacle>,
+    /// The bootstrapper runs out of memory; else ranks start without it.
+    pub memfd: Result<(), Obstacle>,
 }
 
 /// How ranks see the captured files, best first.
@@ -76,7 +80,10 @@ impl Capabilities {
             Ok(()) => "ask the administrator to load the module fuse and to give /dev/fuse mode 0666".to_owned(),
             Err(_) => "namespaces come first".to_owned(),
         });
-        Ok(Capabilities { namespaces, fuse })
+        let memfd = verdict("memfd", &|| {
+            "ask the administrator for vm.memfd_noexec below 2, and whether a security module forbids it".to_owned()
+        });
+        Ok(Capabilities { namespaces, fuse, memfd: memfd.map(drop) })
     }
 
     /// The view that these abilities allow.
@@ -92,6 +99,8 @@ impl Capabilities {
 /// In the child: one line per ability, `NAME ok DETAIL` or `NAME no CAUSE`.
 fn attempt(without: &Without, out: &mut File) {
     let taken = |ability| without.has(ability).then(|| format!("{VARIABLE} forbids it"));
+    let memfd = taken(Ability::Memfd).map_or_else(|| try_memfd().map_err(|e| e.to_string()), Err);
+    say(out, "memfd", memfd.map(|()| String::new()));
     let base = match taken(Ability::Userns) {
         Some(cause) => Err(cause),
         None => Base::create(Place::Memory(1 << 20)).map_err(|failure| failure.error.bare().to_string()),
@@ -112,6 +121,18 @@ fn say(out: &mut File, name: &str, result: Result<String, String>) {
     };
     // One write: the reader may be gone, and then nobody asks any more.
     let _ = out.write_all(format!("{name} {word} {}\n", text.replace('\n', " ")).as_bytes());
+}
+
+/// Starts the bootstrapper as a rank that becomes nothing.
+fn try_memfd() -> std::io::Result<()> {
+    let plan = Program { ranks: 1, ..Program::default() }.write()?;
+    let mut starter = Starter::new(plan, Some(boot::image()?))?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    waitpid(starter.start(0, [null.as_fd(); 3])?, None)?;
+    match starter.failed(0).find(|(stage, _)| matches!(stage, Stage::Image | Stage::Boot)) {
+        Some((_, errno)) => Err(std::io::Error::from_raw_os_error(errno)),
+        None => Ok(()),
+    }
 }
 
 /// Mounts a view that nobody serves; the kernel's first request tells the version of its protocol.
@@ -213,7 +234,7 @@ mod tests {
     #[test]
     fn the_best_tier_that_is_there() {
         let no = || Obstacle { cause: String::new(), remedy: String::new() };
-        let mut found = Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()) };
+        let mut found = Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()), memfd: Ok(()) };
         assert_eq!(found.tier(), Tier::NamespaceFuse);
         found.fuse = Err(no());
         assert_eq!(found.tier(), Tier::NamespaceBinds);

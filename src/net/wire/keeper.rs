@@ -11,8 +11,8 @@ use crate::sys::boot::Stage;
 pub enum Ask {
     /// Make the session's namespaces and its store of at most `bytes`; answered by [`Tell::Store`].
     Store { directory: Option<Vec<u8>>, bytes: u64 },
-    /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, a memory
-    /// file with the [`Plan`].
+    /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan
+    /// ([`crate::sys::program::Program::write`]).
     Job { job: JobId },
     /// To a job's keeper: mount the view of these directory trees; answered by [`Tell::Fuse`], or by [`Tell::Shown`] where there is no FUSE.
     View { roots: Vec<Vec<u8>> },
@@ -28,24 +28,6 @@ pub enum Ask {
     Signal { signal: i32 },
     /// To a job's keeper: SIGTERM to every descendant, SIGKILL after `grace_ms`.
     End { grace_ms: u32 },
-}
-
-/// What the ranks of one node become, beside [`Ask::Job`].
-#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
-    pub program: Vec<u8>,
-    pub cwd: Vec<u8>,
-    /// Directory to fall back on.
-    pub home: Vec<u8>,
-    pub argv: Vec<Vec<u8>>,
-    pub env: Vec<Vec<u8>>,
-    /// Further variables: name, and the value of the rank with index 0; the next has one more.
-    pub counted: Vec<(String, u32)>,
-    pub ranks: u32,
-    /// Processor set of each rank for `sched_setaffinity(2)`; none at all: any.
-    pub masks: Vec<Vec<u8>>,
-    /// Soft and hard RLIMIT_NOFILE.
-    pub nofile: (u64, u64),
 }
 
 /// What a keeper answers.
@@ -82,9 +64,5 @@ impl Message for Ask {
 }
 
 impl Message for Tell {
-    const KIND: Kind = Kind::Keeper;
-}
-
-impl Message for Plan {
     const KIND: Kind = Kind::Keeper;
 }

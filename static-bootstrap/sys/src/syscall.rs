@@ -1,5 +1,4 @@
-//! Raw Linux system calls (the kernel's syscall ABI; `syscall(2)`): what a process may make that shares its memory, so its `errno`,
-//! with another.
+//! Raw Linux system calls (the kernel's syscall ABI; `syscall(2)`): no `errno`, so also for a process that shares another's memory.
 #![allow(unsafe_code, reason = "system calls without errno")]
 
 use core::arch::asm;
@@ -7,9 +6,13 @@ use core::arch::asm;
 /// Numbers of the calls used here (`asm/unistd.h` of each architecture).
 #[cfg(target_arch = "x86_64")]
 pub mod nr {
+    pub const CLOSE: usize = 3;
+    pub const MMAP: usize = 9;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const EXECVE: usize = 59;
+    pub const EXECVEAT: usize = 322;
     pub const DUP3: usize = 292;
+    pub const EXIT_GROUP: usize = 231;
     pub const GETPPID: usize = 110;
     pub const SETPGID: usize = 109;
     pub const CHDIR: usize = 80;
@@ -21,9 +24,13 @@ pub mod nr {
 /// Numbers of the calls used here (`asm-generic/unistd.h`).
 #[cfg(target_arch = "aarch64")]
 pub mod nr {
+    pub const CLOSE: usize = 57;
+    pub const MMAP: usize = 222;
     pub const RT_SIGPROCMASK: usize = 135;
     pub const EXECVE: usize = 221;
+    pub const EXECVEAT: usize = 281;
     pub const DUP3: usize = 24;
+    pub const EXIT_GROUP: usize = 94;
     pub const GETPPID: usize = 173;
     pub const SETPGID: usize = 154;
     pub const CHDIR: usize = 49;
