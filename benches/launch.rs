@@ -63,14 +63,15 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Local launches of `/bin/true`, in turn with a bare fork and exec loop and with MPICH's launcher, where that is installed.
+/// Local launches of `/bin/true`, in turn with a bare fork and exec loop, without the bootstrapper, and with MPICH's launcher, where that
+/// is installed.
 fn launches(count: u32, repetitions: u32) {
     let this = std::env::current_exe().expect("it is running");
     let (this, ranks) = (this.to_string_lossy(), count.to_string());
-    let mut rivals = vec![
-        vec![env!("CARGO_BIN_EXE_hpcrt"), "exec", "-q", "-n", &ranks, "--", "/bin/true"],
-        vec![&this, LOOP, &ranks],
-    ];
+    let hpcrt = ["env", "HPCRT_WITHOUT=", env!("CARGO_BIN_EXE_hpcrt"), "exec", "-q", "-n", &ranks, "--", "/bin/true"];
+    let mut direct = hpcrt.to_vec();
+    direct[1] = "HPCRT_WITHOUT=memfd";
+    let mut rivals = vec![hpcrt.to_vec(), vec![&this, LOOP, &ranks], direct];
     if Command::new("mpiexec.hydra").arg("--version").stdout(Stdio::null()).status().is_ok_and(|s| s.success()) {
         rivals.push(vec!["mpiexec.hydra", "-n", &ranks, "/bin/true"]);
     } else {
@@ -85,12 +86,16 @@ fn launches(count: u32, repetitions: u32) {
         }
     }
     let medians: Vec<(f64, f64)> = times.into_iter().map(|(wall, cpu)| (median(wall), median(cpu))).collect();
-    for (name, (wall, cpu)) in ["hpcrt", "bare fork and exec", "hydra"].iter().zip(&medians) {
+    for (name, (wall, cpu)) in
+        ["hpcrt", "bare fork and exec", "hpcrt without its bootstrapper", "hydra"].iter().zip(&medians)
+    {
         println!("{count} x /bin/true, {name}: {wall:.1} ms, {cpu:.1} ms of processor time");
     }
     let (wall, cpu) = medians[0];
     println!("{count} x /bin/true, processor time of hpcrt / bare fork and exec: {:.2}", cpu / medians[1].1);
-    if let Some(hydra) = medians.get(2) {
+    let second = (cpu - medians[2].1) * 1e3 / f64::from(count);
+    println!("{count} x /bin/true, processor time of the bootstrapper: {second:.0} us each");
+    if let Some(hydra) = medians.get(3) {
         println!("{count} x /bin/true, time of hpcrt / hydra: {:.2}", wall / hydra.0);
     }
 }

@@ -53,12 +53,11 @@ pub enum Stage {
 /// The kernel refuses memfds, or executable ones (`vm.memfd_noexec`).
 pub fn image() -> io::Result<OwnedFd> {
     // MFD_EXEC is needed where `vm.memfd_noexec` is 1, and unknown before Linux 6.3.
-    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC | MemfdFlags::EXEC).or_else(
-        |errno| match errno {
-            Errno::INVAL => rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC),
-            refused => Err(refused),
-        },
-    )?;
+    let make = |flags| rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC | flags);
+    let fd = match make(MemfdFlags::EXEC) {
+        Err(Errno::INVAL) => make(MemfdFlags::empty()),
+        made => made,
+    }?;
     rustix::io::write(&fd, BOOT)?;
     // Exec refuses a file that anybody has open for writing: reopen it read-only.
     let image = fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
@@ -201,8 +200,9 @@ impl Starter {
 
 /// The child; see the module for what it must not do.
 extern "C" fn become_rank(slot: *mut c_void) -> c_int {
-    // SAFETY: `Starter::start` passes a slot that it does not touch while this child is in its memory.
-    let Slot { block, rank, stdio, plan, image, argv, room, .. } = unsafe { &mut *slot.cast::<Slot>() };
+    let slot = slot.cast::<Slot>();
+    // SAFETY: `Starter::start` passes a slot that it does not touch while this child is in its memory, except to look at `busy`.
+    let (room, Slot { block, rank, stdio, plan, image, argv, .. }) = unsafe { ((*slot).room.as_mut_ptr(), &*slot) };
     // SAFETY: every call gets integers, or pointers to strings and arrays of the slot, which lives until exec.
     let call = |number, args| unsafe { syscall(number, args) };
     for (at, fd) in stdio.iter().enumerate() {
@@ -227,7 +227,7 @@ extern "C" fn become_rank(slot: *mut c_void) -> c_int {
         let _ = call(nr::CLOSE, [PLAN_FD, 0, 0, 0, 0, 0]);
     }
     // SAFETY: the rank is of this block, and the slot has room for its pointers.
-    unsafe { block.become_program(rank, room.as_mut_ptr()) };
+    unsafe { block.become_program(rank, room) };
     NOT_STARTED
 }
 

@@ -31,11 +31,11 @@ impl Block {
     /// # Safety
     /// If the file is a plan, then `src/sys/program.rs` wrote it, it never shrinks, and only the ranks' failures are still written.
     pub unsafe fn map(fd: usize, len: usize) -> Result<Block, u32> {
-        // SAFETY: a new mapping, at a place of the kernel's choice.
-        let base = unsafe { syscall(nr::MMAP, [0, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0]) }?;
         if len < size_of::<Plan>() {
             return Err(EINVAL);
         }
+        // SAFETY: a new mapping, at a place of the kernel's choice.
+        let base = unsafe { syscall(nr::MMAP, [0, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0]) }?;
         // SAFETY: the mapping is at least that long, aligned to a page, and stays.
         let plan = unsafe { &*(base as *const Plan) };
         let table = u64::from(plan.rank_table) + u64::from(plan.ranks) * size_of::<Rank>() as u64;
