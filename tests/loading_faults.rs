@@ -123,6 +123,11 @@ impl Victim {
             role_of => on(cluster, self.1, role(&run.mark, role_of)).pop(),
         }
     }
+
+    /// As soon as it is there.
+    fn hit(self, cluster: &Cluster, run: &Running, signal: Signal) {
+        kill(until(|| self.pid(cluster, run)), signal).unwrap();
+    }
 }
 
 /// A moment in the middle of the broadcast: the last host has 10 MB more than at the start.
@@ -199,7 +204,7 @@ fn killed_in_the_broadcast() {
         let run = exec(&cluster, USER, "").start();
         broadcast(&cluster, before);
         let since = Instant::now();
-        kill(victim.pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        victim.hit(&cluster, &run, Signal::SIGKILL);
         let done = run.end();
         let took = since.elapsed();
         report(&format!("broadcast, {victim:?}"), took, clean(&cluster), &done);
@@ -216,7 +221,7 @@ fn killed_in_the_broadcast() {
         let run = exec(&cluster, USER, "--keep-going").start();
         broadcast(&cluster, before);
         let since = Instant::now();
-        kill(Victim(Agent, host).pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        Victim(Agent, host).hit(&cluster, &run, Signal::SIGKILL);
         let done = run.end();
         let took = since.elapsed();
         report(&format!("broadcast, --keep-going, agent {host}"), took, clean(&cluster), &done);
@@ -235,7 +240,7 @@ fn killed_while_running() {
         let run = exec(&cluster, USER, HOLD).start();
         running(&cluster, &run);
         let since = Instant::now();
-        kill(victim.pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        victim.hit(&cluster, &run, Signal::SIGKILL);
         let done = run.end();
         let took = since.elapsed();
         report(&format!("running, {victim:?}"), took, clean(&cluster), &done);
@@ -294,7 +299,7 @@ fn cut(cluster: &Cluster, _: &Running) {
 }
 
 fn stop(cluster: &Cluster, run: &Running) {
-    kill(Victim(Role::Agent, 1).pid(cluster, run).unwrap(), Signal::SIGSTOP).unwrap();
+    Victim(Role::Agent, 1).hit(cluster, run, Signal::SIGSTOP);
 }
 
 #[test]
@@ -372,7 +377,7 @@ fn stores_that_are_full() {
         small_stores(&cluster, 100);
         let run = exec(&cluster, USER, &format!("{HOLD} --store /tmp/small")).start();
         running(&cluster, &run);
-        kill(Victim(victim, 2).pid(&cluster, &run).unwrap(), Signal::SIGKILL).unwrap();
+        Victim(victim, 2).hit(&cluster, &run, Signal::SIGKILL);
         run.end();
         until(|| cluster.leftovers().unwrap().iter().all(|l| !l.to_string().contains("process")).then_some(()));
         eprintln!("stores, {victim:?}");

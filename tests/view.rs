@@ -21,14 +21,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hpcrt::loader::catalog::{Catalog, Known, is_code};
 use hpcrt::loader::store::Store;
-use hpcrt::loader::view::namespace::{Base, Job, Lacks, Place};
-use hpcrt::loader::view::{Identity, Need, Setup, Skeleton, Upcall};
+use hpcrt::loader::view::namespace::{Base, Lacks, Mounts, Place};
+use hpcrt::loader::view::{Identity, Need, Setup, Siblings, Skeleton, Upcall};
 use hpcrt::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, Name, Record, Supply};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
 const NOBODY: &str = "65534";
+/// How long a question waits here.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
@@ -118,7 +120,7 @@ fn receive(socket: &UnixStream) -> Option<(String, Vec<OwnedFd>)> {
 
 fn keeper() {
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
-    let mut job = None;
+    let mut view = None;
     let mut sealed = None;
     while let Some((command, fds)) = receive(&socket) {
         let (verb, rest) = command.split_once(' ').unwrap_or((&command, ""));
@@ -138,17 +140,26 @@ fn keeper() {
                 sealed = Some(base.sealed);
                 send(&socket, "ok", &[]);
             }
-            "job" => {
-                let roots = rest.split(' ').map(|r| r.as_bytes().to_vec()).collect();
-                let mut made = Job::create(sealed.as_ref().unwrap().as_fd(), roots).map_err(|f| f.error).unwrap();
+            "view" => {
+                let roots = roots_of(rest);
+                let mut made = Mounts::create(sealed.as_ref().unwrap().as_fd(), roots).map_err(|f| f.error).unwrap();
                 match made.mount_fuse() {
-                    Ok(fuse) => send(&socket, "ok", &[&fuse]),
+                    Ok((fuse, [a, b, c])) => send(&socket, "ok", &[&fuse, &a, &b, &c]),
                     Err(f) => send(&socket, &format!("{:?} {}", f.lacks, f.error), &[]),
                 }
-                job = Some(made);
+                view = Some(made);
+            }
+            "enter" => {
+                let joined = Mounts::join(fds.try_into().unwrap(), roots_of(rest));
+                view = Some(joined.map_err(|f| f.error).unwrap());
+                send(&socket, "ok", &[]);
+            }
+            "leave" => {
+                view.take().unwrap().leave().map_err(|f| f.error).unwrap();
+                send(&socket, "ok", &[]);
             }
             "roots" => {
-                job.as_ref().unwrap().bind_roots().map_err(|f| f.error).unwrap();
+                view.as_ref().unwrap().bind_roots().map_err(|f| f.error).unwrap();
                 send(&socket, "ok", &[]);
             }
             "files" => {
@@ -156,7 +167,7 @@ fn keeper() {
                     .lines()
                     .map(|l| l.split_once(' ').unwrap())
                     .map(|(id, path)| (path.as_bytes(), id.parse().unwrap()));
-                send(&socket, &job.as_ref().unwrap().bind_files(files).to_string(), &[]);
+                send(&socket, &view.as_ref().unwrap().bind_files(files).to_string(), &[]);
             }
             "run" => {
                 let out =
@@ -167,6 +178,10 @@ fn keeper() {
             other => panic!("unknown order {other}"),
         }
     }
+}
+
+fn roots_of(words: &str) -> Vec<Vec<u8>> {
+    words.split(' ').map(|r| r.as_bytes().to_vec()).collect()
 }
 
 fn base_of(mut fds: Vec<OwnedFd>) -> Base {
@@ -439,8 +454,8 @@ fn scenario(tree: &Path) {
         log.look(&path, Need::Content);
     }
 
-    let (answer, mut fds) =
-        keeper.order(&format!("job {} {} {}", app.display(), data.display(), shared.display()), &[]);
+    let trees = format!("{} {} {}", app.display(), data.display(), shared.display());
+    let (answer, mut fds) = keeper.order(&format!("view {trees}"), &[]);
     if answer != "ok" {
         assert!(answer.contains(&format!("{:?}", Lacks::Fuse)), "{answer}");
         // Staged files are bound onto the originals then.
@@ -459,11 +474,12 @@ fn scenario(tree: &Path) {
         store,
         upcall: upcall.clone(),
         identity: Identity::current(userns),
-        deadline: Duration::from_secs(2),
+        deadline: DEADLINE,
+        siblings: Siblings::default(),
     };
     let skeleton = Arc::new(Skeleton::new(setup.clone(), roots()));
     log.skeletons.lock().unwrap().push(skeleton.clone());
-    let serving = skeleton.serve(fds.pop().unwrap(), 2).unwrap();
+    let serving = skeleton.serve(fds.remove(0), 2).unwrap();
     assert_eq!(keeper.order("roots", &[]).0, "ok");
     let bind = |paths: &[PathBuf]| {
         let mut list = String::new();
@@ -552,9 +568,8 @@ except OSError as e: assert e.errno==95,e";
     compile("int answer(void) { return 43; }", &["-shared", "-fPIC"], &tree.join("new.so"));
     fs::rename(tree.join("new.so"), app.join("lib/liba.so")).unwrap();
     log.append(&Record::Changed { path: app.join("lib/liba.so").as_os_str().as_bytes().to_vec(), exists: Some(8) });
-    wait_for("the replaced library", Duration::from_secs(1), || {
-        keeper.try_run(&format!("{}/prog", app.display())).0 == 43
-    });
+    let _ = skeleton.forgotten().recv_blocking();
+    assert_eq!(keeper.try_run(&format!("{}/prog", app.display())).0, 43);
 
     // A changed directory is listed again; what the root finds new in a directory appears.
     assert_eq!(inside("chmod 750 lib && stat -c %a lib && ls lib"), "750\nlater.txt\nliba.so\n");
@@ -611,16 +626,31 @@ print(len(os.listdir('out')))";
 
     measure(&log, &keeper, &app, &data, bind);
 
-    // A second job of the session: the same store, another view.
-    let second = Keeper::start();
-    let mut fds = vec![&base.store, &base.sealed, &base.mount];
-    fds.extend(&base.user);
-    assert_eq!(second.order("join", &fds).0, "ok");
-    let (answer, mut fds) = second.order(&format!("job {}", app.display()), &[]);
+    let joined = || {
+        let keeper = Keeper::start();
+        let mut fds = vec![&base.store, &base.sealed, &base.mount];
+        fds.extend(&base.user);
+        assert_eq!(keeper.order("join", &fds).0, "ok");
+        keeper
+    };
+    // Another job of the session with the same view, in a copy of its mounts.
+    let same = joined();
+    assert_eq!(same.order(&format!("enter {trees}"), &fds.iter().collect::<Vec<_>>()).0, "ok");
+    assert_eq!(same.order("leave", &[]).0, "ok");
+    let mounts = |keeper: &Keeper| keeper.run("cut -d' ' -f4- /proc/self/mountinfo | sort");
+    assert_eq!(mounts(&same), mounts(&keeper));
+    assert_ne!(same.run("readlink /proc/self/ns/mnt"), keeper.run("readlink /proc/self/ns/mnt"));
+    killed_while_asking(&log, &app, &skeleton, &keeper, &same);
+    same.end();
+
+    // A job with another view.
+    let second = joined();
+    let (answer, mut shared) = second.order(&format!("view {}", app.display()), &[]);
     assert_eq!(answer, "ok");
     let other = Arc::new(Skeleton::new(setup, [roots()[0].clone()]));
     log.skeletons.lock().unwrap().push(other.clone());
-    let also_serving = other.serve(fds.pop().unwrap(), 1).unwrap();
+    let also_serving = other.serve(shared.remove(0), 1).unwrap();
+    drop(shared);
     assert_eq!(second.order("roots", &[]).0, "ok");
     assert_eq!(
         second.order(&format!("files {} {}", log.id_of(&app.join("prog")), app.join("prog").display()), &[]).0,
@@ -628,23 +658,68 @@ print(len(os.listdir('out')))";
     );
     assert_eq!(second.try_run(&format!("{}/prog", app.display())).0, 43);
     assert!(second.run(&format!("ls {}", data.display())).contains("table"), "not a root of the second job");
-    // A job that is being ended does not wait for the log.
-    log.append(&Record::Changed { path: path.as_os_str().as_bytes().to_vec(), exists: Some(8) });
-    other.close();
-    let begin = Instant::now();
-    assert_ne!(second.try_run(&format!("cat {}", path.display())).0, 0);
-    assert!(begin.elapsed() < Duration::from_secs(1));
+    assert!(!mounts(&second).contains(data.to_str().unwrap()), "nor shown to it");
+    // What one of them makes is no longer absent in the other.
+    assert_eq!(keeper.try_run(&format!("cat {}/out/news", app.display())).0, 1);
+    second.run(&format!("echo news > {}/out/news", app.display()));
+    wait_for("the other view's file", Duration::from_secs(1), || {
+        keeper.try_run(&format!("cat {}/out/news", app.display())).0 == 0
+    });
 
     // Nothing remains.
     second.end();
     assert!(also_serving.wait_end(Duration::from_secs(3)), "the second view ends with its job");
-    assert!(!serving.wait_end(Duration::ZERO), "the first does not");
     keeper.end();
-    assert!(serving.wait_end(Duration::from_secs(3)), "the view ends with its job");
+    assert!(!serving.wait_end(Duration::from_millis(100)), "the first is still held");
+    drop(fds);
+    assert!(serving.wait_end(Duration::from_secs(3)), "the view ends with what holds it");
     assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), mounts_before);
     log.stop.set(()).unwrap();
     upcall.changed(b"", None);
     root.join().unwrap();
+}
+
+/// Two jobs with one view wait for the log; one of them is killed.
+fn killed_while_asking(log: &Log, app: &Path, skeleton: &Skeleton, first: &Keeper, second: &Keeper) {
+    for name in ["1silent.py", "2silent.py"] {
+        fs::write(app.join(name), "found\n").unwrap();
+        let path = app.join(name).as_os_str().as_bytes().to_vec();
+        log.append(&Record::Changed { path, exists: Some(8) });
+    }
+    let cat = |name: &str| format!("cd {}; cat {name} & p=$!; echo $p > ../pid; wait $p; echo ended $?", app.display());
+    let pid = app.join("../pid");
+    // Asks, and is killed while the answer does not come: by somebody alone, or together with its job.
+    let killed = |name: &str, job: bool| {
+        let _ = fs::remove_file(&pid);
+        thread::scope(|scope| {
+            let asks = scope.spawn(|| second.run(&cat(name)));
+            wait_for("the question", Duration::from_secs(5), || fs::read(&pid).is_ok_and(|p| p.ends_with(b"\n")));
+            thread::sleep(Duration::from_millis(300));
+            let begin = Instant::now();
+            let closing = job.then(|| skeleton.close(second.child.id()));
+            let victim = fs::read_to_string(&pid).unwrap();
+            assert!(Command::new("kill").args(["-9", victim.trim()]).status().unwrap().success());
+            let said = asks.join().unwrap();
+            assert!(said.contains("ended 137"), "{said}");
+            drop(closing);
+            begin.elapsed()
+        })
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| first.run(&format!("cat {}/1silent.py", app.display())));
+        thread::sleep(Duration::from_millis(300));
+        let alone = killed("2silent.py", false);
+        let together = killed("2silent.py", true);
+        println!("killed while asking: alone {alone:?}, with its job {together:?}");
+        assert!(alone < Duration::from_millis(1500) && together < Duration::from_millis(300), "{alone:?} {together:?}");
+        assert!(!other.is_finished(), "the other job's question waits on");
+        // This name the other job has asked about: the killed process waits for that question.
+        let behind = killed("1silent.py", true);
+        println!("killed behind another's question: {behind:?}");
+        assert!(behind < Duration::from_millis(1500), "{behind:?}");
+        log.look(&app.join("1silent.py"), Need::Content);
+        assert_eq!(other.join().unwrap(), "found\n");
+    });
 }
 
 /// Costs, printed; nothing is asserted about them.

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::signalfd::SignalFd;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid};
 
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
 use crate::Error;
-use crate::loader::view::namespace::{Base, Failure, Job as View, Lacks};
+use crate::loader::view::namespace::{Base, Failure, Lacks, Mounts, Shared};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::Status;
 use crate::net::wire::keeper::{Ask, Ended, Tell};
@@ -31,7 +31,7 @@ struct JobKeeper {
     agent: Seqpacket,
     /// The session's namespaces; `None` when the session has no views.
     base: Option<Base>,
-    view: Option<View>,
+    view: Option<Mounts>,
     starter: Starter,
     children_died: SignalFd,
     ranks: HashMap<Pid, u32>,
@@ -106,11 +106,12 @@ impl JobKeeper {
     fn handle(&mut self, ask: Ask, fds: Vec<OwnedFd>) -> io::Result<()> {
         match ask {
             Ask::Spawn { first, count } => self.spawn(first, count, fds),
-            Ask::View { roots } => self.mount_view(roots),
-            Ask::Show => match self.view.as_ref().map(View::bind_roots) {
-                Some(Err(failure)) => self.agent.send(&failed(&failure.error), &[]),
-                _ => self.agent.send(&Tell::Shown { fuse: true }, &[]),
-            },
+            Ask::View { roots } => self.mount_view(roots, fds),
+            Ask::Show => self.shown(self.view.as_ref().map_or(Ok(()), Mounts::bind_roots)),
+            Ask::Leave => {
+                let left = self.view.take().map_or(Ok(()), Mounts::leave);
+                self.shown(left)
+            }
             Ask::Bind { files } => {
                 if let Some(view) = &self.view {
                     view.bind_files(files.iter().map(|(path, id)| (&path[..], *id)));
@@ -145,23 +146,39 @@ impl JobKeeper {
         }
     }
 
+    fn shown(&self, result: Result<(), Failure>) -> io::Result<()> {
+        match result {
+            Ok(()) => self.agent.send(&Tell::Shown, &[]),
+            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+        }
+    }
+
     /// Where FUSE is missing, staged files are still bound onto the originals: contents come from the store, names do not.
-    fn mount_view(&mut self, roots: Vec<Vec<u8>>) -> io::Result<()> {
+    fn mount_view(&mut self, roots: Vec<Vec<u8>>, shared: Vec<OwnedFd>) -> io::Result<()> {
         let Some(base) = &self.base else {
             return self.failed("show the program's files", "the session has no store".to_owned());
         };
-        let mut view = match View::create(base.sealed.as_fd(), roots) {
-            Ok(view) => view,
+        let mounted = match Shared::try_from(shared) {
+            Ok(shared) => Mounts::join(shared, roots).map(|view| (view, Ok(Vec::new()))),
+            Err(_) => Mounts::create(base.sealed.as_fd(), roots).map(|mut view| {
+                let made = view.mount_fuse();
+                (view, made.map(|(fuse, shared)| [fuse].into_iter().chain(shared).collect()))
+            }),
+        };
+        let (view, fds) = match mounted {
+            Ok(mounted) => mounted,
             Err(failure) => return self.agent.send(&failed(&failure.error), &[]),
         };
-        let told = match view.mount_fuse() {
-            // Our copy is closed with this statement: while anybody had one, requests would wait for a dead agent.
-            Ok(fuse) => self.agent.send(&Tell::Fuse, &[fuse.as_fd()]),
-            Err(Failure { lacks: Some(Lacks::Fuse), .. }) => self.agent.send(&Tell::Shown { fuse: false }, &[]),
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
-        };
         self.view = Some(view);
-        told
+        match fds {
+            // Our copy of the device is closed with this function: while anybody had one, requests would wait for a dead agent.
+            Ok(fds) => {
+                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                self.agent.send(&Tell::Fuse { keeper: getpid().as_raw().cast_unsigned() }, &fds)
+            }
+            Err(Failure { lacks: Some(Lacks::Fuse), .. }) => self.agent.send(&Tell::Plain, &[]),
+            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+        }
     }
 
     fn spawn(&mut self, first: u32, count: u32, fds: Vec<OwnedFd>) -> io::Result<()> {

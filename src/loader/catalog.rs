@@ -289,13 +289,14 @@ impl Catalog {
         effects
     }
 
-    /// A change made on this node, ahead of the log: `path` is volatile now, or gone. Returns whether anybody has to be told: nobody holds
-    /// anything about what is volatile already.
-    pub fn changed_here(&mut self, path: &[u8], change: Change, now: (i64, u32)) -> bool {
+    /// A change made on this node, ahead of the log: `path` is volatile now, or gone. Returns whether the other nodes have to be told,
+    /// and whom it concerns here: nobody holds anything about what is volatile already.
+    pub fn changed_here(&mut self, path: &[u8], change: Change, now: (i64, u32)) -> (bool, Effects) {
+        let mut effects = Effects::default();
         let tell = match self.lookup(path) {
-            Known::Outside => return false,
+            Known::Outside => return (false, effects),
             // Written through a descriptor, perhaps while the name was being removed: that makes no name.
-            Known::Volatile | Known::Absent(_) if matches!(change, Change::Written(_)) => return false,
+            Known::Volatile | Known::Absent(_) if matches!(change, Change::Written(_)) => return (false, effects),
             Known::Volatile => !matches!(parent(path).map(|d| self.lookup(d)), Some(Known::Volatile)),
             _ => true,
         };
@@ -303,11 +304,11 @@ impl Catalog {
             Change::Written(kind) => Some(kind),
             Change::Named(exists) => exists,
         };
-        self.amend(path, exists, false, now, &mut Effects::default());
+        self.amend(path, exists, false, now, &mut effects);
         if tell {
             *self.told.entry(path.into()).or_default() += 1;
         }
-        tell
+        (tell, effects)
     }
 
     /// `path` turned out to exist, as a `d_type`, before the log said so.
@@ -597,27 +598,27 @@ mod tests {
     #[test]
     fn changes_where_nobody_holds_anything_are_not_told() {
         let mut c = catalog();
-        assert!(c.changed_here(b"/r/out", Change::Named(Some(kind::DIR)), NOW));
+        assert!(c.changed_here(b"/r/out", Change::Named(Some(kind::DIR)), NOW).0);
         assert_eq!(c.lookup(b"/r/out/x"), Known::Volatile);
         let entries = c.len();
-        assert!(!c.changed_here(b"/r/out/x", Change::Named(Some(kind::REG)), NOW));
-        assert!(!c.changed_here(b"/r/out/x", Change::Named(None), NOW));
+        assert!(!c.changed_here(b"/r/out/x", Change::Named(Some(kind::REG)), NOW).0);
+        assert!(!c.changed_here(b"/r/out/x", Change::Named(None), NOW).0);
         assert_eq!(c.len(), entries, "a volatile directory costs one entry");
-        assert!(c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
-        assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
-        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW));
-        assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW));
+        assert!(c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW).0);
+        assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW).0);
+        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW).0);
+        assert!(!c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW).0);
         assert_eq!(c.lookup(b"/r/a.so"), Known::Absent(Errno::NOENT));
-        assert!(!c.changed_here(b"/elsewhere", Change::Named(None), NOW));
+        assert!(!c.changed_here(b"/elsewhere", Change::Named(None), NOW).0);
     }
 
     #[test]
     fn what_comes_back_late_hides_nothing() {
         let mut c = catalog();
-        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW));
-        assert!(c.changed_here(b"/r/a.so", Change::Named(Some(kind::REG)), NOW));
-        assert!(c.changed_here(b"/r/t", Change::Named(Some(kind::REG)), NOW));
-        assert!(c.changed_here(b"/r/t", Change::Named(None), NOW));
+        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW).0);
+        assert!(c.changed_here(b"/r/a.so", Change::Named(Some(kind::REG)), NOW).0);
+        assert!(c.changed_here(b"/r/t", Change::Named(Some(kind::REG)), NOW).0);
+        assert!(c.changed_here(b"/r/t", Change::Named(None), NOW).0);
         let _ = c.apply(&changed("/r/a.so", None), NOW);
         assert_eq!(c.lookup(b"/r/a.so"), Known::Volatile);
         let _ = c.apply(&changed("/r/a.so", Some(kind::REG)), NOW);
@@ -633,10 +634,10 @@ mod tests {
     #[test]
     fn what_the_root_saw_before_hides_nothing() {
         let mut c = catalog();
-        assert!(c.changed_here(b"/r/out", Change::Named(Some(kind::DIR)), NOW));
+        assert!(c.changed_here(b"/r/out", Change::Named(Some(kind::DIR)), NOW).0);
         let _ = c.apply(&dir("/r/out", &[("old", kind::REG)]), NOW);
         assert_eq!(c.lookup(b"/r/out"), Known::Volatile, "a listing from before it was removed and made again");
-        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW));
+        assert!(c.changed_here(b"/r/a.so", Change::Named(None), NOW).0);
         let names = [("lib", kind::DIR), ("a.so", kind::REG)];
         let effects = c.apply(&dir("/r", &names), NOW);
         assert!(effects.listed.is_some());
@@ -646,7 +647,7 @@ mod tests {
         let _ = c.apply(&changed("/r/a.so", None), NOW);
         let _ = c.apply(&dir("/r", &names), NOW);
         assert_eq!(c.lookup(b"/r/a.so"), Known::Listed(kind::REG), "made again by another");
-        assert!(c.changed_here(b"/r/lib", Change::Written(kind::DIR), NOW));
+        assert!(c.changed_here(b"/r/lib", Change::Written(kind::DIR), NOW).0);
         let _ = c.apply(&dir("/r/lib", &[]), NOW);
         assert!(matches!(c.lookup(b"/r/lib"), Known::Dir { .. }), "the question is not asked in vain");
     }

@@ -139,7 +139,19 @@ pub fn leave(code: i32) -> ! {
 /// The signals that this process was started to ignore, or ignores now; signal N is bit N - 1.
 pub fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    signals(&status, "SigIgn:")
+}
+
+/// Whether a thread of any process was killed and has not left the kernel yet. False also when it cannot be asked.
+pub fn is_dying(thread: u32) -> bool {
+    // The kernel marks each thread of a process that is to end, by whatever signal.
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    ["SigPnd:", "ShdPnd:"].iter().any(|set| signals(&status, set) >> (Signal::SIGKILL as u32 - 1) & 1 == 1)
+}
+
+/// A set of signals in a status file of /proc; signal N is bit N - 1.
+fn signals(status: &str, set: &str) -> u64 {
+    let set = status.lines().find_map(|line| line.strip_prefix(set));
     set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
 }
 

@@ -16,8 +16,9 @@ use smol::{Async, Timer};
 
 use super::Node;
 use super::streams::Streams;
+use super::view::View;
 use crate::launch::{allocation, placement};
-use crate::loader::view::Skeleton;
+use crate::loader::view::Closing;
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
 use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
@@ -40,7 +41,11 @@ pub(super) struct Job {
     readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
     streams: Streams,
     warnings: RefCell<Vec<String>>,
-    view: RefCell<Option<Rc<Skeleton>>>,
+    view: RefCell<Option<Rc<View>>>,
+    /// The keeper's process, as soon as it may look into the view.
+    looks: Cell<Option<u32>>,
+    /// The job's processes are being killed.
+    closing: RefCell<Option<Closing>>,
     /// Closed when the job is to end, started or not.
     abort: (Sender<()>, Receiver<()>),
     /// Ranks were asked for.
@@ -104,6 +109,8 @@ impl Job {
             streams: Streams::new().op("watch the output of ranks")?,
             warnings: RefCell::default(),
             view: RefCell::default(),
+            looks: Cell::default(),
+            closing: RefCell::default(),
             abort: bounded(1),
             started: Cell::new(false),
             start_failed: Cell::new(false),
@@ -122,24 +129,26 @@ impl Job {
     pub(super) fn end(self: &Rc<Self>, grace_ms: u32) {
         // The kernel does not let a process die while it waits for an answer of the view: neither a rank nor a keeper that binds files.
         let grace = if self.started.get() { Duration::from_millis(grace_ms.into()) } else { Duration::ZERO };
-        if let Some(view) = &*self.view.borrow() {
-            if grace.is_zero() {
-                view.close();
-            } else {
-                let this = Rc::downgrade(self);
-                let close = async move {
-                    Timer::after(grace).await;
-                    if let Some(job) = this.upgrade()
-                        && let Some(view) = &*job.view.borrow()
-                    {
-                        view.close();
-                    }
-                };
-                self.node.tasks.spawn(close).detach();
-            }
+        if grace.is_zero() {
+            self.close();
+        } else {
+            let this = Rc::downgrade(self);
+            let close = async move {
+                Timer::after(grace).await;
+                if let Some(job) = this.upgrade() {
+                    job.close();
+                }
+            };
+            self.node.tasks.spawn(close).detach();
         }
         self.abort.0.close();
         self.ask(Ask::End { grace_ms });
+    }
+
+    fn close(&self) {
+        if let (Some(view), Some(keeper)) = (&*self.view.borrow(), self.looks.get()) {
+            self.closing.borrow_mut().get_or_insert_with(|| view.skeleton.close(keeper));
+        }
     }
 
     fn ask(self: &Rc<Self>, ask: Ask) {
@@ -205,27 +214,22 @@ impl Job {
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
-        let avoided = self.view.borrow_mut().take().map_or(0, |view| view.avoided());
+        self.closing.borrow_mut().take();
+        let avoided = self.view.borrow_mut().take().map_or(0, |view| view.skeleton.take_avoided());
+        self.node.views.tidy();
         let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
         self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), avoided }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
     }
 
-    /// Makes the view, if the job has one, and waits until its files are here.
+    /// Shows the job its view, if it has one, complete with its files.
     async fn show(self: &Rc<Self>) -> Result<()> {
         let replica = self.node.replica.borrow().clone();
         let Some(replica) = replica.filter(|_| !self.launch.roots.is_empty()) else { return Ok(()) };
         replica.reserve(self.launch.bytes)?;
-        let roots = &self.launch.roots;
-        self.tell_keeper(&Ask::View { roots: roots.clone() }, &[]).await.map_err(|e| unheard("mount the view", e))?;
-        let view = replica.view(roots);
-        let served = self.shown().await?;
-        let named = served.is_some();
-        if let Some(fuse) = served {
-            let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-            view.serve(fuse, threads.clamp(2, 8))?;
-            *self.view.borrow_mut() = Some(view);
-        } else {
+        let view = self.node.views.of(&self.launch.roots, &replica);
+        let named = self.mount(&view).await?;
+        if !named {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
             self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
         }
@@ -235,34 +239,80 @@ impl Job {
             return Err(error);
         }
         // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
-        if named {
-            self.tell_keeper(&Ask::Show, &[]).await.map_err(|e| unheard("mount the view", e))?;
-            self.shown().await?;
-        }
-        for files in batches(replica.images(roots)) {
-            self.tell_keeper(&Ask::Bind { files }, &[]).await.map_err(|e| unheard("bind the program's files", e))?;
-        }
+        self.complete(&view, replica.images(&view.roots), named).await?;
         let (job, node) = (self.launch.job, self.node.id);
         self.node.report(&Report::Loaded { job, node, bytes: replica.bytes() }).await;
         Ok(())
     }
 
-    /// What the keeper answers about the view: the mounted file system to serve, or nothing when all is done.
-    async fn shown(&self) -> Result<Option<OwnedFd>> {
+    /// Has the keeper mount the view or join it; false when there is no FUSE.
+    async fn mount(&self, view: &Rc<View>) -> Result<bool> {
+        let mut mounted = view.mounted.lock().await;
+        let shared: Vec<_> = mounted.iter().flat_map(|m| &m.shared).map(AsFd::as_fd).collect();
+        self.tell_keeper(&Ask::View { roots: view.roots.clone() }, &shared)
+            .await
+            .map_err(|e| unheard("mount the view", e))?;
+        match self.heard().await? {
+            (Tell::Fuse { keeper }, fds) => {
+                if mounted.is_none() {
+                    *mounted = Some(view.serve(fds)?);
+                }
+                self.looks.set(Some(keeper));
+                *self.view.borrow_mut() = Some(Rc::clone(view));
+                Ok(true)
+            }
+            (Tell::Plain, _) => Ok(false),
+            (other, _) => Err(misunderstood(&other)),
+        }
+    }
+
+    /// Has the keeper add to the view what it still lacks and take a copy of it; where names are not served, bind all files.
+    async fn complete(&self, view: &View, images: Vec<(Vec<u8>, FileId)>, named: bool) -> Result<()> {
+        let unheard = |error| unheard("show the program's files", error);
+        if named {
+            // Of files that were replaced since the last job, before the new ones are bound or read.
+            let _ = view.skeleton.forgotten().recv().await;
+        }
+        let mut mounted = view.mounted.lock().await;
+        let mounted = mounted.as_mut().filter(|_| named);
+        if mounted.as_ref().is_some_and(|m| !m.shown) {
+            self.tell_keeper(&Ask::Show, &[]).await.map_err(unheard)?;
+            self.shown().await?;
+        }
+        let is_new = |(path, id): &(Vec<u8>, FileId)| mounted.as_ref().is_none_or(|m| m.bound.get(path) != Some(id));
+        for files in batches(images.iter().filter(|file| is_new(file)).cloned()) {
+            self.tell_keeper(&Ask::Bind { files }, &[]).await.map_err(unheard)?;
+        }
+        if let Some(mounted) = mounted {
+            self.tell_keeper(&Ask::Leave, &[]).await.map_err(unheard)?;
+            self.shown().await?;
+            mounted.shown = true;
+            mounted.bound = images.into_iter().collect();
+        }
+        Ok(())
+    }
+
+    /// What the keeper answers about the view.
+    async fn heard(&self) -> Result<(Tell, Vec<OwnedFd>)> {
         let heard = self.keeper.read_with(Seqpacket::receive_now::<Tell>).await.op("mount the view")?;
         match heard {
-            Some((Tell::Fuse, mut fds)) if fds.len() == 1 => Ok(fds.pop()),
-            Some((Tell::Shown { .. }, _)) => Ok(None),
             Some((Tell::Failed { error }, _)) => Err(Error::new("show the program's files", error)),
+            Some(heard) => Ok(heard),
             None => Err(keeper_killed()),
-            other => Err(Error::new("show the program's files", format!("the keeper answered {other:?}"))),
+        }
+    }
+
+    async fn shown(&self) -> Result<()> {
+        match self.heard().await? {
+            (Tell::Shown, _) => Ok(()),
+            (other, _) => Err(misunderstood(&other)),
         }
     }
 
     /// Watches over a keeper that has nothing to say until it is asked.
     async fn keeper_gone(&self) -> Result<()> {
-        self.shown().await?;
-        Err(Error::new("show the program's files", "the keeper spoke without being asked"))
+        let (word, _) = self.heard().await?;
+        Err(misunderstood(&word))
     }
 
     async fn spawn(self: &Rc<Self>) -> Result<()> {
@@ -393,13 +443,18 @@ fn keeper_killed() -> Error {
     Error::new("run the job", "its keeper on this node was killed")
 }
 
+/// A keeper said what it was not asked.
+fn misunderstood(word: &Tell) -> Error {
+    Error::new("show the program's files", format!("the keeper answered {word:?}"))
+}
+
 /// A keeper could not be told something.
 fn unheard(operation: &'static str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::BrokenPipe { keeper_killed() } else { Error::new(operation, error) }
 }
 
 /// Files to bind, in messages of a size that a datagram carries.
-fn batches(files: Vec<(Vec<u8>, FileId)>) -> Vec<Vec<(Vec<u8>, FileId)>> {
+fn batches(files: impl IntoIterator<Item = (Vec<u8>, FileId)>) -> Vec<Vec<(Vec<u8>, FileId)>> {
     /// What a file costs beside its path.
     const OVERHEAD: usize = 32;
     let mut batches: Vec<Vec<_>> = Vec::new();

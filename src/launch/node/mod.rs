@@ -3,6 +3,7 @@
 mod job;
 mod replica;
 mod streams;
+mod view;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use smol::{Async, LocalExecutor, Timer};
 
 use self::job::Job;
 use self::replica::{Replica, feeders};
+use self::view::Views;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::{agent, keeper};
@@ -109,6 +111,7 @@ pub(super) struct Node {
     /// The store, until the log needs it.
     store: RefCell<Option<OwnedFd>>,
     replica: RefCell<Option<Rc<Replica>>>,
+    views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
     jobs: RefCell<HashMap<JobId, Rc<Job>>>,
@@ -170,6 +173,7 @@ async fn live(
         arrivals,
         store: RefCell::new(store),
         replica: RefCell::default(),
+        views: Views::default(),
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
     });

@@ -16,7 +16,7 @@ use super::Node;
 use crate::loader::catalog::{Catalog, is_below, parent};
 use crate::loader::chunk;
 use crate::loader::store::Store;
-use crate::loader::view::{DEADLINE, Identity, Setup, Skeleton, Upcall};
+use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, LinkError, Packet};
 use crate::net::listen;
@@ -46,6 +46,7 @@ pub(super) struct Replica {
     identity: Identity,
     upcall: Arc<Questions>,
     views: RefCell<Vec<std::rc::Weak<Skeleton>>>,
+    siblings: Siblings,
     /// Files whose content is coming, by number.
     coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
     /// Files that were begun in the store.
@@ -120,6 +121,7 @@ impl Replica {
             identity: Identity::current(mapped),
             upcall: Arc::new(Questions(ask)),
             views: RefCell::default(),
+            siblings: Siblings::default(),
             coming: RefCell::default(),
             announced: RefCell::default(),
             lost: RefCell::default(),
@@ -153,8 +155,8 @@ impl Replica {
         self.store.reserve(bytes)
     }
 
-    /// A view of these directory trees, fed by this replica.
-    pub(super) fn view(&self, roots: &[Vec<u8>]) -> Rc<Skeleton> {
+    /// The skeleton of a view of these directory trees, fed by this replica.
+    pub(super) fn skeleton(&self, roots: &[Vec<u8>]) -> Rc<Skeleton> {
         self.catalog.write().unwrap_or_else(PoisonError::into_inner).add_roots(roots.to_vec());
         let setup = Setup {
             catalog: Arc::clone(&self.catalog),
@@ -162,6 +164,7 @@ impl Replica {
             upcall: Arc::clone(&self.upcall) as Arc<dyn Upcall>,
             identity: self.identity.clone(),
             deadline: DEADLINE,
+            siblings: self.siblings.clone(),
         };
         let view = Rc::new(Skeleton::new(setup, roots.to_vec()));
         self.views.borrow_mut().push(Rc::downgrade(&view));

@@ -9,9 +9,11 @@ use fuser::{
     Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyData, ReplyOpen,
 };
 
+use rustix::fs::Stat;
+
 use super::handles::Handle;
 use super::inodes::TOP;
-use super::parked::{Key, Question, Waiting};
+use super::parked::{Asked, Key, Question, Waiting};
 use super::skeleton::{Need, View};
 use super::{attributes, original};
 use crate::loader::catalog::{Change, Known, Listing, join, kind};
@@ -38,24 +40,24 @@ pub(super) fn errno(e: rustix::io::Errno) -> Errno {
 }
 
 impl View {
-    /// Answers now, or when the log has said more, or refuses at `until`.
-    pub(super) fn answer(&self, question: Question, until: Instant) {
+    /// Answers now, or when the log has said more, or refuses when the time is over.
+    pub(super) fn answer(&self, question: Question, asked: Asked) {
         match question {
             Question::Lookup { parent: TOP, ref name, .. } => {
                 let index = name.to_str().and_then(|n| n.parse::<usize>().ok());
                 match index.and_then(|i| self.roots.get(i)) {
-                    Some(root) => self.answer_about(root, question, until),
+                    Some(root) => self.answer_about(root, question, asked),
                     None => question.refuse(Errno::ENOENT),
                 }
             }
             Question::Lookup { parent, ref name, .. } => match self.path(parent) {
-                Some(directory) => self.answer_about(&join(&directory, name.as_bytes()), question, until),
+                Some(directory) => self.answer_about(&join(&directory, name.as_bytes()), question, asked),
                 None => question.refuse(Errno::ESTALE),
             },
             Question::Getattr { ino: TOP, reply } => reply.attr(&STABLE, &attributes::top()),
             Question::Getattr { ino, .. } | Question::Readlink { ino, .. } | Question::Opendir { ino, .. } => {
                 match self.path(ino) {
-                    Some(path) => self.answer_about(&path, question, until),
+                    Some(path) => self.answer_about(&path, question, asked),
                     None => self.answer_nameless(ino, question),
                 }
             }
@@ -63,15 +65,16 @@ impl View {
                 Some(path) if flags.acc_mode() != OpenAccMode::O_RDONLY => {
                     self.open_original(ino, &path, flags, FopenFlags::empty(), reply);
                 }
-                Some(path) => self.answer_about(&path, Question::Open { ino, flags, reply }, until),
+                Some(path) => self.answer_about(&path, Question::Open { ino, flags, reply }, asked),
                 None => reply.error(Errno::ESTALE),
             },
-            Question::Read { fh, offset, size, reply } => self.read(fh, offset, size, reply, until),
+            Question::Read { fh, offset, size, reply } => self.read(fh, offset, size, reply, asked),
         }
     }
 
-    pub(super) fn ask(&self, question: Question) {
-        self.answer(question, Instant::now() + self.setup.deadline);
+    /// `by`: the number of the thread that asks.
+    pub(super) fn ask(&self, by: u32, question: Question) {
+        self.answer(question, Asked { by, until: Instant::now() + self.setup.deadline });
     }
 
     pub(super) fn path(&self, ino: u64) -> Option<Arc<[u8]>> {
@@ -89,7 +92,7 @@ impl View {
     }
 
     /// What is known about `path`, or the question is parked. Parked with the catalog locked: what is applied afterwards wakes it.
-    fn facts(&self, path: &[u8], question: Question, until: Instant) -> Option<(Facts, Question)> {
+    fn facts(&self, path: &[u8], question: Question, asked: Asked) -> Option<(Facts, Question)> {
         let catalog = self.catalog();
         let need = question.need();
         match catalog.lookup(path) {
@@ -101,7 +104,7 @@ impl View {
             Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),
             Known::Listed(_) | Known::Unknown => {}
         }
-        let first = self.park(Key::Path(path.into()), question, until)?;
+        let first = self.park(Key::Path(path.into()), question, asked)?;
         drop(catalog);
         if first {
             self.setup.upcall.want(path, need);
@@ -109,20 +112,17 @@ impl View {
         None
     }
 
-    /// `None`: the job is ending, and the question was refused. Otherwise whether nobody else waits for `key`.
-    fn park(&self, key: Key, question: Question, until: Instant) -> Option<bool> {
-        let mut parked = self.parked();
-        // With the lock, so that `Skeleton::close` finds it parked or is found here.
-        if self.closed.load(Ordering::SeqCst) {
-            drop(parked);
+    /// `None`: who asks is being killed, and was refused. Otherwise whether nobody else waits for `key`.
+    fn park(&self, key: Key, question: Question, asked: Asked) -> Option<bool> {
+        if self.is_doomed(asked.by) {
             question.refuse(Errno::EIO);
             return None;
         }
-        Some(parked.park(key, Waiting { question, until, asked: Instant::now() }))
+        Some(self.parked().park(key, Waiting { question, asked, wanted: Instant::now() }))
     }
 
-    fn answer_about(&self, path: &[u8], question: Question, until: Instant) {
-        let Some((facts, question)) = self.facts(path, question, until) else { return };
+    fn answer_about(&self, path: &[u8], question: Question, asked: Asked) {
+        let Some((facts, question)) = self.facts(path, question, asked) else { return };
         let passed_on = match facts {
             Facts::Volatile => true,
             Facts::File(_, Supply::Original | Supply::OnOpen) => matches!(question, Question::Open { .. }),
@@ -142,10 +142,9 @@ impl View {
                 let none = FileAttr { ino: INodeNo(0), ..attributes::top() };
                 reply.entry(&STABLE, &none, Generation(0));
             }
-            (Question::Lookup { reply, .. }, Facts::Volatile) => match self.look_up_original(path) {
-                Ok(attr) => reply.entry(&VOLATILE, &attr, Generation(0)),
-                Err(e) => reply.error(errno(e)),
-            },
+            (question @ Question::Lookup { .. }, Facts::Volatile) => {
+                self.answer_from_original(path, question, original::stat(path));
+            }
             (Question::Getattr { ino, reply }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 self.inodes().mark_stable(ino);
                 reply.attr(&STABLE, &attributes::of_record(&attr, ino, &self.setup.identity));
@@ -182,6 +181,15 @@ impl View {
             (question, Facts::Absent(e)) => question.refuse(e),
             // The name means something else than when the kernel looked it up.
             (question, _) => question.refuse(Errno::ESTALE),
+        }
+    }
+
+    /// Answers a look-up with what the original is now; the kernel remembers nothing of it.
+    pub(super) fn answer_from_original(&self, path: &[u8], question: Question, original: rustix::io::Result<Stat>) {
+        let Question::Lookup { reply, .. } = question else { return question.refuse(Errno::EIO) };
+        match original {
+            Ok(stat) => reply.entry(&VOLATILE, &self.known_as(path, &stat), Generation(0)),
+            Err(e) => reply.error(errno(e)),
         }
     }
 
@@ -222,7 +230,7 @@ impl View {
         }
     }
 
-    fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData, until: Instant) {
+    fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData, asked: Asked) {
         let handle = self.handles.get(fh);
         let file = match handle.as_deref() {
             Some(Handle::Original { file, .. }) => file,
@@ -237,7 +245,7 @@ impl View {
                         Some(true) => file,
                         Some(false) => {
                             let question = Question::Read { fh, offset, size, reply };
-                            self.park(Key::Content(*id), question, until);
+                            self.park(Key::Content(*id), question, asked);
                             return;
                         }
                         None => {

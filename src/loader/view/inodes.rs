@@ -64,6 +64,10 @@ impl Inodes {
         id
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     pub(super) fn get(&self, id: u64) -> Option<&Node> {
         self.nodes.get(&id)
     }

@@ -16,4 +16,4 @@ pub mod skeleton;
 mod ssh;
 
 pub use attributes::Identity;
-pub use skeleton::{DEADLINE, Need, Serving, Setup, Skeleton, Upcall};
+pub use skeleton::{Closing, DEADLINE, Need, Serving, Setup, Siblings, Skeleton, Upcall};

@@ -1,8 +1,10 @@
 //! The keeper's side: namespaces and mounts. For a fresh, single-threaded process (the kernel lets no other join a user namespace).
 //!
 //! A session has one *base* per node: a user namespace (for ordinary users; one for all ranks, so that they can read each other's memory) and
-//! a mount namespace that holds the store. Each job copies the mount namespace and mounts its view into the copy.
-//! Only the descriptors of the base and the processes inside keep it alive, so nothing can be left behind.
+//! a mount namespace that holds the store. Each *view*, a set of directories to show, has a copy of that mount namespace with its mounts in it,
+//! and each job runs in a copy of its view's: so jobs with the same roots share one FUSE file system and what the kernel remembers of it, and
+//! jobs with others see nothing of it. Only descriptors (the keeper's of the base, the agent's of the views) and the processes inside keep
+//! namespaces alive, so nothing can be left behind.
 //!
 //! Only mounts attached in one's own mount namespace can be bound from (a detached one only since Linux 6.15), and every existing
 //! directory shows something. So a helper mount is stacked on a directory and covered again by what that directory showed;
@@ -111,12 +113,8 @@ impl Base {
         if !root && let Err(error) = super::ssh::own_configuration(store.as_fd(), &sealed) {
             log::warn!("{error}: ssh may refuse its configuration in ranks");
         }
-        let namespace = |name: &str| {
-            let path = format!("/proc/self/ns/{name}");
-            rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).op_on("open", path)
-        };
-        let user = if root { None } else { Some(namespace("user")?) };
-        let mount = namespace("mnt")?;
+        let user = if root { None } else { Some(open_namespace("user")?) };
+        let mount = open_namespace("mnt")?;
         rustix::process::chdir("/").op_on("enter", "/")?;
         Ok(Base { user, mount, store, sealed, directory })
     }
@@ -190,37 +188,60 @@ fn open_directory(path: impl AsRef<Path>, how: OFlags) -> Result<OwnedFd, Error>
     rustix::fs::open(path.as_ref(), flags, Mode::empty()).op_on("open", path)
 }
 
+/// The namespace that this process is in.
+fn open_namespace(kind: &str) -> Result<OwnedFd, Error> {
+    let path = format!("/proc/self/ns/{kind}");
+    rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).op_on("open", path)
+}
+
 /// A path to `name` in a directory known by descriptor.
 pub(super) fn of(directory: &impl AsFd, name: &str) -> String {
     format!("/proc/self/fd/{}/{name}", directory.as_fd().as_raw_fd())
 }
 
-/// A job's own mount namespace.
+/// What [`Mounts::join`] needs: the view's namespace, and in it the store and the top of the skeleton. The view exists as long as anybody has
+/// these open.
+pub type Shared = [OwnedFd; 3];
+
+/// The mount namespace of a view, and the process in it. Processes that are started now see the view and whatever is still added to it,
+/// those started after [`Mounts::leave`] a copy of what it is then.
 #[derive(Debug)]
-pub struct Job {
+pub struct Mounts {
+    /// [`Base::sealed`] in this namespace.
     sealed: OwnedFd,
     roots: Vec<Vec<u8>>,
     top: Option<OwnedFd>,
 }
 
-impl Job {
+impl Mounts {
     /// Copies the base's mount namespace, in which the process is; everything in the copy shows the originals still. To be called once.
     /// `sealed`: [`Base::sealed`]. `roots`: the same, in the same order, as the skeleton's. The working directory becomes `/`.
-    pub fn create(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<Job> {
+    pub fn create(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<Mounts> {
         if let Some(inner) = roots.iter().find(|r| roots.iter().any(|outer| is_below(r, outer))) {
             return Err(Error::new("show", "it lies inside another root of the view").on(text(inner)).into());
         }
         rustix::process::fchdir(sealed).op("enter the store")?;
-        unshare(CloneFlags::CLONE_NEWNS).map_err(|e| forbidden("make the job's mount namespace", e))?;
+        unshare(CloneFlags::CLONE_NEWNS).map_err(|e| forbidden("make the view's mount namespace", e))?;
         let sealed = open_directory(".", OFlags::PATH)?;
         rustix::process::chdir("/").op_on("enter", "/")?;
-        Ok(Job { sealed, roots, top: None })
+        Ok(Mounts { sealed, roots, top: None })
+    }
+
+    /// Enters the namespace of a view with these roots that another process made. The working directory becomes `/`.
+    pub fn join([namespace, sealed, top]: Shared, roots: Vec<Vec<u8>>) -> Result<Mounts> {
+        setns(&namespace, CloneFlags::CLONE_NEWNS).op("join the view's mount namespace")?;
+        Ok(Mounts { sealed, roots, top: Some(top) })
+    }
+
+    /// Copies the namespace once more: from now on no mount here or there concerns the other.
+    pub fn leave(self) -> Result<()> {
+        Ok(unshare(CloneFlags::CLONE_NEWNS).op("make the job's mount namespace")?)
     }
 
     /// Mounts the view's file system. The descriptor is for [`super::Skeleton::serve`] in another process; until that returns nothing
     /// below the first root can be reached. To be closed here once passed on: as long as anybody has it open, requests wait for an
-    /// agent, even a dead one. When this fails, [`Job::bind_files`] still works, directly onto the originals.
-    pub fn mount_fuse(&mut self) -> Result<OwnedFd> {
+    /// agent, even a dead one. When this fails, [`Mounts::bind_files`] still works, directly onto the originals.
+    pub fn mount_fuse(&mut self) -> Result<(OwnedFd, Shared)> {
         let first = self.roots.first().ok_or_else(|| Error::new("show the program's directories", "there are none"))?;
         // The device belongs to the user namespace it was opened in, and the mount has to agree: only a keeper can open it.
         let fuse = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(no_fuse)?;
@@ -230,8 +251,11 @@ impl Job {
                 Errno::PERM | Errno::NODEV | Errno::ACCESS => no_fuse(e),
                 e => not_mounted(first, e),
             })?;
-        self.top = Some(open_directory(text(first), OFlags::PATH)?);
-        Ok(fuse)
+        let top = open_directory(text(first), OFlags::PATH)?;
+        let copy = |fd: &OwnedFd| fd.try_clone().op("share the view");
+        let shared = [open_namespace("mnt")?, copy(&self.sealed)?, copy(&top)?];
+        self.top = Some(top);
+        Ok((fuse, shared))
     }
 
     /// Puts the view over the original directories, once it is served. Without FUSE there is nothing to do.

@@ -1,6 +1,6 @@
 //! Questions of the kernel that wait for the log. A FUSE thread never waits; the question does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,11 @@ pub(super) enum Question {
 }
 
 impl Question {
+    /// Others who look up the same name, or change its directory, wait in the kernel until this is answered, and cannot be killed.
+    pub(super) fn is_lookup(&self) -> bool {
+        matches!(self, Question::Lookup { .. })
+    }
+
     /// What has to be known about its path.
     pub(super) fn need(&self) -> Need {
         if matches!(self, Question::Open { .. }) { Need::Content } else { Need::Attributes }
@@ -44,12 +49,20 @@ pub(super) enum Key {
     Content(FileId),
 }
 
+/// Who asked, and how long he may have to wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// The number of the thread; 0 when it is hidden from this process.
+    pub(super) by: u32,
+    pub(super) until: Instant,
+}
+
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) question: Question,
-    pub(super) until: Instant,
+    pub(super) asked: Asked,
     /// When the root was asked last because of it.
-    pub(super) asked: Instant,
+    pub(super) wanted: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -85,8 +98,8 @@ impl Parked {
         let mut again = Vec::new();
         for (key, queue) in &mut self.waiting {
             let Key::Path(path) = key else { continue };
-            for waiting in queue.iter_mut().filter(|w| w.asked + patience <= now) {
-                waiting.asked = now;
+            for waiting in queue.iter_mut().filter(|w| w.wanted + patience <= now) {
+                waiting.wanted = now;
                 again.push((path.clone(), waiting.question.need()));
             }
         }
@@ -98,17 +111,27 @@ impl Parked {
         self.waiting.remove(key).unwrap_or_default()
     }
 
-    pub(super) fn take_all(&mut self) -> Vec<Waiting> {
-        self.waiting.drain().flat_map(|(_, queue)| queue).collect()
+    /// Who waits.
+    pub(super) fn askers(&self) -> HashSet<u32> {
+        self.waiting.values().flatten().map(|w| w.asked.by).collect()
     }
 
-    /// Those whose time is over.
-    pub(super) fn expired(&mut self, now: Instant) -> Vec<(Key, Waiting)> {
-        let mut over = Vec::new();
+    /// Names that somebody looks up.
+    pub(super) fn looked_up(&self) -> impl Iterator<Item = Box<[u8]>> {
+        let lookups = self.waiting.iter().filter(|(_, queue)| queue.iter().any(|w| w.question.is_lookup()));
+        lookups.filter_map(|(key, _)| match key {
+            Key::Path(path) => Some(path.clone()),
+            Key::Content(_) => None,
+        })
+    }
+
+    /// Takes out those that fulfil a condition.
+    pub(super) fn take_if(&mut self, wanted: impl Fn(&Key, &Waiting) -> bool) -> Vec<(Key, Waiting)> {
+        let mut taken = Vec::new();
         self.waiting.retain(|key, queue| {
-            over.extend(queue.extract_if(.., |w| w.until <= now).map(|w| (key.clone(), w)));
+            taken.extend(queue.extract_if(.., |w| wanted(key, w)).map(|w| (key.clone(), w)));
             !queue.is_empty()
         });
-        over
+        taken
     }
 }

@@ -12,7 +12,7 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::pipe::PipeFlags;
 
-use super::namespace::{Base, Job, Lacks, Place};
+use super::namespace::{Base, Lacks, Mounts, Place};
 use crate::error::{Context, Result};
 use crate::sys::boot::{self, Stage, Starter};
 use crate::sys::node::number;
@@ -137,8 +137,8 @@ fn try_memfd() -> std::io::Result<()> {
 
 /// Mounts a view that nobody serves; the kernel's first request tells the version of its protocol.
 fn try_fuse(base: &Base) -> Result<String, String> {
-    let mounted = Job::create(base.sealed.as_fd(), vec![b"/usr".to_vec()]).and_then(|mut job| job.mount_fuse());
-    let fuse = mounted.map_err(|failure| {
+    let mounted = Mounts::create(base.sealed.as_fd(), vec![b"/usr".to_vec()]).and_then(|mut view| view.mount_fuse());
+    let (fuse, _) = mounted.map_err(|failure| {
         let what = if failure.lacks == Some(Lacks::Fuse) { "" } else { "the view: " };
         format!("{what}{}", failure.error.bare())
     })?;

@@ -103,24 +103,24 @@ impl Filesystem for Server {
         Ok(())
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.0.ask(Question::Lookup { parent: parent.0, name: name.to_owned(), reply });
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.0.ask(request.pid(), Question::Lookup { parent: parent.0, name: name.to_owned(), reply });
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
         self.0.inodes().forget(ino.0, nlookup);
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.0.ask(Question::Getattr { ino: ino.0, reply });
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.0.ask(request.pid(), Question::Getattr { ino: ino.0, reply });
     }
 
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        self.0.ask(Question::Readlink { ino: ino.0, reply });
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.0.ask(request.pid(), Question::Readlink { ino: ino.0, reply });
     }
 
-    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.0.ask(Question::Opendir { ino: ino.0, reply });
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.0.ask(request.pid(), Question::Opendir { ino: ino.0, reply });
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
@@ -140,13 +140,13 @@ impl Filesystem for Server {
         finish(sync(), reply);
     }
 
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.0.ask(Question::Open { ino: ino.0, flags, reply });
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.0.ask(request.pid(), Question::Open { ino: ino.0, flags, reply });
     }
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -155,7 +155,7 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.0.ask(Question::Read { fh: fh.0, offset, size, reply });
+        self.0.ask(request.pid(), Question::Read { fh: fh.0, offset, size, reply });
     }
 
     fn write(

@@ -1,11 +1,12 @@
-//! The FUSE file system of a job on a node: one superblock, whose top directory has the view's roots as children `0`, `1`, ...
-//! The keeper binds each over its original directory.
+//! The FUSE file system of a view on a node: one superblock, whose top directory has the view's roots as children `0`, `1`, ...
+//! A keeper binds each over its original directory. Jobs with the same roots share it, so that the kernel knows the names already.
 //!
 //! What is stable in the catalog is given to the kernel without time limit, so a program's second look costs no request; what is
 //! volatile with a limit of zero; what is unknown makes the question wait, never the thread, until the log answers.
 //!
 //! Three threads stand beside FUSE's own, because they may wait for each other: invalidating a name waits for the kernel's lock on its
-//! directory, which a waiting question may hold; so questions are answered by another thread, and only the log feeds both.
+//! directory, which a waiting question may hold; so questions are answered by another thread, and only the log feeds both. Either may wait
+//! for the shared file system; the third, which refuses what is late and what the killed ask, never waits.
 //! A change made on this node is not invalidated on this node by its own handler: the kernel holds the directory and already knows.
 //!
 //! Not implemented: POSIX and BSD locks are the kernel's, so they bind the processes of one node only. Extended attributes are not shown.
@@ -15,23 +16,32 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
+use rustix::fs::Stat;
 
 use super::handles::Handles;
 use super::inodes::Inodes;
-use super::parked::{Key, Parked};
+use super::parked::{Key, Parked, Waiting};
 use super::server::Server;
 use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
 pub use crate::net::wire::control::Need;
+use crate::sys::process;
+
+/// Time between two looks for questions that are late or whose askers were killed,
+const SWEEP: Duration = Duration::from_secs(1);
+/// and while a job is being killed.
+const SWEEP_CLOSING: Duration = Duration::from_millis(10);
+/// A job that is being killed longer than this may wait behind a question of another one.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long a question should wait for the log, in general; see [`Setup::deadline`].
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -56,7 +66,12 @@ pub struct Setup {
     pub identity: Identity,
     /// A question waits for the log at most this long (and a second more); then the program gets `EIO`.
     pub deadline: Duration,
+    pub siblings: Siblings,
 }
+
+/// The views on a node: a change made through one of them is news to the kernel's memory of the others.
+#[derive(Debug, Clone, Default)]
+pub struct Siblings(Arc<Mutex<Vec<Weak<View>>>>);
 
 impl std::fmt::Debug for Setup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -73,19 +88,23 @@ struct Stale {
     paths: Vec<Box<[u8]>>,
     /// See [`Effects::own`].
     own: bool,
+    /// Closed when this and all before it is forgotten.
+    done: Option<async_channel::Sender<()>>,
 }
 
 #[derive(Debug)]
 struct Idle {
     to_answer: Receiver<Vec<Key>>,
     to_invalidate: Receiver<Stale>,
+    to_sweep: Receiver<()>,
 }
 
-/// A job's view on one node.
+/// A view on one node.
 #[derive(Debug)]
 pub struct Skeleton {
     view: Arc<View>,
     woken: Sender<Vec<Key>>,
+    swept: Sender<()>,
     /// The receivers of the threads that [`Skeleton::serve`] starts.
     idle: Mutex<Option<Idle>>,
 }
@@ -101,15 +120,39 @@ pub(super) struct View {
     stale: Mutex<Sender<Stale>>,
     /// Files that jobs on this node wrote: what the root read of them may be older.
     written: Mutex<HashSet<Box<[u8]>>>,
-    pub(super) closed: AtomicBool,
+    closing: Mutex<Vec<Closed>>,
+    /// Names that [`View::look_up_originals`] is busy with.
+    sought: Mutex<HashSet<Box<[u8]>>>,
     /// Questions answered from the catalog or the store.
     pub(super) avoided: AtomicU64,
+}
+
+/// A job that is being killed.
+#[derive(Debug, Clone, Copy)]
+struct Closed {
+    keeper: u32,
+    since: Instant,
+}
+
+/// While this exists, a job of the view is being killed; see [`Skeleton::close`].
+#[derive(Debug)]
+pub struct Closing {
+    view: Weak<View>,
+    keeper: u32,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if let Some(view) = self.view.upgrade() {
+            lock(&view.closing).retain(|c| c.keeper != self.keeper);
+        }
+    }
 }
 
 /// Of [`View::written`], at most. Beyond it is emptied: the files written last are written again soon, and noted again.
 const WRITTEN_MAX: usize = 4096;
 
-/// A view in service. It ends when its mount does (with the last process of its mount namespace).
+/// A view in service. It ends when its mount does (with the last namespace that holds it).
 #[derive(Debug)]
 pub struct Serving {
     ended: Receiver<std::io::Result<()>>,
@@ -127,6 +170,7 @@ impl Skeleton {
     pub fn new(setup: Setup, roots: impl IntoIterator<Item = Vec<u8>>) -> Self {
         let (woken, to_answer) = channel();
         let (stale, to_invalidate) = channel();
+        let (swept, to_sweep) = channel();
         let view = View {
             setup,
             roots: roots.into_iter().map(Vec::into_boxed_slice).collect(),
@@ -135,10 +179,16 @@ impl Skeleton {
             handles: Handles::default(),
             stale: Mutex::new(stale),
             written: Mutex::default(),
-            closed: AtomicBool::new(false),
+            closing: Mutex::default(),
+            sought: Mutex::default(),
             avoided: AtomicU64::new(0),
         };
-        Skeleton { view: Arc::new(view), woken, idle: Mutex::new(Some(Idle { to_answer, to_invalidate })) }
+        let view = Arc::new(view);
+        let mut siblings = lock(&view.setup.siblings.0);
+        siblings.retain(|other| other.strong_count() > 0);
+        siblings.push(Arc::downgrade(&view));
+        drop(siblings);
+        Skeleton { view, woken, swept, idle: Mutex::new(Some(Idle { to_answer, to_invalidate, to_sweep })) }
     }
 
     /// To be called after each [`Catalog::apply`], with the catalog unlocked. Does not wait.
@@ -157,22 +207,38 @@ impl Skeleton {
         }
     }
 
-    /// Questions of the kernel that were answered without the shared file system. What the kernel answers from its own cache is not
-    /// counted.
-    pub fn avoided(&self) -> u64 {
-        self.view.avoided.load(Ordering::Relaxed)
+    /// Questions of the kernel that were answered without the shared file system since this was called last. What the kernel answers
+    /// from its own cache is not counted.
+    pub fn take_avoided(&self) -> u64 {
+        self.view.avoided.swap(0, Ordering::Relaxed)
     }
 
-    /// The job is being killed: whatever waits for the log fails now, and so does what would. (A process cannot even be killed while the
-    /// kernel waits for the answer to its question.)
-    pub fn close(&self) {
-        self.view.closed.store(true, Ordering::SeqCst);
-        self.view.refuse_all();
+    /// Inodes that the kernel holds.
+    pub fn inodes(&self) -> usize {
+        self.view.inodes().len()
+    }
+
+    /// Closed as soon as the kernel has forgotten everything that was applied before this call. For a view in service.
+    pub fn forgotten(&self) -> async_channel::Receiver<()> {
+        let (done, forgotten) = async_channel::bounded(1);
+        let _ = lock(&self.view.stale).send(Stale { paths: Vec::new(), own: false, done: Some(done) });
+        forgotten
+    }
+
+    /// A job is being killed, and `keeper` is its keeper's process. A process cannot even be killed while the kernel waits for the answer
+    /// to its question, so whoever of the job waits for the log, or would, is refused: the killed, by what the kernel says of them,
+    /// and the keeper. Nobody else is; but a killed process may also wait, unseen, until somebody else's question about the same name is
+    /// answered. So if the job takes long to die, the names that others look up are looked up in the original.
+    #[must_use]
+    pub fn close(&self, keeper: u32) -> Closing {
+        lock(&self.view.closing).push(Closed { keeper, since: Instant::now() });
+        let _ = self.swept.send(());
+        Closing { view: Arc::downgrade(&self.view), keeper }
     }
 
     /// Serves the file system mounted with `fuse`, an opened `/dev/fuse`, by `threads` threads. Returns when the mount can be used.
     pub fn serve(&self, fuse: OwnedFd, threads: usize) -> Result<Serving> {
-        let Idle { to_answer, to_invalidate } = lock(&self.idle).take().expect("a skeleton is served once");
+        let Idle { to_answer, to_invalidate, to_sweep } = lock(&self.idle).take().expect("a skeleton is served once");
         let mut config = Config::default();
         config.acl = SessionACL::All;
         config.n_threads = Some(threads.max(1));
@@ -195,9 +261,8 @@ impl Skeleton {
                 if let Err(e) = &result {
                     log::warn!("the view ended: {e}");
                 }
-                for (_, waiting) in view.parked().expired(Instant::now() + DEADLINE * 2) {
-                    waiting.question.refuse(Errno::EIO);
-                }
+                let all = view.parked().take_if(|_, _| true);
+                all.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
                 // Ends the threads below: their channels close.
                 *lock(&view.stale) = channel().0;
                 let _ = end.send(result);
@@ -207,10 +272,11 @@ impl Skeleton {
         spawn(
             "view-invalidate",
             Box::new(move || {
-                for Stale { paths, own } in to_invalidate {
+                for Stale { paths, own, done } in to_invalidate {
                     for path in paths {
                         view.forget_in_kernel(&notifier, &path, own);
                     }
+                    drop(done);
                 }
             }),
         )?;
@@ -218,14 +284,20 @@ impl Skeleton {
         spawn(
             "view-answer",
             Box::new(move || {
-                loop {
-                    let keys = match to_answer.recv_timeout(Duration::from_secs(1)) {
-                        Ok(keys) => keys,
-                        Err(RecvTimeoutError::Timeout) => Vec::new(),
-                        Err(RecvTimeoutError::Disconnected) => return,
-                    };
+                for keys in to_answer {
                     let Some(view) = view.upgrade() else { return };
                     view.answer_settled(&keys);
+                }
+            }),
+        )?;
+        let view = Arc::downgrade(&self.view);
+        spawn(
+            "view-sweep",
+            Box::new(move || {
+                let mut pause = SWEEP;
+                while !matches!(to_sweep.recv_timeout(pause), Err(RecvTimeoutError::Disconnected)) {
+                    let Some(view) = view.upgrade() else { return };
+                    pause = view.sweep();
                 }
             }),
         )?;
@@ -258,7 +330,7 @@ impl View {
     }
 
     pub(super) fn invalidate(&self, paths: Vec<Box<[u8]>>, own: bool) {
-        let _ = lock(&self.stale).send(Stale { paths, own });
+        let _ = lock(&self.stale).send(Stale { paths, own, done: None });
     }
 
     /// Another node made `path`, and the log has not said so yet. Returns whether the kernel was told otherwise, and has to look again.
@@ -285,8 +357,14 @@ impl View {
             written.insert(path.into());
         }
         let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let tell = catalog.changed_here(path, change, now());
+        let (tell, effects) = catalog.changed_here(path, change, now());
         drop(catalog);
+        if !effects.stale.is_empty() {
+            let siblings = lock(&self.setup.siblings.0).clone();
+            for other in siblings.iter().filter_map(Weak::upgrade).filter(|v| !std::ptr::eq(&raw const **v, self)) {
+                other.invalidate(effects.stale.clone(), false);
+            }
+        }
         if tell {
             match change {
                 Change::Named(exists) => self.setup.upcall.changed(path, exists),
@@ -310,13 +388,6 @@ impl View {
         }
     }
 
-    fn refuse_all(&self) {
-        let all = self.parked().take_all();
-        for waiting in all {
-            waiting.question.refuse(Errno::EIO);
-        }
-    }
-
     fn answer_settled(&self, keys: &[Key]) {
         for key in keys {
             if let Key::Path(path) = key {
@@ -324,19 +395,63 @@ impl View {
             }
             let waiting = self.parked().take(key);
             for waiting in waiting {
-                self.answer(waiting.question, waiting.until);
+                self.answer(waiting.question, waiting.asked);
             }
         }
-        for (path, need) in self.parked().repeat(REPEAT, Instant::now()) {
+    }
+
+    /// Whether who asks is being killed together with his job.
+    pub(super) fn is_doomed(&self, asker: u32) -> bool {
+        let closing = lock(&self.closing).clone();
+        !closing.is_empty() && (closing.iter().any(|c| c.keeper == asker) || process::is_dying(asker))
+    }
+
+    /// Refuses questions that are late, and those of the killed. Returns when to do so again.
+    fn sweep(self: &Arc<Self>) -> Duration {
+        let closing = lock(&self.closing).clone();
+        let mut askers = self.parked().askers();
+        askers.retain(|asker| closing.iter().any(|c| c.keeper == *asker) || process::is_dying(*asker));
+        let refused = self.parked().take_if(|_, w| askers.contains(&w.asked.by));
+        refused.into_iter().for_each(|(_, waiting)| waiting.question.refuse(Errno::EIO));
+        if closing.iter().any(|c| c.since.elapsed() > PATIENCE) {
+            self.look_up_originals();
+        }
+        let now = Instant::now();
+        for (path, need) in self.parked().repeat(REPEAT, now) {
             self.setup.upcall.want(&path, need);
         }
-        let expired = self.parked().expired(Instant::now());
-        for (key, waiting) in expired {
+        let late = self.parked().take_if(|_, w| w.asked.until <= now);
+        for (key, waiting) in late {
             match &key {
                 Key::Path(path) => log::warn!("no answer about {:?} within its deadline", OsStr::from_bytes(path)),
                 Key::Content(id) => log::warn!("staged file {id} did not arrive within its deadline"),
             }
             waiting.question.refuse(Errno::EIO);
+        }
+        if closing.is_empty() { SWEEP } else { SWEEP_CLOSING }
+    }
+
+    /// Answers look-ups of names from the originals, so that the killed who wait behind them find out. They stay parked meanwhile, and the
+    /// thread is one of its own: the shared file system may hang.
+    fn look_up_originals(self: &Arc<Self>) {
+        let mut names: Vec<_> = self.parked().looked_up().collect();
+        names.retain(|path| lock(&self.sought).insert(path.clone()));
+        if names.is_empty() {
+            return;
+        }
+        let view = Arc::clone(self);
+        let look = move || {
+            for path in names {
+                let stat = original::stat(&path);
+                let lookups = view.parked().take_if(|key, w| w.question.is_lookup() && *key == Key::Path(path.clone()));
+                for (_, Waiting { question, .. }) in lookups {
+                    view.answer_from_original(&path, question, stat);
+                }
+                lock(&view.sought).remove(&path);
+            }
+        };
+        if let Err(e) = thread::Builder::new().name("view-original".into()).spawn(look) {
+            log::warn!("no thread to answer questions of the view: {e}");
         }
     }
 
@@ -383,9 +498,13 @@ impl View {
 
     /// Attributes of the original, and the number of its node.
     pub(super) fn look_up_original(&self, path: &[u8]) -> rustix::io::Result<fuser::FileAttr> {
-        let stat = original::stat(path)?;
-        let id = self.inodes().look_up(path, stat.st_ino, stat.st_mode, false);
-        Ok(attributes::of_stat(&stat, id, &self.setup.identity))
+        Ok(self.known_as(path, &original::stat(path)?))
+    }
+
+    /// Attributes of the original for a kernel that is told of it.
+    pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> fuser::FileAttr {
+        let id = self.inodes().look_up(path, original.st_ino, original.st_mode, false);
+        attributes::of_stat(original, id, &self.setup.identity)
     }
 }
 

@@ -14,12 +14,15 @@ pub enum Ask {
     /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan
     /// ([`crate::sys::program::Program::write`]).
     Job { job: JobId },
-    /// To a job's keeper: mount the view of these directory trees; answered by [`Tell::Fuse`], or by [`Tell::Shown`] where there is no FUSE.
+    /// To a job's keeper: mount the view of these directory trees or, with the descriptors of one that is there, join it; answered by
+    /// [`Tell::Fuse`], or by [`Tell::Plain`] where there is no FUSE.
     View { roots: Vec<Vec<u8>> },
     /// To a job's keeper: the view is served, put it over the originals; answered by [`Tell::Shown`].
     Show,
     /// To a job's keeper: bind these staged files (path, number in the log) onto their originals.
     Bind { files: Vec<(Vec<u8>, u32)> },
+    /// To a job's keeper: the view is complete, leave it with a copy for the job; answered by [`Tell::Shown`].
+    Leave,
     /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr of each.
     Spawn { first: u32, count: u32 },
     /// To a job's keeper: every rank was asked for.
@@ -35,10 +38,13 @@ pub enum Ask {
 pub enum Tell {
     /// The store's directory (descriptor).
     Store,
-    /// The mounted skeleton's /dev/fuse (descriptor): serve it now.
-    Fuse,
-    /// Ranks started from now on see the view. `fuse`: whether names are served, or only staged files bound.
-    Shown { fuse: bool },
+    /// The view is mounted. Of a new one the descriptors are: the skeleton's /dev/fuse, to be served now, and three to join the view by.
+    /// `keeper`: this keeper's process, which looks things up in the view.
+    Fuse { keeper: u32 },
+    /// There is no FUSE: staged files can be bound, but no names served.
+    Plain,
+    /// Done: ranks started from now on see it.
+    Shown,
     /// Ranks ended.
     Exited { ranks: Vec<Ended> },
     /// A rank could not become the program.
