@@ -93,8 +93,11 @@ fn launches(count: u32, repetitions: u32) {
     }
     let (wall, cpu) = medians[0];
     println!("{count} x /bin/true, processor time of hpcrt / bare fork and exec: {:.2}", cpu / medians[1].1);
-    let second = (cpu - medians[2].1) * 1e3 / f64::from(count);
-    println!("{count} x /bin/true, processor time of the bootstrapper: {second:.0} us each");
+    // Of a single one nothing can be told: it drowns in what the rest varies.
+    if count > 1 {
+        let second = (cpu - medians[2].1) * 1e3 / f64::from(count);
+        println!("{count} x /bin/true, processor time of the bootstrapper: {second:.0} us each");
+    }
     if let Some(hydra) = medians.get(3) {
         println!("{count} x /bin/true, time of hpcrt / hydra: {:.2}", wall / hydra.0);
     }
