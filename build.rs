@@ -36,6 +36,25 @@ fn main() {
         ],
     );
     println!("cargo:rustc-env=HPCRT_BOOT={}", boot.display());
+    let list = Path::new("src/sys/mpir.list");
+    println!("cargo:rerun-if-changed={}", list.display());
+    println!("cargo:rustc-link-arg-bins=-Wl,--dynamic-list={}", list.canonicalize().expect("it is there").display());
+    let audit = rustc(
+        "audit/src/lib.rs",
+        &out,
+        "audit.so",
+        &[
+            "--crate-name=audit",
+            "--crate-type=cdylib",
+            "-Clto=fat",
+            "-Cstrip=symbols",
+            // Lazily bound, and not sealed: see got.rs.
+            "-Crelro-level=off",
+            "-Clink-args=-nostdlib -nostartfiles -Wl,-z,lazy,-z,norelro,-z,noexecstack,--build-id=none,--no-eh-frame-hdr",
+            &format!("--extern=sys={}", sys.display()),
+        ],
+    );
+    println!("cargo:rustc-env=HPCRT_AUDIT={}", audit.display());
 }
 
 fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {

@@ -13,7 +13,7 @@ use argh::{ArgsInfo, CommandInfoWithArgs, FlagInfoKind, FromArgs};
 
 use crate::launch::progress::When;
 use crate::loader::source::Compression;
-use crate::net::wire::control::{AgentKind, Binding, StdinTo};
+use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
 use crate::{Error, Result};
 
 /// Runs unmodified programs on clusters: starts them on many hosts, with their libraries and Python files read once and
@@ -35,6 +35,7 @@ struct Command {
 enum Mode {
     Exec(Exec),
     Session(SessionCommand),
+    Status(Status),
     Serve(Serve),
     Doctor(Doctor),
     Ldd(Ldd),
@@ -82,7 +83,7 @@ macro_rules! flags {
     /// ranks per host (default: as many as it has slots)
     #[argh(option)]
     pub ppn: Option<NonZeroU32>,
-    /// how the program sees its captured files: auto (default), namespace or none
+    /// how the program sees its captured files: auto (default), namespace, audit or none
     #[argh(option, default = "View::Auto")]
     pub view: View,
     /// capture this directory tree too (repeatable)
@@ -121,6 +122,9 @@ macro_rules! flags {
     /// write a JSON object of what was done, in seconds, bytes and operations
     #[argh(option)]
     pub stats: Option<PathBuf>,
+    /// draw when each host did what, from its agent's start to its last rank's end; FILE ends in .svg or .html
+    #[argh(option, from_str_fn(drawing))]
+    pub report: Option<PathBuf>,
     /// no summary and no progress
     #[argh(switch, short = 'q')]
     pub quiet: bool,
@@ -183,7 +187,11 @@ flags! {
 /// Bring hosts up and leave them so; prints the session's name.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "start")]
-SessionStart [start] {}}
+SessionStart [start] {
+    /// how programs will see their captured files: auto (default), namespace or audit
+    #[argh(option, default = "View::Auto")]
+    pub view: View,
+}}
 
 flags! {
 /// Run a program on a session's hosts; the session's name comes first.
@@ -207,6 +215,29 @@ pub struct SessionStop {
     /// the session
     #[argh(positional)]
     pub session: String,
+}
+
+/// Show what runs: all of this user's jobs and sessions on this host, or everything about one.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    subcommand,
+    name = "status",
+    example = "What runs, and one of them every second:\n  {command_name}\n  {command_name} --watch x1f0c8a2b",
+    note = "With an ID every host is asked; those that do not answer within two seconds are named."
+)]
+pub struct Status {
+    /// print JSON
+    #[argh(switch)]
+    pub json: bool,
+    /// with an ID: also the process of every rank
+    #[argh(switch)]
+    pub pids: bool,
+    /// show it again every second until it is over
+    #[argh(switch)]
+    pub watch: bool,
+    /// a job or session
+    #[argh(positional)]
+    pub id: Option<String>,
 }
 
 /// Be a node's agent (started by exec).
@@ -264,6 +295,7 @@ pub enum Options {
     SessionList,
     /// The session to stop.
     SessionStop(String),
+    Status(Status),
     Serve(Serve),
     Doctor(Doctor),
     Ldd(Ldd),
@@ -271,15 +303,6 @@ pub enum Options {
     Completions(String),
     /// Help was asked for.
     Help(String),
-}
-
-/// How the program sees its captured files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum View {
-    /// The best that every node allows.
-    Auto,
-    Namespace,
-    None,
 }
 
 macro_rules! words {
@@ -295,7 +318,7 @@ macro_rules! words {
         }
     };
 }
-words!(View: "auto" => Auto, "namespace" => Namespace, "none" => None);
+words!(View: "auto" => Auto, "namespace" => Namespace, "audit" => Audit, "none" => None);
 words!(StdinTo: "0" => First, "all" => All, "none" => None);
 words!(Binding: "none" => None, "compact" => Compact, "spread" => Spread);
 words!(Compression: "auto" => Auto, "always" => Always, "never" => Never);
@@ -310,6 +333,14 @@ impl std::str::FromStr for AgentKind {
             "ssh" => Ok(AgentKind::Ssh),
             command => Ok(AgentKind::Command(command.to_owned())),
         }
+    }
+}
+
+fn drawing(text: &str) -> std::result::Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("svg" | "html") => Ok(path),
+        _ => Err(format!("{text:?} ends neither in .svg nor in .html")),
     }
 }
 
@@ -362,6 +393,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
             SessionAct::Stop(flags) => Options::SessionStop(flags.session),
         }),
         Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
+        Mode::Status(flags) => Ok(Options::Status(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
@@ -478,7 +510,7 @@ mod tests {
             (&["exec", "-n", "0", "--", "x"], "-n"),
             (&["exec"], "no program is named"),
             (&["exce"], "hpcrt --help lists the modes"),
-            (&["exec", "--view", "x", "--", "y"], "none of auto, namespace, none"),
+            (&["exec", "--view", "x", "--", "y"], "none of auto, namespace, audit, none"),
         ] {
             let error = parsed(line).expect_err("must fail");
             assert!(error.to_string().contains(says), "{error}");

@@ -6,8 +6,9 @@ use std::process::Command;
 
 use goblin::elf::Elf;
 use goblin::elf::dynamic::{DT_NEEDED, DT_REL, DT_RELA, DT_RELASZ, DT_RELSZ};
-use goblin::elf::program_header::PT_INTERP;
+use goblin::elf::program_header::{PT_INTERP, PT_TLS};
 use goblin::elf::section_header::{SHT_REL, SHT_RELA};
+use goblin::elf::sym::STB_WEAK;
 
 fn image() -> Vec<u8> {
     fs::read(env!("CARGO_BIN_EXE_hpcrt")).unwrap()
@@ -62,6 +63,31 @@ fn the_bootstrapper_has_no_relocations() {
     assert!(
         !boot.dynamic.iter().flat_map(|d| &d.dyns).any(|d| [DT_REL, DT_RELA, DT_RELSZ, DT_RELASZ].contains(&d.d_tag))
     );
+}
+
+/// A second libc, or thread-local storage, would come into every process with it; with `la_pltenter` every call would go through the linker.
+#[test]
+fn the_auditor_needs_nothing() {
+    let bytes = image();
+    let auditors: Vec<(usize, Elf<'_>)> = memchr::memmem::find_iter(&bytes, b"\x7fELF")
+        .filter_map(|at| Some((at, Elf::parse(&bytes[at..]).ok()?)))
+        .filter(|(_, elf)| elf.dynsyms.iter().any(|s| elf.dynstrtab.get_at(s.st_name) == Some("la_version")))
+        .collect();
+    let [(at, auditor)] = &auditors[..] else { panic!("{} auditors", auditors.len()) };
+    assert!(auditor.libraries.is_empty(), "it needs {:?}", auditor.libraries);
+    assert!(auditor.program_headers.iter().all(|p| p.p_type != PT_TLS), "it has thread-local storage");
+    let names = |defined: bool| {
+        let symbols = auditor.dynsyms.iter().filter(|s| s.st_name != 0 && s.is_import() != defined);
+        let mut names: Vec<_> = symbols.filter_map(|s| auditor.dynstrtab.get_at(s.st_name)).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(names(true), ["la_activity", "la_objopen", "la_objsearch", "la_symbind64", "la_version"]);
+    // Weak, and never called: by it the linker's own entry is found.
+    assert_eq!(names(false), ["hpcrt_nothing"]);
+    assert!(auditor.dynsyms.iter().filter(|s| s.st_name != 0 && s.is_import()).all(|s| s.st_bind() == STB_WEAK));
+    let image = &bytes[*at..][..32 << 10];
+    assert_eq!(memchr::memmem::find_iter(image, b"hpcrt's store is").count(), 1);
 }
 
 /// `build.rs` decides before anything else is compiled: run its compiled form with the environment that cargo would give it.

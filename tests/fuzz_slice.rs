@@ -12,12 +12,16 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use hpcrt::loader::audit::table::Entries;
 use hpcrt::net::wire::control::{Down, Exit, Need, NodeSpec, Order, Report, Status, Target};
+use hpcrt::net::wire::facts::{Birth, Facts, JobFacts};
 use hpcrt::net::wire::frame::{Message, Prefix};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
-use hpcrt::net::wire::record::{Attr, Name, Record};
+use hpcrt::net::wire::record::{Attr, Codec, Name, Record, Supply};
+use hpcrt::net::wire::session::{SessionAsk, SessionTell};
+use hpcrt::sys::audit_table::kind;
 
 /// A case that takes longer hangs somewhere. (A million host names take their time in a debug build on a busy machine.)
 const CASE_MAX: Duration = Duration::from_secs(30);
@@ -42,14 +46,44 @@ fn frames() -> Vec<Vec<u8>> {
             node: 1,
             addresses: vec!["192.0.2.1:1".into(), "[::1]:2".into()],
             viewless: Some("no".into()),
+            birth: Birth { enrolled: 1, connected: 2, joined: 3 },
+            audits: None,
         }),
+        framed(&Report::Facts { node: 1, facts: Facts { jobs: vec![JobFacts::default(); 2], ..Facts::default() } }),
+        framed(&Report::Pids { job: 1, ranks: vec![(0, 7); 3] }),
         framed(&Report::Want { path: b"/a/b".to_vec(), need: Need::Content }),
         framed(&Report::Exited { job: 1, ranks: vec![exit; 4] }),
         framed(&LogFrame::Entry { seq: 5, record: dir, hash: [1; 32] }),
         framed(&Ask::View { roots: vec![b"/shared".to_vec()] }),
         framed(&Tell::Failed { error: "no".into() }),
         framed(&Hello::Challenge { nonce: [3; 32] }),
+        framed(&SessionAsk::Signal { signal: 15 }),
+        framed(&SessionTell::About { hosts: vec!["n1".into(); 2], jobs: 1, stored: 2 }),
     ]
+}
+
+/// Entries of a log, each after its length.
+fn log() -> Vec<u8> {
+    let attr = Attr { mode: 0o100_755, uid: 1, gid: 2, nlink: 1, ino: 4, size: 4, mtime: (6, 7), ctime: (8, 9) };
+    let directory = Attr { mode: 0o40755, ..attr };
+    let name = |name: &[u8]| Name { name: name.to_vec(), kind: 8 };
+    let path = b"/s/a".to_vec();
+    let records = [
+        Record::Dir { path: b"/s".to_vec(), attr: directory, names: vec![name(b"a"), name(b"b")] },
+        Record::File { path: path.clone(), attr, content: Supply::Log(3) },
+        Record::Chunk { file: 3, offset: 0, len: 4, codec: Codec::Zstd },
+        Record::Complete { file: 3 },
+        Record::Link { path: b"/s/b".to_vec(), attr, target: b"a".to_vec() },
+        Record::Changed { path, exists: Some(8) },
+        Record::Absent { path: b"/s/c".to_vec(), errno: 2 },
+        Record::Void { file: 3, errno: 5 },
+        Record::Preloaded { load: 1 },
+    ];
+    let frame = |(seq, record)| {
+        let entry = LogFrame::Entry { seq, record, hash: [0; 32] }.encode();
+        [&u16::try_from(entry.len()).unwrap().to_le_bytes()[..], &entry].concat()
+    };
+    (0..).zip(records).flat_map(frame).collect()
 }
 
 /// Source text, and a module of the standard library as the machine's interpreter compiled it, in every dialect.
@@ -78,10 +112,28 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
         .iter()
         .map(|hello| hello.encode().to_vec())
         .collect(),
+        "link" => vec![frames().concat()],
+        "seqpacket" => vec![Ask::View { roots: vec![b"/s".to_vec()] }.encode().to_vec(), Ask::Go.encode().to_vec()],
+        "records" => vec![log()],
+        "allocation" => texts(&[
+            "\0n[1-3],x\n",
+            "\x01/f\nn1\nn1\nn2\n",
+            "\x03a 4 b 2\n",
+            "\x04/f\nn1 4 all.q UNDEFINED\n",
+            "\x050\n{\"execution\":{\"R_lite\":[{\"rank\":\"0-1\",\"children\":{\"core\":\"0-3,5\"}}],\"nodelist\":[\"n[1-2]\"]}}",
+        ]),
+        "hints" => texts(&["hpcrt hints 1\n3\na/s/x\0c/s/y\0"]),
         "elf" => {
             [texts(&["#!/usr/bin/env -S python3 -u\n"]), files(&["/bin/true", "/lib64/ld-linux-x86-64.so.2"])].concat()
         }
         "ldcache" => files(&["/etc/ld.so.cache"]),
+        "table" => {
+            let mut entries = Entries::default();
+            entries.set(&[kind::PATH, b"/s/libx.so"], b"/store/root/s/libx.so");
+            entries.set(&[kind::PROGRAM, b"/s/app", b""], b"7 1536");
+            entries.set(&[kind::NAME, b"7", b"", b"libx.so"], b"/store/root/s/libx.so");
+            entries.table(b"/store/root", &[b"/s".to_vec()]).into_iter().collect()
+        }
         "python" => modules(),
         "hostlist" => texts(&["n[01-04,7]:2,login1", "r[1-3]c[001-020]^r2c[5-9],user@x:4", "a,b,a,[1-2]x"]),
         _ => texts(&["n1 slots=4 max_slots=8 # x\n4/n2\nn[3-5]:2\n\nn6\nn6\n"]),
@@ -170,6 +222,11 @@ fn ldcache() {
 }
 
 #[test]
+fn table() {
+    slice("table");
+}
+
+#[test]
 fn python() {
     slice("python");
 }
@@ -182,4 +239,29 @@ fn hostlist() {
 #[test]
 fn hostfile() {
     slice("hostfile");
+}
+
+#[test]
+fn link() {
+    slice("link");
+}
+
+#[test]
+fn seqpacket() {
+    slice("seqpacket");
+}
+
+#[test]
+fn records() {
+    slice("records");
+}
+
+#[test]
+fn allocation() {
+    slice("allocation");
+}
+
+#[test]
+fn hints() {
+    slice("hints");
 }

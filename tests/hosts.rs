@@ -14,18 +14,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, Spec};
+use common::network::{ESTABLISHED, LISTEN, in_network, port, sockets};
 use common::{Done, GONE, Run, until};
 use hpcrt::net::auth::SessionKey;
 use hpcrt::net::link;
 use hpcrt::net::wire::hello::Purpose;
-use nix::sched::{CloneFlags, setns};
 
 /// Uid of the ordinary user on the hosts.
 const USER: u32 = 20001;
-/// `LISTEN` and `ESTABLISHED` in /proc/net/tcp.
-const LISTEN: &str = "0A";
-const ESTABLISHED: &str = "01";
-
 fn up(name: &str, hosts: usize, sshd: usize) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
         eprintln!("{obstacle}");
@@ -65,30 +61,6 @@ fn nothing_left(cluster: &Cluster) {
         assert!(since.elapsed() < GONE, "left: {left:#?}");
         thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// Local address, remote address and state of a host's TCP sockets.
-fn sockets(cluster: &Cluster, host: usize) -> Vec<(String, String, String)> {
-    let table = fs::read_to_string(format!("/proc/{}/net/tcp", cluster.state().hosts[host].pid)).unwrap();
-    let row = |line: &str| {
-        let mut words = line.split_whitespace().skip(1).map(str::to_owned);
-        Some((words.next()?, words.next()?, words.next()?))
-    };
-    table.lines().skip(1).filter_map(row).collect()
-}
-
-fn port(address: &str) -> u16 {
-    u16::from_str_radix(address.rsplit_once(':').unwrap().1, 16).unwrap()
-}
-
-/// Runs in the network of a host.
-fn in_network<T: Send>(cluster: &Cluster, host: usize, work: impl FnOnce() -> T + Send) -> T {
-    let net = fs::File::open(format!("/proc/{}/ns/net", cluster.state().hosts[host].pid)).unwrap();
-    let inside = || {
-        setns(net, CloneFlags::CLONE_NEWNET).unwrap();
-        work()
-    };
-    thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
 /// Every rank saw its own host, the working directory is the front end's, and standard input went to rank 0.

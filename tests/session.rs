@@ -117,7 +117,7 @@ fn a_stopped_session_is_gone() {
     job.end().code(125);
     session.run(&["--", "true"]).end().code(2).says("there is no such session");
     assert!(session.command(&["list"]).end().code(0).lines().is_empty());
-    assert_eq!(fs::read_dir(session.runtime.path().join("hpcrt")).unwrap().count(), 0, "no socket is left");
+    assert_eq!(fs::read_dir(session.runtime.path()).unwrap().count(), 0, "no socket is left");
 }
 
 #[test]

@@ -2,31 +2,47 @@
 
 use std::ffi::OsStr;
 
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+
+use hpcrt::launch::allocation::{self, Surroundings};
 use hpcrt::launch::{fold, hostfile, hostlist};
 use hpcrt::loader::arch::{self, Cpu};
+use hpcrt::loader::catalog::Catalog;
 use hpcrt::loader::elf::Elf;
-use hpcrt::loader::imports;
 use hpcrt::loader::ldcache::LdCache;
 use hpcrt::loader::ldso::Ldso;
 use hpcrt::loader::prefetch::Prefetch;
 use hpcrt::loader::script::Shebang;
+use hpcrt::loader::{chunk, hints, imports};
 use hpcrt::net::auth::{Handshake, SessionKey};
+use hpcrt::net::link;
+use hpcrt::net::seqpacket::Seqpacket;
 use hpcrt::net::wire::control::{Down, Report};
 use hpcrt::net::wire::frame::{BODY_MAX, HEADER_MAX, HELLO_MAX, Message, PREFIX, Prefix};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
+use hpcrt::net::wire::record::{CHUNK_MAX, Record};
+use hpcrt::net::wire::session::{JobSpec, SessionAsk, SessionTell};
+use hpcrt::sys::audit_table::{Table, kind};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 7] = [
+pub const ALL: [(&str, fn(&[u8])); 13] = [
     ("frame", frame),
     ("hello", hello),
+    ("link", link),
+    ("seqpacket", seqpacket),
+    ("records", records),
     ("elf", elf),
     ("ldcache", ldcache),
     ("python", python),
+    ("table", table),
     ("hostlist", hostlist),
     ("hostfile", hostfile),
+    ("allocation", allocation),
+    ("hints", hints),
 ];
 
 /// A prefix, then a header: of every type, since a stranger chooses.
@@ -46,6 +62,9 @@ pub fn frame(bytes: &[u8]) {
     again::<LogFrame>(&aligned);
     again::<Ask>(&aligned);
     again::<Tell>(&aligned);
+    again::<SessionAsk>(&aligned);
+    again::<SessionTell>(&aligned);
+    again::<JobSpec>(&aligned);
 }
 
 /// What was understood can be said, and is understood alike.
@@ -66,6 +85,63 @@ pub fn hello(bytes: &[u8]) {
     assert!(Handshake::check(&key, [9; 32], &said).is_err(), "accepted without the key");
     if let Ok((handshake, _)) = Handshake::answer(&key, &said, 1, Purpose::Log) {
         assert!(handshake.confirm(&said).is_err(), "a challenge is no proof");
+    }
+}
+
+/// A whole conversation: frames as they follow each other, and where it breaks off.
+pub fn link(bytes: &[u8]) {
+    let input = std::io::Cursor::new(bytes.to_vec());
+    let (mut reader, _) = link::trusted(smol::io::AssertAsync::new(input), smol::io::sink());
+    smol::block_on(async {
+        let mut read = 0;
+        while let Ok(packet) = reader.receive().await {
+            read += PREFIX + packet.header.len() + packet.body.len();
+        }
+        assert!(read <= bytes.len(), "more than was there");
+    });
+}
+
+/// A message between a keeper or a session and who uses it, with a descriptor beside it.
+pub fn seqpacket(bytes: &[u8]) {
+    let (ours, theirs) = UnixDatagram::pair().expect("two descriptors are free");
+    // A longer one does not fit into a socket's buffer.
+    if ours.send(&bytes[..bytes.len().min(100_000)]).is_err() {
+        return;
+    }
+    let pair = [Seqpacket::from_fd(OwnedFd::from(theirs)), Seqpacket::from_fd(OwnedFd::from(ours))];
+    let _ = pair[0].receive_now::<Ask>();
+    // Understood or not, the next one is heard.
+    pair[1].send(&Ask::Go, &[pair[1].as_fd()]).expect("the peer is there");
+    let heard = pair[0].receive_now::<Ask>().ok().flatten();
+    assert!(heard.is_some_and(|(ask, fds)| ask == Ask::Go && fds.len() == 1), "the next message is lost");
+}
+
+/// A log: two bytes of length before each entry; what a node does with them short of its store.
+pub fn records(mut bytes: &[u8]) {
+    let mut catalog = Catalog::new([b"/s".to_vec()]);
+    while let Some((length, rest)) = bytes.split_first_chunk::<2>() {
+        let (entry, rest) = rest.split_at(rest.len().min(u16::from_le_bytes(*length).into()));
+        bytes = rest;
+        let mut aligned = AlignedVec::with_capacity(entry.len());
+        aligned.extend_from_slice(entry);
+        let Ok(LogFrame::Entry { record, .. }) = LogFrame::decode(&aligned) else { continue };
+        if !record.is_sound() {
+            continue;
+        }
+        catalog.apply(&record, (1, 2));
+        match &record {
+            Record::Chunk { len, .. } => {
+                let raw = chunk::decompress(bytes, *len);
+                assert!(raw.is_ok_and(|raw| raw.len() <= CHUNK_MAX) || *len as usize <= CHUNK_MAX);
+            }
+            Record::Dir { path, .. } | Record::Link { path, .. } | Record::File { path, .. }
+                // The kernel asks for none that is longer.
+                if path.len() <= 4096 =>
+            {
+                let _ = (catalog.lookup(path), catalog.lookup(b"/s/a/b"));
+            }
+            _ => {}
+        }
     }
 }
 
@@ -90,6 +166,20 @@ pub fn ldcache(bytes: &[u8]) {
         for name in ["libc.so.6", "", "x"] {
             let _ = cache.lookup(OsStr::new(name), &cpu);
         }
+    }
+}
+
+/// The table that auditors read.
+pub fn table(bytes: &[u8]) {
+    let Some(table) = Table::new(bytes) else { return };
+    let _ = table.is_shared(b"/s/libx.so");
+    for key in
+        [&[kind::PATH, b"/s/libx.so"][..], &[kind::PROGRAM, b"/s/app", b""], &[kind::NAME, b"7", b"", b"libx.so"]]
+    {
+        let value = table.get(key);
+        // The auditor hands on a pointer: a NUL has to follow what it points to, and lie in the table.
+        let end = |value: &[u8]| value.as_ptr() as usize + value.len() - bytes.as_ptr() as usize;
+        assert!([value, Some(table.root())].into_iter().flatten().all(|value| bytes.get(end(value)) == Some(&0)));
     }
 }
 
@@ -131,5 +221,52 @@ pub fn hostlist(bytes: &[u8]) {
 pub fn hostfile(bytes: &[u8]) {
     if let Ok(hosts) = hostfile::parse(&String::from_utf8_lossy(bytes), "fuzz") {
         assert!((1..=hostlist::MAX_HOSTS).contains(&hosts.len()));
+    }
+}
+
+/// Lines of what a batch system says: the first is the value of every variable and what every command says, the others are every file.
+pub fn allocation(bytes: &[u8]) {
+    struct Fuzzed<'a>(u8, &'a str, &'a str);
+    const VARIABLES: [&str; 8] = [
+        "SLURM_JOB_NODELIST",
+        "PBS_NODEFILE",
+        "LSB_DJOB_HOSTFILE",
+        "LSB_MCPU_HOSTS",
+        "PE_HOSTFILE",
+        "FLUX_JOB_ID",
+        "FLUX_URI",
+        "COBALT_NODEFILE",
+    ];
+    impl Surroundings for Fuzzed<'_> {
+        fn var(&self, name: &'static str) -> hpcrt::Result<Option<String>> {
+            let other =
+                VARIABLES.iter().position(|known| *known == name).is_some_and(|at| at != usize::from(self.0 % 8));
+            Ok((!other).then(|| self.1.to_owned()).filter(|value| !value.is_empty()))
+        }
+        fn read(&self, _: &str) -> hpcrt::Result<String> {
+            Ok(self.2.to_owned())
+        }
+        fn stdin(&self) -> hpcrt::Result<String> {
+            self.read("")
+        }
+        fn run(&self, _: &[&str]) -> hpcrt::Result<String> {
+            self.read("")
+        }
+        fn cpus(&self) -> u32 {
+            4
+        }
+    }
+    let Some((which, text)) = bytes.split_first() else { return };
+    let text = String::from_utf8_lossy(text);
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    if let Ok(found) = allocation::discover(&Fuzzed(*which, first, rest)) {
+        assert!((1..=hostlist::MAX_HOSTS).contains(&found.hosts.len()));
+    }
+}
+
+/// What was kept of an earlier run.
+pub fn hints(bytes: &[u8]) {
+    if let Some((_, entries)) = hints::parse(bytes) {
+        assert!(entries.iter().all(|(path, _)| path.starts_with(b"/")));
     }
 }

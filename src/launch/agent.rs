@@ -1,7 +1,7 @@
 //! Starting agents: on this machine, over ssh, or by any command that runs a shell line on a host.
 //!
 //! A remote agent is this very binary: it is sent through the standard input of the command, unless the node has it itself (installed under
-//! the same path, or a copy with the hash in its name), and what follows on the same two pipes is the link to the parent until something better is up. The copy's name
+//! the same path), and what follows on the same two pipes is the link to the parent until something better is up. The copy's name
 //! is removed before its first byte arrives, so an interrupted start leaves nothing.
 
 use std::collections::VecDeque;
@@ -94,20 +94,30 @@ const NOWHERE: &str = "hpcrt:nowhere";
 
 /// Read by `sh` on the node from its standard input: so the command that gets us there may hand its words to a shell (as ssh does)
 /// or to exec. One group, because some shells read ahead: they have all of it before they run any of it. `@H` is the hash of the
-/// binary, `@N` its length in bytes, `@P` its path if that may be node-local, `@W` what to do without. What is run from a path has to be
-/// root's or the user's own: anybody may put anything under it on another host.
+/// binary, `@N` its length in bytes, `@P` its path if that may be node-local, `@D` the directories on that path, `@W` what to do without.
+///
+/// Anybody may have put something else at that path on another host, and may change it at any moment: it is only run if from the top
+/// down nobody but root and the user could (`safe`: their own directories, which others cannot write to but for the sticky ones).
 const SCRIPT: &str = r#"{ u=`id -u`
 @W
+safe() {
+LC_ALL=C stat -c '%u %a %F' "$@" 2>/dev/null | { n=0
+while read -r o m f; do
+case "$o $f" in "0 directory"|"$u directory") ;; *) exit 1;; esac
+case $m in [0-7][0145][0145]|[0-7][0-7][0145][0145]|[1357][0-7][0-7][0-7]) n=$((n+1));; *) exit 1;; esac
+done
+[ $n = $# ]; }
+}
 c=@P
-if [ -O "$c" ] || [ "`stat -c %u "$c" 2>/dev/null`" = 0 ]; then
+if safe @D; then
+o=`stat -c %u "$c" 2>/dev/null`
+if [ "$o" = 0 ] || [ "$o" = "$u" ]; then
 "$c" serve --same @H </dev/null >/dev/null 2>&1 && exec "$c" serve
 fi
-for c in "${XDG_RUNTIME_DIR:-/nonexistent}/hpcrt-@H" "/dev/shm/hpcrt-$u/bin-@H" "/tmp/hpcrt-$u/bin-@H"; do
-[ -O "$c" ] && [ -x "$c" ] && exec "$c" serve
-done
+fi
 echo
 for d in "${XDG_RUNTIME_DIR:-/nonexistent}" /dev/shm /tmp; do
-[ -d "$d" ] && f=`mktemp "$d/.hpcrt.XXXXXXXX" 2>/dev/null` || continue
+{ [ -O "$d" ] || [ -k "$d" ]; } && f=`mktemp "$d/.hpcrt.XXXXXXXX" 2>/dev/null` || continue
 chmod 700 "$f"
 [ -x "$f" ] || { rm -f "$f"; continue; }
 echo hpcrt:need
@@ -146,11 +156,13 @@ fn script(bytes: &[u8], hash: &str) -> String {
     // From a shared file system all hosts would read it at once.
     let installed = fs::read_link(OURSELVES).ok().filter(|path| !capture::is_shared(path));
     let quoted = |word: &str| (!word.contains('\'')).then(|| format!("'{word}'"));
-    let path = installed.and_then(|path| quoted(path.to_str()?)).unwrap_or_else(|| "''".to_owned());
+    let path = installed.as_ref().and_then(|path| quoted(path.to_str()?)).unwrap_or_else(|| "''".to_owned());
+    let above = installed.iter().flat_map(|path| path.ancestors().skip(1)).filter_map(|above| quoted(above.to_str()?));
+    let above = above.collect::<Vec<_>>().join(" ");
     let without = std::env::var(VARIABLE).ok().and_then(|words| quoted(&words));
     let without = without.map(|words| format!("export {VARIABLE}={words}")).unwrap_or_default();
     let (length, lines) = (bytes.len().to_string(), SCRIPT.replace("@W", &without));
-    lines.replace("@H", hash).replace("@N", &length).replace("@P", &path)
+    lines.replace("@H", hash).replace("@N", &length).replace("@P", &path).replace("@D", &above)
 }
 
 /// Starts an agent on `host` and waits until it speaks.

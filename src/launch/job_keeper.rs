@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::signalfd::SignalFd;
+use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
@@ -118,10 +119,15 @@ impl JobKeeper {
                 }
                 Ok(())
             }
+            Ask::Plan => match <[OwnedFd; 1]>::try_from(fds) {
+                Ok([plan]) => self.starter.follow(plan),
+                Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
+            },
             Ask::Go => {
                 self.complete = true;
                 Ok(())
             }
+            Ask::Pids => self.tell_pids(|_| true),
             Ask::Signal { signal } => {
                 let signal = Signal::try_from(signal)?;
                 for pid in self.ranks.keys() {
@@ -200,15 +206,27 @@ impl JobKeeper {
         Ok(())
     }
 
+    /// Which processes the ranks are: all, or these.
+    fn tell_pids(&self, which: impl Fn(&Pid) -> bool) -> io::Result<()> {
+        /// Ranks in one message: no more than a datagram takes.
+        const BATCH: usize = 4096;
+        let asked = self.ranks.iter().filter(|(pid, _)| which(pid));
+        let ranks: Vec<(u32, u32)> = asked.map(|(pid, index)| (*index, pid.as_raw().cast_unsigned())).collect();
+        ranks.chunks(BATCH).try_for_each(|ranks| self.agent.send(&Tell::Pids { ranks: ranks.to_vec() }, &[]))
+    }
+
     fn reap(&mut self) -> io::Result<()> {
         /// Ends in one message: all that are there, but no more than a datagram takes.
         const BATCH: usize = 1024;
         loop {
-            let mut ranks = Vec::new();
+            let (mut ranks, mut held) = (Vec::new(), Vec::new());
             while ranks.len() < BATCH
                 && let Some(status) = process::reap()
             {
-                let Some((pid, status)) = ended(status) else { continue };
+                let Some((pid, status)) = ended(status) else {
+                    held.extend(hold(status));
+                    continue;
+                };
                 let Some(index) = self.ranks.remove(&pid) else { continue };
                 let mut by_us = self.ending.is_some();
                 for (stage, errno) in self.starter.failed(index) {
@@ -220,6 +238,9 @@ impl JobKeeper {
                     self.agent.send(&Tell::NotStarted { stage, errno }, &[])?;
                 }
                 ranks.push(Ended { index, status, by_us });
+            }
+            if !held.is_empty() {
+                self.tell_pids(|pid| held.contains(pid))?;
             }
             if ranks.is_empty() {
                 return Ok(());
@@ -238,4 +259,12 @@ impl JobKeeper {
             log::warn!("processes of the job hang in the kernel and could not be ended");
         }
     }
+}
+
+/// A rank that is to be held has just become its program, which has not begun: leaves it stopped, and free for a debugger to trace.
+/// Whatever else stops it before is passed on.
+fn hold(status: WaitStatus) -> Option<Pid> {
+    let WaitStatus::Stopped(pid, signal) = status else { return None };
+    let held = signal == Signal::SIGTRAP;
+    nix::sys::ptrace::detach(pid, if held { Signal::SIGSTOP } else { signal }).ok().filter(|()| held).map(|()| pid)
 }

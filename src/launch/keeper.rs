@@ -10,7 +10,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -23,11 +23,13 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
 use super::job_keeper;
-use crate::loader::view::namespace::{Base, Place};
+use crate::error::Context;
+use crate::loader::view::directory::{self, Directory};
+use crate::loader::view::namespace::{Base, Failure, Lacks, Place};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::JobId;
+use crate::net::wire::control::{JobId, View};
 use crate::net::wire::keeper::{Ask, Tell};
-use crate::sys::without::{Ability, Without};
+use crate::sys::without::{self, Ability, Without};
 use crate::sys::{boot, process};
 
 /// How long what was killed may take to disappear before it is given up (it hangs in the kernel).
@@ -49,6 +51,9 @@ pub fn start() -> io::Result<(Seqpacket, Pid)> {
     }
 }
 
+/// Of [`Tell::Store`], and the store's directory.
+type Store = (Option<(Vec<u8>, Option<String>)>, OwnedFd);
+
 /// The session's keeper.
 struct Keeper {
     agent: Seqpacket,
@@ -57,6 +62,8 @@ struct Keeper {
     base: Option<Base>,
     /// The bootstrapper; `None` where ranks start without it.
     image: Option<OwnedFd>,
+    /// The session's store, where it has no namespaces.
+    directory: Option<Directory>,
     jobs: Vec<Pid>,
 }
 
@@ -69,7 +76,14 @@ impl Keeper {
         process::become_subreaper();
         // Who kills the agent's process group must leave the keepers, so that they can remove what it ran.
         nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-        Ok(Keeper { agent, children_died: watch_children()?, base: None, image: image(), jobs: Vec::new() })
+        Ok(Keeper {
+            agent,
+            children_died: watch_children()?,
+            base: None,
+            image: image(),
+            directory: None,
+            jobs: Vec::new(),
+        })
     }
 
     fn serve(mut self) -> io::Result<()> {
@@ -87,6 +101,9 @@ impl Keeper {
         if let Some(base) = &self.base {
             base.remove_store();
         }
+        if let Some(directory) = &self.directory {
+            directory.remove();
+        }
         obeyed
     }
 
@@ -101,7 +118,10 @@ impl Keeper {
             if asked {
                 match self.agent.receive::<Ask>()? {
                     Some((Ask::Job { job }, fds)) => self.fork_job(job, fds)?,
-                    Some((Ask::Store { directory, bytes }, _)) => self.make_store(directory, bytes)?,
+                    Some((Ask::Store { view, namespaces, directory, bytes }, _)) => {
+                        let directory = directory.map(|d| PathBuf::from(OsString::from_vec(d)));
+                        self.make_store(view, namespaces, directory, bytes)?;
+                    }
                     Some(_) => {}
                     None => return Ok(()),
                 }
@@ -123,17 +143,43 @@ impl Keeper {
         }
     }
 
-    fn make_store(&mut self, directory: Option<Vec<u8>>, bytes: u64) -> io::Result<()> {
-        let directory = directory.map(|d| PathBuf::from(OsString::from_vec(d)));
-        let place = directory.as_deref().map_or(Place::Memory(bytes), Place::Directory);
-        match Base::create(place) {
-            Ok(base) => {
-                let told = self.agent.send(&Tell::Store, &[base.store.as_fd()]);
-                self.base = Some(base);
-                told
-            }
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+    fn make_store(&mut self, view: View, namespaces: bool, place: Option<PathBuf>, bytes: u64) -> io::Result<()> {
+        let made = match view {
+            View::Audit => self.make_directory(place, None),
+            _ => match self.make_base(namespaces, place.as_deref().map_or(Place::Memory(bytes), Place::Directory)) {
+                Err(Failure { lacks: Some(Lacks::Namespaces), error }) if view == View::Auto => {
+                    self.make_directory(place, Some(error.bare().to_string()))
+                }
+                made => made.map_err(|failure| failure.error),
+            },
+        };
+        match made {
+            Ok((audit, store)) => self.agent.send(&Tell::Store { audit }, &[store.as_fd()]),
+            Err(error) => self.agent.send(&failed(&error), &[]),
         }
+    }
+
+    fn make_base(&mut self, allowed: bool, place: Place<'_>) -> Result<Store, Failure> {
+        if !allowed {
+            return Err(Failure { lacks: Some(Lacks::Namespaces), error: without::forbidden() });
+        }
+        // What fails half-way leaves a user without a name, in whose place no rank may run: somebody else tries first.
+        if !rustix::process::geteuid().is_root() {
+            try_base()?;
+        }
+        let base = Base::create(place)?;
+        let store = base.store.try_clone().op("keep the store open")?;
+        self.base = Some(base);
+        Ok((None, store))
+    }
+
+    fn make_directory(&mut self, place: Option<PathBuf>, why: Option<String>) -> crate::Result<Store> {
+        let place = place.map_or_else(directory::executable, Ok)?;
+        let directory = Directory::create(&place)?;
+        let store = directory.own.try_clone().op("keep the store open")?;
+        let path = place.join(&directory.name).into_os_string().into_vec();
+        self.directory = Some(directory);
+        Ok((Some((path, why)), store))
     }
 
     fn fork_job(&mut self, job: JobId, fds: Vec<OwnedFd>) -> io::Result<()> {
@@ -161,6 +207,32 @@ fn image() -> Option<OwnedFd> {
     });
     let image = (!without.has(Ability::Memfd)).then(boot::image)?;
     image.inspect_err(|error| log::debug!("ranks start without the bootstrapper: {error}")).ok()
+}
+
+/// Has a child make namespaces, to see whether that can be done.
+fn try_base() -> Result<(), Failure> {
+    let forbidden = |error: crate::Error| Failure { lacks: Some(Lacks::Namespaces), error };
+    let (reader, writer) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).op("make a pipe").map_err(Failure::from)?;
+    let Some(child) = process::fork().op("fork a process to try things in")? else {
+        drop(reader);
+        let made = Base::create(Place::Memory(1 << 20));
+        let code = i32::from(made.is_err());
+        if let Err(failure) = made {
+            let _ = rustix::io::write(&writer, failure.error.bare().to_string().as_bytes());
+        }
+        process::leave(code)
+    };
+    drop(writer);
+    let mut cause = String::new();
+    let _ = fs::File::from(reader).read_to_string(&mut cause);
+    if let Ok(WaitStatus::Exited(_, 0)) = nix::sys::wait::waitpid(child, None) {
+        return Ok(());
+    }
+    // As an error says it.
+    let words = cause.strip_prefix("cannot ").and_then(|words| words.split_once(": "));
+    let (operation, cause) = words.unwrap_or(("make namespaces", &cause));
+    Err(forbidden(crate::Error::new(operation.to_owned(), cause)))
 }
 
 /// An error as the agent is told.

@@ -2,7 +2,9 @@
 
 pub mod agent;
 pub mod allocation;
+pub mod card;
 pub mod console;
+pub mod door;
 pub mod exit;
 pub mod fold;
 mod gather;
@@ -17,10 +19,15 @@ pub mod output_files;
 pub mod overlay;
 pub mod placement;
 pub mod progress;
+pub mod report;
 pub mod resident;
 pub mod root;
 pub mod run;
 pub mod session;
 pub mod start_tree;
 pub mod stats;
+pub mod status;
+pub mod status_text;
 pub mod subtree;
+pub mod timeline;
+mod welcome;

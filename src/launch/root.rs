@@ -4,28 +4,36 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
+use super::card::Card;
 use super::keeper::KILLED;
 use super::loading::{self, Loading};
-use super::node::welcome;
 use super::overlay::{Children, Event, Spawner};
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
+use super::timeline::{Clocks, Moment};
+use super::welcome::welcome;
 use crate::error::{Context, say};
 use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
-use crate::net::wire::control::{AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target};
+use crate::net::wire::control::{
+    AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
+};
+use crate::net::wire::facts::{Facts, JobFacts};
 use crate::{Error, Result};
 
 /// Packets that wait for a job, at most.
 const INBOX: usize = 256;
+
+/// Nodes tell what they know of themselves within this time, or are taken to be silent.
+pub const GATHER: Duration = Duration::from_secs(2);
 
 /// How a session is to be started.
 #[derive(Debug, Clone)]
@@ -36,8 +44,8 @@ pub struct Setup {
     pub fan_out: u32,
     /// Hosts that must come up; `None`: all.
     pub min_hosts: Option<u32>,
-    /// Jobs with captured files will come.
-    pub view: bool,
+    /// How jobs will see their captured files, if there are any.
+    pub view: View,
     pub store: Option<Vec<u8>>,
     /// What others change on the shared file system is seen within this time.
     pub fresh: Duration,
@@ -57,17 +65,18 @@ pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { node: NodeId, error: String },
-    Done { node: NodeId, warnings: Vec<String>, received: u64, avoided: u64 },
+    Done { node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
     StdinTaken { node: NodeId },
-    Loaded { node: NodeId, bytes: u64 },
+    Loaded { node: NodeId },
+    Pids(Vec<(u32, u32)>),
     Lost { node: NodeId, error: String },
 }
 
 /// A node as the root sees it.
 #[derive(Debug, Clone)]
-enum State {
+pub enum State {
     Starting,
-    Up { addresses: Vec<String>, viewless: Option<String> },
+    Up { addresses: Vec<String>, viewless: Option<String>, audits: Option<String> },
     Gone { error: String },
 }
 
@@ -84,7 +93,14 @@ pub struct Root {
     loading: RefCell<Option<Rc<Loading>>>,
     nodes: RefCell<BTreeMap<NodeId, State>>,
     changed: (Sender<()>, Receiver<()>),
-    jobs: RefCell<BTreeMap<JobId, Sender<News>>>,
+    jobs: RefCell<BTreeMap<JobId, (Sender<News>, Rc<Card>)>>,
+    begun: Instant,
+    clocks: RefCell<Clocks>,
+    /// Who starts each node: node 1 first.
+    parents: RefCell<Vec<NodeId>>,
+    /// What nodes said of themselves, and when the root heard it; and when it asked last.
+    facts: RefCell<BTreeMap<NodeId, (Instant, Facts)>>,
+    asked: Cell<Option<Instant>>,
     next_job: Cell<JobId>,
 }
 
@@ -95,7 +111,7 @@ impl std::fmt::Debug for Root {
 }
 
 impl Root {
-    /// Starts the agents and waits until every one is up or has failed. `progress` is called with the number of hosts that are up.
+    /// Starts the agents and waits until every one is up or has failed. `progress` is called when it begins and when a host is up.
     /// What `interrupted` gives, if it does, ends the start.
     ///
     /// # Errors
@@ -103,7 +119,7 @@ impl Root {
     pub async fn start(
         tasks: Spawner,
         setup: &Setup,
-        mut progress: impl FnMut(u32),
+        mut progress: impl FnMut(&Rc<Root>),
         interrupted: impl Future<Output = Error>,
     ) -> Result<Rc<Root>> {
         let key = SessionKey::random();
@@ -138,18 +154,23 @@ impl Root {
             nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
             changed: bounded(1),
             jobs: RefCell::default(),
+            begun: Instant::now(),
+            clocks: RefCell::default(),
+            parents: RefCell::new(parents(count, setup.fan_out)),
+            facts: RefCell::default(),
+            asked: Cell::new(None),
             next_job: Cell::new(1),
         });
         tasks.spawn(Rc::clone(&root).hear(events)).detach();
 
-        let parents = parents(count, setup.fan_out);
-        let specs = (1..=count).zip(&setup.hosts).zip(parents);
+        progress(&root);
+        let specs = (1..=count).zip(&setup.hosts).zip(root.parents.borrow().clone());
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
         let up = async {
             while root.count(|s| matches!(s, State::Starting)) > 0 {
                 let _ = root.changed.1.recv().await;
-                progress(root.count(|s| matches!(s, State::Up { .. })));
+                progress(&root);
             }
             root.enough(setup.min_hosts, say)
         };
@@ -216,14 +237,25 @@ impl Root {
     /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.
     pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
         let mut able = Vec::new();
+        let mut lacking = BTreeMap::<String, Vec<&str>>::new();
         for (node, state) in &*self.nodes.borrow() {
-            match state {
-                State::Up { addresses, viewless: None } => able.push((*node, addresses.clone())),
-                State::Up { viewless: Some(why), .. } => {
-                    eprintln!("hpcrt: {}: {why}; ranks there read the shared file system themselves", self.host(*node));
+            let State::Up { addresses, viewless, audits } = state else { continue };
+            let lack = match (viewless, audits) {
+                (Some(why), _) => Some(format!("{why}; ranks there read the shared file system themselves")),
+                (None, Some(why)) => {
+                    Some(format!("{why}; libraries are given to the dynamic linkers of programs instead"))
                 }
-                _ => {}
+                (None, None) => None,
+            };
+            if let Some(lack) = lack {
+                lacking.entry(lack).or_default().push(self.host(*node));
             }
+            if viewless.is_none() {
+                able.push((*node, addresses.clone()));
+            }
+        }
+        for (lack, hosts) in lacking {
+            say(format_args!("{}: {lack}", super::fold::fold(&hosts)));
         }
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
         let loading = Loading::start(&self.tasks, &self.arrivals, nodes, source, found);
@@ -244,16 +276,68 @@ impl Root {
     }
 
     /// A new job, and where its news arrive.
-    pub fn new_job(&self) -> (JobId, Receiver<News>) {
+    pub fn new_job(&self, card: Rc<Card>) -> (JobId, Receiver<News>) {
         let job = self.next_job.replace(self.next_job.get() + 1);
         let (sender, news) = bounded(INBOX);
-        self.jobs.borrow_mut().insert(job, sender);
+        self.jobs.borrow_mut().insert(job, (sender, card));
         (job, news)
     }
 
     /// A job is over: late news of it are dropped.
     pub fn forget(&self, job: JobId) {
         self.jobs.borrow_mut().remove(&job);
+    }
+
+    /// The jobs under way.
+    pub fn jobs(&self) -> Vec<(JobId, Rc<Card>)> {
+        self.jobs.borrow().iter().map(|(job, (_, card))| (*job, Rc::clone(card))).collect()
+    }
+
+    /// Every node with its parent (0: this process), its host, its state, and what it said of itself last, if it did.
+    pub fn each_node(&self, mut show: impl FnMut(NodeId, NodeId, &str, &State, Option<&Facts>)) {
+        let (nodes, parents, facts) = (self.nodes.borrow(), self.parents.borrow(), self.facts.borrow());
+        for (node, state) in &*nodes {
+            let parent = parents.get((*node as usize).wrapping_sub(1)).copied().unwrap_or(0);
+            show(*node, parent, self.host(*node), state, facts.get(node).map(|(_, facts)| facts));
+        }
+    }
+
+    /// This moment, on the clock of [`Root::clocks`].
+    pub fn now(&self) -> Moment {
+        Moment::try_from(self.begun.elapsed().as_micros()).unwrap_or(Moment::MAX / 4)
+    }
+
+    /// What is known of the nodes' clocks.
+    pub fn clocks(&self) -> std::cell::Ref<'_, Clocks> {
+        self.clocks.borrow()
+    }
+
+    /// Asks every node what it knows of itself and waits until all have answered, [`GATHER`] at most. Who asks within a second of
+    /// another shares his answers. Returns the nodes that are up and have not answered.
+    pub async fn gather(&self) -> Vec<NodeId> {
+        let again = self.asked.get().is_none_or(|asked| asked.elapsed() > Duration::from_secs(1));
+        if again {
+            self.asked.set(Some(Instant::now()));
+        }
+        let since = self.asked.get().unwrap_or_else(Instant::now);
+        let silent = || {
+            let facts = self.facts.borrow();
+            let answered = |node: &NodeId| facts.get(node).is_some_and(|(heard, _)| *heard >= since);
+            self.up().into_iter().map(|(node, _)| node).filter(|node| !answered(node)).collect::<Vec<_>>()
+        };
+        let ask = async {
+            if again {
+                self.order(Target::All, Order::Facts, Vec::new()).await;
+            }
+            while !silent().is_empty() {
+                Timer::after(Duration::from_millis(10)).await;
+            }
+        };
+        ask.or(async {
+            Timer::at(since + GATHER).await;
+        })
+        .await;
+        silent()
     }
 
     /// Sends an order down the tree.
@@ -315,8 +399,9 @@ impl Root {
     /// `direct`: said by this process itself about a node it started.
     async fn note(self: &Rc<Self>, report: Report, direct: bool) {
         match report {
-            Report::Joined { node, addresses, viewless } => {
-                self.nodes.borrow_mut().insert(node, State::Up { addresses, viewless });
+            Report::Joined { node, addresses, viewless, audits, birth } => {
+                self.clocks.borrow_mut().handle_join(node, birth, 0, self.now());
+                self.nodes.borrow_mut().insert(node, State::Up { addresses, viewless, audits });
             }
             Report::NotStarted { node, error } if direct => {
                 self.nodes.borrow_mut().insert(node, State::Gone { error });
@@ -325,16 +410,23 @@ impl Root {
             Report::NotStarted { node, error } => {
                 log::info!("{error}; starting it from here");
                 let host = self.host(node).to_owned();
+                if let Some(parent) = self.parents.borrow_mut().get_mut((node as usize).wrapping_sub(1)) {
+                    *parent = 0;
+                }
                 self.bring_up(vec![NodeSpec { node, parent: 0, host }]);
             }
             Report::Lost { node, error } => self.lose(node, error).await,
             Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
             Report::Failed { job, node, error } => self.tell(job, News::Failed { node, error }).await,
-            Report::Done { job, node, warnings, received, avoided } => {
-                self.tell(job, News::Done { node, warnings, received, avoided }).await;
+            Report::Done { job, node, warnings, received, facts } => {
+                self.tell(job, News::Done { node, warnings, received, facts }).await;
             }
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
-            Report::Loaded { job, node, bytes } => self.tell(job, News::Loaded { node, bytes }).await,
+            Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
+            Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)).await,
+            Report::Facts { node, facts } => {
+                self.facts.borrow_mut().insert(node, (Instant::now(), facts));
+            }
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
             Report::Rate { rate } => {
@@ -364,7 +456,7 @@ impl Root {
     }
 
     async fn tell(&self, job: JobId, news: News) {
-        let inbox = self.jobs.borrow().get(&job).cloned();
+        let inbox = self.jobs.borrow().get(&job).map(|(inbox, _)| inbox.clone());
         if let Some(inbox) = inbox {
             let _ = inbox.send(news).await;
         }

@@ -1,5 +1,6 @@
 //! One job, seen from the front end: places its ranks, relays its streams, decides when it is over and with which exit code.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,6 +17,7 @@ use smol::future::FutureExt;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::{Timer, Unblock};
 
+use super::card::Card;
 use super::console::{Console, ends};
 use super::exit::{End, Ends};
 use super::hostlist::Host;
@@ -24,10 +26,12 @@ use super::loading::Needs;
 use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
 use super::root::{News, Root};
+use super::timeline::Line;
 use crate::error::EXIT_FAILED;
 use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
+use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::JobSpec;
-use crate::sys::process;
+use crate::sys::{mpir, process};
 use crate::{Result, error::Context};
 
 /// SIGTERM comes this long before SIGKILL when a rank's failure ends the others.
@@ -51,8 +55,8 @@ pub struct Outcome {
     pub cleanup: Duration,
     /// Bytes of files that nodes passed on to nodes.
     pub received: u64,
-    /// Questions of the ranks that nodes answered.
-    pub avoided: u64,
+    /// How it went on each host.
+    pub card: Rc<Card>,
 }
 
 /// What the loop waits for.
@@ -78,8 +82,9 @@ struct Running<'a> {
     ends: Ends,
     output: Presenter,
     errors: Vec<String>,
-    /// What failed on nodes: the same on many is said once.
+    /// What failed on nodes, and what their user should know: the same on many is said once.
     failures: BTreeMap<String, BTreeSet<NodeId>>,
+    warnings: BTreeMap<String, BTreeSet<NodeId>>,
     /// hpcrt itself failed or the job's time is over.
     failed: bool,
     /// The job is being ended; nodes that are not done by then are given up.
@@ -88,7 +93,9 @@ struct Running<'a> {
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
     received: u64,
-    avoided: u64,
+    card: Rc<Card>,
+    /// The ranks wait until a debugger has seen their processes.
+    held: bool,
 }
 
 /// Runs a job on the nodes that are up and waits until nothing of it is left.
@@ -100,13 +107,24 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let up_hosts: Vec<Host> = up.iter().map(|(_, at)| hosts[*at].clone()).collect();
     let placement = Arc::new(Placement::new(up_hosts, job.ranks, job.per_host)?);
     let nodes = nodes_of(&placement, &up, hosts);
-    let (id, news) = root.new_job();
+    let card = Rc::new(Card {
+        program: job.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
+        ranks: placement.ranks(),
+        path: job.program.clone(),
+        nodes: nodes.iter().copied().zip(placement.shares.iter().map(|s| s.ranks.clone())).collect(),
+        view: !needs.roots.is_empty(),
+        begun: Instant::now(),
+        ordered: root.now(),
+        progress: RefCell::default(),
+    });
+    let (id, news) = root.new_job(Rc::clone(&card));
     let places = placement.shares.iter().zip(&nodes).map(|(share, node)| Place {
         node: *node,
         first: share.ranks.start,
         count: share.ranks.end - share.ranks.start,
         bind: job.binding,
     });
+    let held = mpir::is_debugged();
     let launch = Launch {
         job: id,
         program: job.program.clone(),
@@ -118,7 +136,9 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         load: needs.load,
         bytes: needs.bytes,
         roots: needs.roots,
+        view: job.view,
         stdin: job.stdin,
+        hold: held,
     };
     let mut running = Running {
         root,
@@ -131,13 +151,15 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         placement,
         errors: Vec::new(),
         failures: BTreeMap::new(),
+        warnings: BTreeMap::new(),
         failed: false,
         give_up: None,
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
         received: 0,
-        avoided: 0,
+        card,
+        held,
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
@@ -153,7 +175,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for error in &running.errors {
         console.say(error);
     }
-    for (error, nodes) in &running.failures {
+    for (error, nodes) in running.warnings.iter().chain(&running.failures) {
         let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
         console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
     }
@@ -171,7 +193,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         ran: ended.saturating_duration_since(loaded),
         cleanup: ended.elapsed(),
         received: running.received,
-        avoided: running.avoided,
+        card: running.card,
     })
 }
 
@@ -281,8 +303,10 @@ impl Running<'_> {
             }
             News::Exited(exits) => {
                 self.last_exit = Some(Instant::now());
+                self.card.progress.borrow_mut().ended += u32::try_from(exits.len()).unwrap_or(u32::MAX);
                 let mut end = false;
                 for exit in exits {
+                    self.card.progress.borrow_mut().pids.entry(exit.rank).or_default();
                     let how = match exit.status {
                         _ if exit.by_us => End::Stopped,
                         Status::Code(code) => End::Exited(code),
@@ -293,28 +317,59 @@ impl Running<'_> {
                 if end {
                     self.end(FAILED_GRACE).await;
                 }
+                self.release().await;
             }
             News::Failed { node, error } => {
                 self.failed = true;
                 self.failures.entry(error).or_default().insert(node);
                 self.end(Duration::ZERO).await;
             }
-            News::Done { node, warnings, received, avoided } => {
+            News::Done { node, warnings, received, facts } => {
                 self.received += received;
-                self.avoided += avoided;
-                warnings.into_iter().for_each(|warning| self.console.say(warning));
+                self.finished(node, &facts);
+                for warning in warnings {
+                    self.warnings.entry(warning).or_default().insert(node);
+                }
                 self.busy.remove(&node);
                 // What it was sent last may have come after its readers were gone.
                 input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
-            News::Loaded { .. } => self.last_loaded = Some(Instant::now()),
+            News::Loaded { node } => {
+                self.last_loaded = Some(Instant::now());
+                self.card.progress.borrow_mut().loaded.insert(node);
+            }
+            News::Pids(ranks) => {
+                let known = ranks.into_iter().filter(|(rank, _)| *rank < self.card.ranks);
+                self.card.progress.borrow_mut().pids.extend(known);
+                self.release().await;
+            }
             News::Lost { node, error } => {
                 input.taken(node);
                 if self.busy.remove(&node) {
                     self.lost(node, error).await;
                 }
             }
+        }
+    }
+
+    /// Shows the held ranks to the debugger once all are there, and lets them go.
+    async fn release(&mut self) {
+        if self.held && self.card.knows_pids() {
+            self.held = false;
+            self.card.show_debugger(self.root);
+            self.pass_on(Signal::SIGCONT).await;
+        }
+    }
+
+    /// Notes what a node that is done told of its part.
+    fn finished(&self, node: NodeId, facts: &JobFacts) {
+        let mut progress = self.card.progress.borrow_mut();
+        progress.done.insert(node);
+        progress.add(facts);
+        if let Some((birth, offset)) = self.root.clocks().get(node) {
+            let line = Line::new(self.root.host(node), birth, offset, self.card.ordered, facts, self.root.now());
+            progress.lines.push(line);
         }
     }
 
@@ -325,10 +380,12 @@ impl Running<'_> {
         let mut end = false;
         for rank in ranks {
             end |= self.ends.handle_end(rank, End::Lost);
+            self.card.progress.borrow_mut().pids.entry(rank).or_default();
         }
         if end {
             self.end(FAILED_GRACE).await;
         }
+        self.release().await;
     }
 
     /// The first interrupt goes to the ranks; the second ends them.
@@ -364,6 +421,10 @@ impl Running<'_> {
     }
 
     async fn end(&mut self, grace: Duration) {
+        let begins = !std::mem::replace(&mut self.card.progress.borrow_mut().ending, true);
+        if begins && mpir::is_debugged() {
+            mpir::aborting(self.errors.first().map_or("a rank failed, or the job was interrupted", |error| error));
+        }
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.root.order(Target::All, Order::End { job: self.job, grace_ms }, Vec::new()).await;
         let give_up = Instant::now() + grace + KILLED + Duration::from_secs(2);

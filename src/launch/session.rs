@@ -14,18 +14,24 @@ use async_channel::{Receiver, bounded};
 use smol::future::FutureExt;
 use smol::{Task, Timer};
 
+use super::card::Card;
 use super::console::Console;
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
 use super::overlay::Spawner;
 use super::progress;
+use super::report::{self, Report};
 use super::root::{Root, Setup};
 use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
+use super::status::Subject;
+use super::timeline::{self, Moment};
 use crate::loader::capture;
 use crate::loader::closure::Environment;
 use crate::loader::hints::Hints;
 use crate::loader::source::{Compression, Counters, Finding, READERS, Source};
+use crate::loader::tally::Tally;
+use crate::net::wire::control::View;
 use crate::net::wire::session::JobSpec;
 use crate::{Error, Result, error::Context};
 
@@ -42,7 +48,7 @@ pub struct Resolving {
     found: Task<Result<Resolved>>,
     begun: Instant,
     /// What the reader had done before.
-    before: Counted,
+    before: (Counted, Tally),
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +87,11 @@ impl Reading {
         Ok(Reading { source, found })
     }
 
+    /// The reader.
+    pub fn source(&self) -> Arc<Source> {
+        Arc::clone(&self.source)
+    }
+
     /// Begins to find and read what a job needs.
     pub fn resolve(&self, tasks: &Spawner, job: &JobSpec) -> Resolving {
         resolve(tasks, &self.source, job)
@@ -97,12 +108,17 @@ impl Session {
         reading: Reading,
         hosts: Vec<Host>,
         setup: &Setup,
+        subject: &Subject,
         console: &Console,
     ) -> Result<Session> {
         let begun = Instant::now();
         let counters =
             progress::Counters { hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX), ..Default::default() };
-        let show = |up| console.show(&progress::Counters { hosts_up: up, ..counters });
+        let show = |root: &Rc<Root>| {
+            let _ = subject.root.set(Rc::clone(root));
+            let hosts_up = u32::try_from(root.up().len()).unwrap_or(u32::MAX);
+            console.show(&progress::Counters { hosts_up, ..counters });
+        };
         let interrupted = async {
             let signal = console.ended_by().await;
             Error::new("start the agents", format!("ended by {}", signal.as_str()))
@@ -167,7 +183,8 @@ impl Session {
         phases: Phases,
         console: &Console,
     ) -> Result<u8> {
-        let Resolving { found, begun, before } = resolving;
+        let entered = self.root.now();
+        let Resolving { found, begun, before: (before, touched) } = resolving;
         // The shared file system may hang.
         let interrupted = async {
             let signal = console.ended_by().await;
@@ -196,6 +213,7 @@ impl Session {
         }
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = Counted::of(&self.source.counters);
+        let progress = outcome.card.progress.borrow();
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };
         let stats = Stats {
             hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
@@ -207,11 +225,19 @@ impl Session {
             cache_hits: now.hits - before.hits,
             misses: now.misses - before.misses,
             operations_done: now.operations - before.operations,
-            operations_avoided: outcome.avoided,
+            operations_avoided: progress.avoided,
+            original: progress.passed,
+            paths: self.source.touched().since(&touched),
+            originals: progress.originals.clone(),
+            spreads: timeline::spreads(&progress.lines),
+            clock_error: progress.lines.iter().map(|line| line.error).max().unwrap_or(0) as f64 / 1e6,
             exit_code: outcome.code,
             failures: outcome.ends.to_json(&outcome.placement),
         };
         show(job, &outcome, &stats, console)?;
+        if let Some(path) = &job.report {
+            draw(Path::new(OsStr::from_bytes(path)), entered, &stats, &outcome.card)?;
+        }
         Ok(outcome.code)
     }
 
@@ -259,9 +285,10 @@ impl Counted {
 fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
     let (subject, began) = (subject(job, &wishes), Instant::now());
-    let (program, view, before) = (path(&job.program), job.view, Counted::of(&source.counters));
+    let (program, view) = (path(&job.program), job.view);
+    let before = (Counted::of(&source.counters), source.touched());
     let found = tasks.spawn(smol::unblock(move || {
-        if !view {
+        if view == View::None {
             return Ok(Resolved::default());
         }
         let begun = Instant::now();
@@ -306,7 +333,7 @@ pub fn may_share(job: &JobSpec) -> bool {
     let lists = [env.library_path, env.preload, python].into_iter().flatten();
     let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
     let all = std::iter::once(path(&job.program)).chain(prefixes).chain(arguments).chain(listed);
-    job.view && all.into_iter().any(|path| capture::is_shared(&path))
+    job.view != View::None && all.into_iter().any(|path| capture::is_shared(&path))
 }
 
 fn variable(job: &JobSpec, name: &str) -> Option<OsString> {
@@ -337,4 +364,30 @@ fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> R
         }
         None => Ok(()),
     }
+}
+
+/// Writes the `--report`. `entered`: when the session was asked for the job.
+fn draw(path: &Path, entered: Moment, stats: &Stats, card: &Card) -> Result<()> {
+    let micros = |time: Duration| Moment::try_from(time.as_micros()).unwrap_or(Moment::MAX / 4);
+    let Phases { start_agents, load, run, cleanup, .. } = stats.phases;
+    let mut front_end = Vec::new();
+    if !start_agents.is_zero() {
+        front_end.push(("start agents", 0, micros(start_agents)));
+    }
+    front_end.push(("resolve", entered, card.ordered));
+    let mut from = card.ordered;
+    for (what, took) in [("load", load), ("run", run), ("clean up", cleanup)] {
+        front_end.push((what, from, from + micros(took)));
+        from += micros(took);
+    }
+    let report = Report {
+        title: &format!("{}: {}", card.program, stats.size()),
+        summary: &stats.summary().replace("hpcrt: ", ""),
+        front_end: &front_end,
+        lines: &card.progress.borrow().lines,
+        paths: &super::stats::paths_json(&stats.paths),
+        originals: &super::stats::paths_json(&stats.originals),
+    };
+    let html = path.extension().is_some_and(|e| e == "html");
+    fs::write(path, if html { report::html(&report) } else { report::svg(&report) }).op_on("write the report", path)
 }

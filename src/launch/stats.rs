@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanCount};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::placement::plural;
+use super::timeline::Spread;
+use crate::loader::tally::{Cost, Tally, Why};
 
 /// Version of the object's layout: changes when a field changes its meaning or goes; new fields do not change it.
 pub const SCHEMA: u32 = 1;
@@ -47,7 +49,7 @@ impl Phases {
 }
 
 /// The counts of one job.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone)]
 pub struct Stats {
     pub hosts: u32,
     pub ranks: u32,
@@ -66,6 +68,15 @@ pub struct Stats {
     pub operations_done: u64,
     /// Operations of the ranks answered by a node instead.
     pub operations_avoided: u64,
+    /// What ranks did past the store, at the originals: operations, bytes read.
+    pub original: (u64, u64),
+    /// What the reader did at the shared file system, and what ranks did past the store, by path.
+    pub paths: Tally,
+    pub originals: Tally,
+    /// How long the hosts took.
+    pub spreads: Vec<Spread>,
+    /// Seconds by which hosts may be misplaced against each other.
+    pub clock_error: f64,
     /// The code hpcrt exits with.
     pub exit_code: u8,
     /// [`super::exit::Ends::to_json`].
@@ -75,7 +86,7 @@ pub struct Stats {
 impl Stats {
     /// The `--stats` object.
     pub fn to_json(&self) -> Value {
-        let mut seconds: serde_json::Map<String, Value> =
+        let mut seconds: Map<String, Value> =
             self.phases.named().iter().map(|(name, time)| ((*name).to_owned(), json!(time.as_secs_f64()))).collect();
         seconds.insert("total".to_owned(), json!(self.phases.total().as_secs_f64()));
         json!({
@@ -87,11 +98,24 @@ impl Stats {
             "files": self.files,
             "cache_hits": self.cache_hits,
             "misses": self.misses,
-            "bytes": { "read": self.bytes_read, "sent": self.bytes_sent },
-            "operations": { "done": self.operations_done, "avoided": self.operations_avoided },
+            "bytes": { "read": self.bytes_read, "sent": self.bytes_sent, "original": self.original.1 },
+            "operations": {
+                "done": self.operations_done,
+                "avoided": self.operations_avoided,
+                "original": self.original.0,
+            },
+            "paths": paths_json(&self.paths),
+            "originals": paths_json(&self.originals),
+            "phases": self.spreads.iter().map(Spread::to_json).collect::<Vec<_>>(),
+            "clock_error": self.clock_error,
             "exit_code": self.exit_code,
             "failures": self.failures,
         })
+    }
+
+    /// `8 ranks on 4 hosts`.
+    pub fn size(&self) -> String {
+        format!("{} on {}", plural(self.ranks.into(), "rank"), plural(self.hosts.into(), "host"))
     }
 
     /// The two lines after a job, each ending with a newline. Phases that took no time are left out.
@@ -99,10 +123,9 @@ impl Stats {
         let phase = |(name, time): &(&str, Duration)| format!("{} {:.2} s", name.replace('_', " "), time.as_secs_f64());
         let took: Vec<String> = self.phases.named().iter().filter(|(_, time)| !time.is_zero()).map(phase).collect();
         format!(
-            "hpcrt: {} on {}, exit code {}, {:.2} s ({})\n\
+            "hpcrt: {}, exit code {}, {:.2} s ({})\n\
              hpcrt: {}, {} read, {} sent, {} at the shared file system, {} avoided\n",
-            plural(self.ranks.into(), "rank"),
-            plural(self.hosts.into(), "host"),
+            self.size(),
             self.exit_code,
             self.phases.total().as_secs_f64(),
             took.join(", "),
@@ -113,6 +136,22 @@ impl Stats {
             HumanCount(self.operations_avoided),
         )
     }
+}
+
+/// The ten paths that cost most: an array of path, operations, bytes, and, of those that the reader touched, operations by reason.
+pub fn paths_json(paths: &Tally) -> Value {
+    const SHOWN: usize = 10;
+    let path = |(path, cost): (&[u8], Cost)| {
+        let mut shown =
+            json!({ "path": String::from_utf8_lossy(path), "operations": cost.operations, "bytes": cost.bytes });
+        let by = Why::ALL.iter().filter(|why| **why != Why::Rank && cost.by[**why as usize] > 0);
+        let by: Map<String, Value> = by.map(|why| (why.name().to_owned(), cost.by[*why as usize].into())).collect();
+        if let (false, Value::Object(shown)) = (by.is_empty(), &mut shown) {
+            shown.insert("by".to_owned(), by.into());
+        }
+        shown
+    };
+    paths.top(SHOWN).into_iter().map(path).collect()
 }
 
 /// `1,234 files`.
@@ -134,6 +173,9 @@ mod tests {
         let mut ends = Ends::new(2, false);
         ends.handle_end(1, End::Exited(3));
         let phases = Phases { load: Duration::from_millis(1250), run: Duration::from_secs(2), ..Phases::default() };
+        let (mut paths, mut originals) = (Tally::new(1), Tally::new(1));
+        Why::ALL.iter().for_each(|why| paths.add(b"/a", *why, 1, 1));
+        originals.add(b"/b", Why::Rank, 1, 1);
         let counts = (1234, 5 << 20, 3 << 30, 17, 20, 98_765);
         let (files, bytes_read, bytes_sent, cache_hits, operations_done, operations_avoided) = counts;
         Stats {
@@ -147,6 +189,18 @@ mod tests {
             misses: 0,
             operations_done,
             operations_avoided,
+            original: (7, 8),
+            paths,
+            originals,
+            spreads: vec![Spread {
+                phase: super::super::timeline::Phase::Load,
+                least: 0.0,
+                median: 0.0,
+                p90: 0.0,
+                most: 0.0,
+                slowest: "a".to_owned(),
+            }],
+            clock_error: 0.001,
             exit_code: 3,
             failures: ends.to_json(&placement),
         }
@@ -179,8 +233,7 @@ mod tests {
     fn every_field_is_documented() {
         let mut found = BTreeSet::new();
         fields(&sample().to_json(), "", &mut found);
-        assert_eq!(Stats::default().to_json()["failures"], json!([]));
-        let text = include_str!("../../docs/STATS.md");
+        let text = include_str!("../../docs/STATS.md").split("\n## ").nth(1).expect("the first section");
         let field = |line: &str| Some(line.strip_prefix("| `")?.split_once("` |")?.0.to_owned());
         let documented: BTreeSet<String> = text.lines().filter_map(field).collect();
         assert_eq!(found, documented);

@@ -1,6 +1,7 @@
 //! What programs load: the closure, and the way of its files from the shared file system to the view.
 
 pub mod arch;
+pub mod audit;
 pub mod capture;
 pub mod catalog;
 pub mod chunk;
@@ -18,6 +19,7 @@ pub mod script;
 pub mod search;
 pub mod source;
 pub mod store;
+pub mod tally;
 mod told;
 mod version;
 pub mod view;

@@ -4,9 +4,10 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
+mod preload;
+
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -25,7 +26,8 @@ use super::elf::Elf;
 use super::hints::Hint;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
-use super::probe::{FileSystem, Listing, Names, Opened, Probe};
+use super::probe::{FileSystem, Names, Probe};
+use super::tally::{Tally, Why, requests};
 use super::told::{Described, State};
 use super::version::{Version, attr, current, version};
 use super::work_queue::WorkQueue;
@@ -33,6 +35,8 @@ use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
 use crate::net::wire::record::{CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
+
+pub use preload::Preload;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
@@ -43,8 +47,11 @@ const GUESSED_FILE_MAX: u64 = 64 << 20;
 const GUESSED_MAX: u64 = 1 << 30;
 /// Chunks that wait for the log, at most.
 const CHUNKS: usize = 8;
+/// Paths of which it is known what they cost.
+const PATHS: usize = 4096;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
+
 /// Whether what the nodes send each other is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
@@ -89,9 +96,9 @@ pub struct Counters {
 #[derive(Debug)]
 enum Work {
     Guess(Guess),
-    Describe { path: Vec<u8>, need: Need, job: Option<Arc<Load>> },
+    Describe { path: Vec<u8>, need: Need, why: Why, job: Option<Arc<Load>> },
     Compare { path: Vec<u8>, job: Option<Arc<Load>> },
-    Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, job: Option<Arc<Load>> },
+    Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, why: Why, job: Option<Arc<Load>> },
 }
 
 /// What must be in the log before a job can start; complete when the last part of it is dropped.
@@ -120,6 +127,7 @@ pub struct Source {
     undecided: AtomicBool,
     loads: AtomicU32,
     pub counters: Counters,
+    touched: Mutex<Tally>,
 }
 
 impl Source {
@@ -145,6 +153,7 @@ impl Source {
             undecided: AtomicBool::new(compression == Compression::Auto),
             loads: AtomicU32::new(1),
             counters,
+            touched: Mutex::new(Tally::new(PATHS)),
         });
         for reader in 0..readers {
             let (this, queue) = (Arc::downgrade(&this), Arc::clone(&queue));
@@ -213,9 +222,9 @@ impl Source {
     pub fn want(&self, path: Vec<u8>, need: Need) {
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
         if self.state().is_unheard(&path, need) {
-            return self.enqueue(Work::Describe { path, need, job: None });
+            return self.enqueue(Work::Describe { path, need, why: asked(need), job: None });
         }
-        self.ask(path, need, None);
+        self.ask(path, need, asked(need), None);
     }
 
     /// [`Source::shares`], asked once for each device.
@@ -228,7 +237,7 @@ impl Source {
         shared
     }
 
-    fn ask(&self, path: Vec<u8>, need: Need, job: Option<Arc<Load>>) {
+    fn ask(&self, path: Vec<u8>, need: Need, why: Why, job: Option<Arc<Load>>) {
         let mut state = self.state();
         let is_news = state.is_news(&path, need);
         if need == Need::Content {
@@ -236,7 +245,7 @@ impl Source {
         }
         drop(state);
         if is_news {
-            self.enqueue(Work::Describe { path, need, job });
+            self.enqueue(Work::Describe { path, need, why, job });
         }
     }
 
@@ -287,7 +296,7 @@ impl Source {
     /// Says a path anew if it is not what the log says any more.
     fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
         let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
-        self.operation();
+        self.operation(path, Why::Changes);
         let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
         let mut state = self.state();
         if state.told(path) != Some(known) {
@@ -300,12 +309,12 @@ impl Source {
         drop(state);
         match stat {
             Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
-                self.describe_directory(path, Path::new(std::ffi::OsStr::from_bytes(path)));
+                self.describe_directory(path, Path::new(std::ffi::OsStr::from_bytes(path)), Why::Changes);
             }
             stat => {
                 self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
                 if matches!(known, Described::Content(..)) {
-                    self.ask(path.to_vec(), Need::Content, job.cloned());
+                    self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
                 }
             }
         }
@@ -329,13 +338,13 @@ impl Source {
             (directories, captured)
         };
         let look = |path: &[u8]| {
-            self.operation();
+            self.operation(path, Why::Changes);
             rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path)))
         };
         for (path, known) in directories {
             if look(&path).as_ref().map(version) != Ok(known) {
                 log::debug!("{} changed", String::from_utf8_lossy(&path));
-                self.enqueue(Work::Describe { path, need: Need::Attributes, job: None });
+                self.enqueue(Work::Describe { path, need: Need::Attributes, why: Why::Changes, job: None });
             }
         }
         for (path, known) in captured {
@@ -372,8 +381,19 @@ impl Source {
         let _ = self.findings.try_send(Finding { record, body, hash, _room: room });
     }
 
-    fn operation(&self) {
-        self.counters.operations.fetch_add(1, Ordering::Relaxed);
+    fn operation(&self, path: &[u8], why: Why) {
+        self.touch(path, why, 1, 0);
+    }
+
+    fn touch(&self, path: &[u8], why: Why, operations: u64, bytes: u64) {
+        self.counters.operations.fetch_add(operations, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner).add(path, why, operations, bytes);
+    }
+
+    /// What this reader did at the shared file system, by path.
+    pub fn touched(&self) -> Tally {
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn serve(&self, work: Work) {
@@ -383,20 +403,20 @@ impl Source {
                 if self.state().is_news(&path, need) {
                     match need {
                         Need::Content if !self.excludes(&path) => self.read_ahead(&path, look),
-                        _ => self.describe(&path, need, None),
+                        _ => self.describe(&path, need, Why::Guess, None),
                     }
                 }
             }),
-            Work::Describe { path, need, job } => {
-                self.look(&path, |_| self.describe(&path, need, job.as_ref()));
+            Work::Describe { path, need, why, job } => {
+                self.look(&path, |_| self.describe(&path, need, why, job.as_ref()));
                 self.done(job.as_ref());
             }
             Work::Compare { path, job } => {
                 self.compare_one(&path, job.as_ref());
                 self.done(job.as_ref());
             }
-            Work::Read { id, path, file, version, tries, job } => {
-                self.transfer(id, &path, &file, version, tries, job.as_ref());
+            Work::Read { id, path, file, version, tries, why, job } => {
+                self.transfer(id, &path, &file, version, (tries, why), job.as_ref());
                 self.done(job.as_ref());
             }
         }
@@ -413,7 +433,7 @@ impl Source {
     }
 
     /// A file changed under our eyes, or cannot be read.
-    fn unsteady(&self, path: &[u8], errno: Errno, tries: u32, job: Option<&Arc<Load>>) {
+    fn unsteady(&self, path: &[u8], errno: Errno, (tries, why): (u32, Why), job: Option<&Arc<Load>>) {
         let name = String::from_utf8_lossy(path).into_owned();
         let mut state = self.state();
         state.described.remove(path);
@@ -425,7 +445,7 @@ impl Source {
             state.warnings.push(format!("{name} changed while it was read; it was read again"));
             drop(state);
             match FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(path))) {
-                Ok(opened) => self.publish(path, &opened.stat, opened.file, tries + 1, job),
+                Ok(opened) => self.publish(path, &opened.stat, opened.file, (tries + 1, why), job),
                 Err(error) => self.absent(path, &error),
             }
         }
@@ -438,28 +458,28 @@ impl Source {
     }
 
     /// Says what a path is.
-    fn describe(&self, path: &[u8], need: Need, job: Option<&Arc<Load>>) {
+    fn describe(&self, path: &[u8], need: Need, why: Why, job: Option<&Arc<Load>>) {
         if self.excludes(path) {
             return self.leave_alone(path, Described::Absent);
         }
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
-            self.operation();
+            self.operation(path, why);
             if let Ok(opened) = FileSystem.open(name)
                 && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
             {
-                return self.publish(path, &opened.stat, opened.file, 1, job);
+                return self.publish(path, &opened.stat, opened.file, (1, why), job);
             }
         }
-        self.operation();
+        self.operation(path, why);
         let stat = match rustix::fs::lstat(name) {
             Ok(stat) => stat,
             Err(error) => return self.absent(path, &error.into()),
         };
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::Directory => self.describe_directory(path, name),
+            rustix::fs::FileType::Directory => self.describe_directory(path, name, why),
             rustix::fs::FileType::Symlink => {
-                self.operation();
+                self.operation(path, why);
                 match rustix::fs::readlink(name, Vec::new()) {
                     Ok(target) => {
                         self.state().tell(path, Described::Whole(version(&stat)));
@@ -485,9 +505,9 @@ impl Source {
                     let content = Supply::Log(id);
                     return self.find(Record::File { path: path.to_vec(), attr: attr(&stat), content }, Vec::new());
                 }
-                self.operation();
+                self.operation(path, why);
                 match FileSystem.open(name) {
-                    Ok(opened) => self.publish(path, &opened.stat, opened.file, 1, job),
+                    Ok(opened) => self.publish(path, &opened.stat, opened.file, (1, why), job),
                     // Not readable by us: whoever may, reads it himself.
                     Err(_) => self.pass_through(path, &stat),
                 }
@@ -500,12 +520,12 @@ impl Source {
     /// Reads a file that nobody has asked for yet; in this thread, so that some are left for questions.
     fn read_ahead(&self, path: &[u8], look: u64) {
         let name = Path::new(std::ffi::OsStr::from_bytes(path));
-        self.operation();
+        self.operation(path, Why::Guess);
         let opened = FileSystem.open(name).ok().filter(|opened| {
             let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
             regular && opened.canonical == name && self.takes(path, &opened.stat)
         });
-        let Some(opened) = opened else { return self.describe(path, Need::Content, None) };
+        let Some(opened) = opened else { return self.describe(path, Need::Content, Why::Guess, None) };
         let size = opened.size();
         if size > GUESSED_FILE_MAX || self.guessed.fetch_add(size, Ordering::Relaxed) + size > GUESSED_MAX {
             let mut state = self.state();
@@ -517,7 +537,7 @@ impl Source {
             }
         }
         if let Some((id, version)) = self.begin(path, &opened.stat) {
-            self.transfer(id, path, &opened.file, version, 1, None);
+            self.transfer(id, path, &opened.file, version, (1, Why::Guess), None);
         }
     }
 
@@ -551,8 +571,8 @@ impl Source {
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
-    fn describe_directory(&self, path: &[u8], name: &Path) {
-        self.operation();
+    fn describe_directory(&self, path: &[u8], name: &Path, why: Why) {
+        self.operation(path, why);
         let listed = FileSystem.open_dir(name).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
         match listed {
             Ok((names, stat)) => self.list(path, &stat, &names),
@@ -580,9 +600,9 @@ impl Source {
     }
 
     /// Puts a captured file into the log, unless this version of it is there.
-    fn publish(&self, path: &[u8], stat: &Stat, file: File, tries: u32, job: Option<&Arc<Load>>) {
+    fn publish(&self, path: &[u8], stat: &Stat, file: File, (tries, why): (u32, Why), job: Option<&Arc<Load>>) {
         if let Some((id, version)) = self.begin(path, stat) {
-            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, job: job.cloned() });
+            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, why, job: job.cloned() });
         }
     }
 
@@ -615,10 +635,18 @@ impl Source {
     }
 
     /// Reads all of a file into the log, or voids it there and tries again.
-    fn transfer(&self, id: FileId, path: &[u8], file: &File, version: Version, tries: u32, job: Option<&Arc<Load>>) {
-        if let Err(errno) = self.read(id, path, file, version) {
+    fn transfer(
+        &self,
+        id: FileId,
+        path: &[u8],
+        file: &File,
+        version: Version,
+        (tries, why): (u32, Why),
+        job: Option<&Arc<Load>>,
+    ) {
+        if let Err(errno) = self.read(id, path, file, version, why) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
-            self.unsteady(path, errno, tries, job);
+            self.unsteady(path, errno, (tries, why), job);
         } else if is_code(file_name(path))
             && !imports::is_module(path)
             && self.prefetch(|prefetch| prefetch.is_active())
@@ -650,17 +678,16 @@ impl Source {
     }
 
     /// Reads a file once, from its beginning to its end.
-    fn read(&self, id: FileId, path: &[u8], file: &File, version: Version) -> Result<(), Errno> {
+    fn read(&self, id: FileId, path: &[u8], file: &File, version: Version, why: Why) -> Result<(), Errno> {
         let (mut offset, mut buffer) = (0, Vec::new());
         while offset < version.size {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
             buffer.resize(want, 0);
             let got = super::store::read_at(file, offset, &mut buffer)?;
-            self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
+            self.touch(path, why, requests(got as u64), got as u64);
             if got < want {
                 return Err(Errno::STALE);
             }
-            self.counters.bytes.fetch_add(got as u64, Ordering::Relaxed);
             let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
             if got as u64 == version.size && imports::is_module(path) {
                 self.handle_module(path, &buffer);
@@ -697,14 +724,14 @@ impl Source {
             });
             found?
         };
-        self.operation();
+        self.operation(&path, Why::Again);
         let opened = FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(&path))).ok()?;
         if self::version(&opened.stat) != version {
             return None;
         }
         let mut body = vec![0; len as usize];
         let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
-        self.counters.operations.fetch_add(got.div_ceil(128 << 10) as u64, Ordering::Relaxed);
+        self.touch(&path, Why::Again, requests(got as u64), got as u64);
         if got < body.len() {
             return None;
         }
@@ -719,77 +746,11 @@ impl Drop for Source {
     }
 }
 
-/// What a job needs before its ranks can start: [`Record::Preloaded`] follows when this is dropped and everything it asked for was sent.
-#[derive(Debug)]
-pub struct Preload {
-    source: Arc<Source>,
-    load: Arc<Load>,
-}
-
-impl Preload {
-    /// The load's number.
-    pub fn id(&self) -> LoadId {
-        self.load.id
-    }
-
-    /// A directory that was listed on the way.
-    pub fn directory(&self, listing: &Listing) {
-        let path = listing.canonical.as_os_str().as_bytes();
-        self.source.operation();
-        let mut state = self.source.state();
-        match state.told(path) {
-            Some(known) if known.version() == Some(version(&listing.stat)) => state.still(path),
-            _ => {
-                drop(state);
-                self.source.list(path, &listing.stat, &listing.names);
-            }
-        }
-    }
-
-    /// What will probably be asked for, if it lies below `roots`.
-    pub fn hint(&self, path: &[u8], need: Need, roots: &[Vec<u8>]) {
-        if roots.iter().any(|root| is_below(path, root)) {
-            self.source.ask(path.to_vec(), need, Some(Arc::clone(&self.load)));
-        }
-    }
-
-    /// Anything else that will be asked for.
-    pub fn path(&self, path: &Path, need: Need) {
-        self.source.ask(path.as_os_str().as_bytes().to_vec(), need, Some(Arc::clone(&self.load)));
-    }
-}
-
-/// Looks for a job's closure and captures what it opens on the way. A file is read from its beginning to its end before anybody looks
-/// into it: what follows comes from the page cache, and the file system saw one sequential read.
-impl Probe for Preload {
-    type File = File;
-    type Dir = OwnedFd;
-
-    fn open(&self, path: &Path) -> io::Result<Opened<File>> {
-        let opened = FileSystem.open(path)?;
-        let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
-        let path = opened.canonical.as_os_str().as_bytes();
-        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
-            self.source.operation();
-            if let Some((id, version)) = self.source.begin(path, &opened.stat) {
-                self.source.transfer(id, path, &opened.file, version, 1, Some(&self.load));
-            }
-        }
-        Ok(opened)
-    }
-
-    fn open_dir(&self, path: &Path) -> io::Result<Opened<OwnedFd>> {
-        FileSystem.open_dir(path)
-    }
-
-    fn names(&self, dir: &OwnedFd) -> io::Result<Names> {
-        FileSystem.names(dir)
-    }
-}
-
-impl Drop for Preload {
-    fn drop(&mut self) {
-        self.source.done(Some(&self.load));
+/// Why a path is touched that a node asks for.
+fn asked(need: Need) -> Why {
+    match need {
+        Need::Attributes => Why::Attributes,
+        Need::Content => Why::Content,
     }
 }
 

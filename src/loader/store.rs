@@ -50,7 +50,7 @@ impl Store {
     }
 
     /// Bytes that its files occupy.
-    fn used(&self) -> u64 {
+    pub fn used(&self) -> u64 {
         let entries = rustix::fs::Dir::read_from(&self.directory).into_iter().flatten().flatten();
         let blocks = entries
             .filter(|e| e.file_type() == rustix::fs::FileType::RegularFile)

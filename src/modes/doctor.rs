@@ -95,6 +95,7 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
     vec![
         Check::probed("namespaces", namespaces, State::Limited),
         Check::probed("fuse", fuse, State::Limited),
+        Check::probed("audit", found.audit.as_ref().cloned(), State::Note),
         Check::probed("memfd", memfd, State::Limited),
         uffd,
     ]
@@ -177,6 +178,7 @@ fn word(tier: Tier) -> &'static str {
     match tier {
         Tier::NamespaceFuse => "namespace-fuse",
         Tier::NamespaceBinds => "namespace-binds",
+        Tier::Audit => "audit",
         Tier::Plain => "none",
     }
 }
@@ -206,6 +208,7 @@ fn as_text(checks: &[Check], tier: Tier) -> String {
     let means = match tier {
         Tier::NamespaceFuse => "ranks can see captured files under their own paths, names answered by this node (best)",
         Tier::NamespaceBinds => "ranks can see captured files under their own paths, names looked up in the original",
+        Tier::Audit => "dynamic linkers are given libraries from this node; everything else is read from where it is",
         Tier::Plain => "ranks read every file from where it is",
     };
     _ = writeln!(out, "\nview: {} - {means}", word(tier));

@@ -1,22 +1,27 @@
 //! `hpcrt exec`: runs a program on many hosts.
 
+use std::cell::OnceCell;
 use std::io::{self, Write};
 use std::rc::Rc;
 use std::time::Instant;
 
 use smol::LocalExecutor;
+use smol::future::FutureExt;
 
 use super::job::{self, Where};
 use crate::Result;
 use crate::cli::Exec;
 use crate::error::say;
 use crate::launch::console::{Console, catch_signals};
+use crate::launch::door::{self, Door, Porter};
 use crate::launch::hostlist::Host;
 use crate::launch::placement::Placement;
 use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::stats::Phases;
+use crate::launch::status::{Kind, Subject};
+use crate::net::wire::control::View;
 use crate::sys::process;
 
 /// Runs the mode.
@@ -45,8 +50,12 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
     }
     let mut setup = job::setup!(flags, &hosts, agent);
     // Else the agents prepare no view, and nobody needs to know what the program loads.
-    spec.view &= may_share(&spec);
-    setup.view = spec.view;
+    if !may_share(&spec) {
+        spec.view = View::None;
+        setup.view = View::None;
+    }
+    // Before there are threads.
+    let porter = Porter::start();
     let tasks = Rc::new(LocalExecutor::new());
     smol::block_on(tasks.run(async {
         let console = Console::own(&tasks, signals)?;
@@ -54,13 +63,33 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
         // The closure is found and read while the agents start, and sent on as soon as they are up.
-        let reading = Reading::start(flags.compress, setup.view)?;
+        let reading = Reading::start(flags.compress, setup.view != View::None)?;
         let resolving = reading.resolve(&tasks, &spec);
-        let session = Session::start(&tasks, reading, hosts, &setup, &console).await?;
-        phases.start_agents = session.started;
-        let code = session.run(&spec, resolving, phases, &console).await;
-        session.stop().await;
-        code
+        let subject = Rc::new(Subject {
+            id: door::job_name(),
+            kind: Kind::Job,
+            program: Some(program[0].to_string_lossy().into_owned()),
+            begun,
+            hosts: hosts.len(),
+            source: reading.source(),
+            root: OnceCell::new(),
+        });
+        let job = async {
+            let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
+            phases.start_agents = session.started;
+            let code = session.run(&spec, resolving, phases, &console).await;
+            session.stop().await;
+            code
+        };
+        match porter.and_then(|porter| Door::open(&subject.id, porter)) {
+            Ok(door) => job.or(async { match Rc::clone(&subject).answer_at(door, &tasks).await {} }).await,
+            Err(error) => {
+                if !flags.quiet {
+                    console.say(format_args!("hpcrt status will not show this job: {error}"));
+                }
+                job.await
+            }
+        }
     }))
 }
 

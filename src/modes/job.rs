@@ -50,7 +50,7 @@ pub(super) fn place(list: Option<&str>, file: Option<&Path>, agent: Option<Agent
     Ok(Where { hosts: found.hosts, agent, here })
 }
 
-/// How a session is set up, from flags of `exec` or `session start`; with views.
+/// How a session is set up, from flags of `exec` or `session start`.
 macro_rules! setup {
     ($flags:expr, $hosts:expr, $agent:expr) => {
         $crate::launch::root::Setup {
@@ -58,7 +58,7 @@ macro_rules! setup {
             agent: $agent,
             fan_out: $flags.fan_out,
             min_hosts: $flags.min_hosts,
-            view: true,
+            view: $flags.view,
             fresh: $flags.fresh,
             store: $flags.store.as_ref().map(|d| $crate::modes::job::bytes(d)),
         }
@@ -86,9 +86,10 @@ macro_rules! spec {
                 output: $flags.output.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 timeout_ms: $flags.timeout.map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX)),
                 keep_going: $flags.keep_going,
-                view: $flags.view != $crate::cli::View::None,
+                view: $flags.view,
                 prefixes: $flags.prefix.iter().map(|d| job::bytes(&here.own.join(d))).collect(),
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
+                report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,

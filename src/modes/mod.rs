@@ -5,6 +5,7 @@ mod exec;
 mod job;
 pub mod ldd;
 mod session;
+mod status;
 
 use std::io::Write;
 
@@ -22,6 +23,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::SessionRun(flags, program) => session::run(&flags, &program),
         Options::SessionList => session::list(),
         Options::SessionStop(name) => session::stop(&name),
+        Options::Status(flags) => status::run(&flags),
         Options::Serve(Serve { same: Some(hash) }) => crate::launch::agent::is_same(&hash),
         Options::Serve(Serve { same: None }) => crate::launch::node::serve(),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),

@@ -1,11 +1,12 @@
 //! `hpcrt session`: hosts and files stay warm between jobs.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
@@ -13,11 +14,12 @@ use smol::{Async, LocalExecutor, Timer};
 use super::job::{self, Where};
 use crate::cli::{SessionRun, SessionStart};
 use crate::launch::console::{self, Console, catch_signals};
+use crate::launch::door::{self, Door, Porter};
 use crate::launch::fold::fold;
 use crate::launch::progress::Progress;
-use crate::launch::resident::{self, Door};
+use crate::launch::resident;
 use crate::launch::session::{Reading, Session};
-use crate::net::auth;
+use crate::launch::status::{Kind, Subject};
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::AgentKind;
@@ -30,14 +32,19 @@ const STOP: Duration = Duration::from_secs(15);
 
 /// Brings a session up in the background and prints its name.
 pub(super) fn start(flags: &SessionStart) -> Result<u8> {
+    let begun = Instant::now();
     let signals = catch_signals()?;
     let Where { hosts, agent, .. } =
         job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
     let setup = job::setup!(flags, &hosts, agent);
-    let name = blake3::hash(&auth::nonce()).to_hex()[..8].to_owned();
+    let name = door::session_name();
+    // Before there are threads, and before the pipe, whose end it would keep open.
+    let porter = Porter::start()?;
     let (mut ready, tell_ready) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map(|(r, w)| (File::from(r), w)).op("make a pipe")?;
     if process::fork().op("go into the background")?.is_some() {
+        // The resident process's.
+        std::mem::forget(porter);
         drop(tell_ready);
         let mut word = Vec::new();
         ready.read_to_end(&mut word).op("wait for the session")?;
@@ -58,9 +65,18 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         let mut console = Console::own(&tasks, signals)?;
         *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
         let reading = Reading::start(flags.compress, true)?;
-        let session = Session::start(&tasks, reading, hosts, &setup, &console).await?;
+        let subject = Rc::new(Subject {
+            id: name.clone(),
+            kind: Kind::Session,
+            program: None,
+            begun,
+            hosts: hosts.len(),
+            source: reading.source(),
+            root: OnceCell::new(),
+        });
+        let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
         console.clear();
-        let door = match Door::open(&name) {
+        let door = match Door::open(&name, porter) {
             Ok(door) => door,
             Err(error) => {
                 session.stop().await;
@@ -74,7 +90,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         let signalled = async {
             console.ended_by().await;
         };
-        door.serve(&tasks, session, signalled).await;
+        resident::serve(door, &tasks, session, subject, signalled).await;
         Ok(())
     }));
     if let Err(error) = &served {
@@ -98,7 +114,7 @@ pub(super) fn run(flags: &SessionRun, program: &[OsString]) -> Result<u8> {
     let signals = catch_signals()?;
     // What belongs to this host only is not passed on: the session's hosts may be others.
     let spec = job::spec!(flags, program, &AgentKind::Ssh)?;
-    let session = resident::connect(&flags.session)?;
+    let session = connect(&flags.session)?;
     let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("hand over the standard streams");
     let mut fds = vec![
         memory_file::write("hpcrt-job", &spec).op("write the request")?,
@@ -132,10 +148,18 @@ pub(super) fn run(flags: &SessionRun, program: &[OsString]) -> Result<u8> {
     })
 }
 
+/// Connects to a session; a job of its own is none.
+fn connect(name: &str) -> Result<Seqpacket> {
+    if name.starts_with(door::JOB) {
+        return Err(Error::usage("find the session", "that is a job, not a session").on(name));
+    }
+    door::connect(name)
+}
+
 /// Shows the sessions.
 pub(super) fn list() -> Result<u8> {
-    for name in resident::names()? {
-        let Ok(session) = resident::connect(&name) else { continue };
+    for name in door::names()?.into_iter().filter(|name| !name.starts_with(door::JOB)) {
+        let Ok(session) = connect(&name) else { continue };
         resident::ask(&session, &SessionAsk::About, &[])?;
         if let Some((SessionTell::About { hosts, jobs, stored }, _)) = answer(session)? {
             let _ = writeln!(
@@ -152,7 +176,7 @@ pub(super) fn list() -> Result<u8> {
 
 /// Ends a session and waits until it is gone.
 pub(super) fn stop(name: &str) -> Result<u8> {
-    let session = resident::connect(name)?;
+    let session = connect(name)?;
     resident::ask(&session, &SessionAsk::Stop, &[])?;
     answer(session)?;
     Ok(0)

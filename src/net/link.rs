@@ -78,6 +78,8 @@ pub struct Reader {
     tags: Option<Tags>,
     buffer: Vec<u8>,
     start: usize,
+    /// Bytes read ahead, at most.
+    ahead: usize,
 }
 
 /// The sending half.
@@ -93,6 +95,8 @@ const SMALL: usize = 4 << 10;
 
 /// Bytes read ahead for small frames; larger parts go straight to their place.
 const READ_AHEAD: usize = 32 << 10;
+/// The same for a peer that has not proved itself: what he sends beyond a handshake stays in the kernel.
+const READ_AHEAD_HELLO: usize = 256;
 
 impl Reader {
     /// The next frame; waits without limit, see [`Reader::receive_within`].
@@ -153,10 +157,10 @@ impl Reader {
             if to.is_empty() {
                 return Ok(());
             }
-            if to.len() >= READ_AHEAD {
+            if to.len() >= self.ahead {
                 return Ok(self.io.read_exact(to).await?);
             }
-            self.buffer.resize(READ_AHEAD, 0);
+            self.buffer.resize(self.ahead, 0);
             self.start = 0;
             let got = self.io.read(&mut self.buffer).await;
             self.buffer.truncate(*got.as_ref().unwrap_or(&0));
@@ -209,7 +213,7 @@ pub fn trusted(
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
 ) -> (Reader, Writer) {
-    let reader = Reader { io: Box::new(input), tags: None, buffer: Vec::new(), start: 0 };
+    let reader = Reader { io: Box::new(input), tags: None, buffer: Vec::new(), start: 0, ahead: READ_AHEAD };
     (reader, Writer { io: Box::new(output), tags: None, small: Vec::new() })
 }
 
@@ -236,13 +240,13 @@ pub async fn connect(
     purpose: Purpose,
 ) -> Result<(Reader, Writer), LinkError> {
     let shake = async {
-        let (mut reader, mut writer) = trusted(stream.clone(), stream);
+        let (mut reader, mut writer) = strange(stream);
         let challenge = hello(&mut reader).await?;
         let (handshake, answer) = Handshake::answer(key, &challenge, node, purpose)?;
         writer.send(&Packet::new(&answer, Vec::new())).await?;
         handshake.confirm(&hello(&mut reader).await?)?;
         let (mine, theirs) = handshake.tags();
-        (writer.tags, reader.tags) = (Some(mine), Some(theirs));
+        (writer.tags, reader.tags, reader.ahead) = (Some(mine), Some(theirs), READ_AHEAD);
         Ok((reader, writer))
     };
     shake.or(late(HANDSHAKE, LinkError::Slow)).await
@@ -254,16 +258,22 @@ pub async fn connect(
 /// As [`connect`].
 pub async fn accept(stream: impl Stream, key: &SessionKey) -> Result<(Reader, Writer, u32, Purpose), LinkError> {
     let shake = async {
-        let (mut reader, mut writer) = trusted(stream.clone(), stream);
+        let (mut reader, mut writer) = strange(stream);
         let nonce = nonce();
         writer.send(&Packet::new(&Hello::Challenge { nonce }, Vec::new())).await?;
         let (handshake, welcome, node, purpose) = Handshake::check(key, nonce, &hello(&mut reader).await?)?;
         writer.send(&Packet::new(&welcome, Vec::new())).await?;
         let (theirs, mine) = handshake.tags();
-        (writer.tags, reader.tags) = (Some(mine), Some(theirs));
+        (writer.tags, reader.tags, reader.ahead) = (Some(mine), Some(theirs), READ_AHEAD);
         Ok((reader, writer, node, purpose))
     };
     shake.or(late(HANDSHAKE, LinkError::Slow)).await
+}
+
+/// The two halves over a stream whose peer has proved nothing yet.
+fn strange(stream: impl Stream) -> (Reader, Writer) {
+    let (reader, writer) = trusted(stream.clone(), stream);
+    (Reader { ahead: READ_AHEAD_HELLO, ..reader }, writer)
 }
 
 async fn hello(reader: &mut Reader) -> Result<Hello, LinkError> {

@@ -233,6 +233,9 @@ impl Log {
     /// The peer does not follow the protocol, or the body is not what its header says: drop the link and resume elsewhere.
     pub fn receive(&self, stripe: u8, packet: Packet) -> Result<Option<Arc<Logged>>, LinkError> {
         let LogFrame::Entry { seq, record, hash } = packet.message::<LogFrame>()? else { return Ok(None) };
+        if !record.is_sound() {
+            return Err(FrameError::Header.into());
+        }
         let body = (!packet.body.is_empty()).then(|| Bytes(Arc::clone(&packet.body)));
         if body.as_ref().is_some_and(|b| *blake3::hash(&b.0).as_bytes() != hash) {
             return Err(FrameError::Tag.into());

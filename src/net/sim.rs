@@ -5,6 +5,8 @@
 //! break and nodes crash; both ends, or the one that is left, learn it after the detection time. Equal seeds give equal runs.
 
 pub mod replica;
+#[cfg(test)]
+mod scale;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -130,6 +132,17 @@ impl Link {
     }
 }
 
+/// What one node has sent and received so far; what was lost on the way counts as sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Messages.
+    pub sent: u64,
+    pub sent_bytes: u64,
+    /// Messages.
+    pub received: u64,
+    pub received_bytes: u64,
+}
+
 /// What one end knows of a link and has sent over it.
 struct End {
     link: Link,
@@ -150,6 +163,7 @@ struct Host<M: Machine> {
     wake: Nanos,
     inbox: VecDeque<Packet<M::Message>>,
     ends: Vec<End>,
+    traffic: Traffic,
 }
 
 /// The simulation of one machine per node.
@@ -178,6 +192,7 @@ impl<M: Machine> Sim<M> {
             wake: Nanos::MAX,
             inbox: VecDeque::new(),
             ends: Vec::new(),
+            traffic: Traffic::default(),
         };
         let hosts = machines.into_iter().map(host).collect();
         Sim { network, seed, now: 0, count: 0, agenda: BTreeMap::new(), hosts }
@@ -233,6 +248,11 @@ impl<M: Machine> Sim<M> {
     /// Events so far.
     pub fn events(&self) -> u64 {
         self.count
+    }
+
+    /// What a node has sent and received.
+    pub fn traffic(&self, node: Node) -> Traffic {
+        self.hosts[node as usize].traffic
     }
 
     /// The machines of the nodes that run.
@@ -325,11 +345,19 @@ impl<M: Machine> Sim<M> {
             if !self.current(&packet) {
                 continue;
             }
+            let host = &mut self.hosts[node as usize];
             let Packet { from, link, bytes, message, .. } = packet;
-            self.hosts[node as usize].machine.handle(now, Input::Message { from: link.seen_from(from), message });
+            host.traffic.received += 1;
+            host.traffic.received_bytes += bytes;
+            host.machine.handle(now, Input::Message { from: link.seen_from(from), message });
+            let buffer = self.network.buffer;
             let sender = self.end(from, link);
+            let full = sender.in_flight >= buffer;
             sender.in_flight = sender.in_flight.saturating_sub(bytes);
-            self.pump(from);
+            // A sender whose link took more before was asked then.
+            if full && sender.in_flight < buffer {
+                self.pump(from);
+            }
         }
         self.pump(node);
     }
@@ -357,6 +385,8 @@ impl<M: Machine> Sim<M> {
             let Some(Send { to: link, bytes, message }) = host.machine.poll_transmit(now, &writable) else { break };
             let busy = host.transfer(bytes);
             host.sending = true;
+            host.traffic.sent += 1;
+            host.traffic.sent_bytes += bytes;
             let reachable = self.hosts[link.peer as usize].up;
             let end = self.end(node, link);
             end.in_flight += bytes;

@@ -43,6 +43,8 @@ pub enum Stage {
     Home,
     /// Neither the working directory nor the fall-back can be entered.
     Cwd,
+    /// The rank is to be held, and may not be traced.
+    Hold,
     /// The program cannot be executed.
     Exec,
 }
@@ -120,6 +122,15 @@ impl Starter {
         Ok(Starter { block, len, plan, image, slots: VecDeque::new() })
     }
 
+    /// From now on starts the ranks of another plan. Before the first was started: what fails for ranks of the old one is not told.
+    ///
+    /// # Errors
+    /// As [`Starter::new`]'s.
+    pub fn follow(&mut self, plan: OwnedFd) -> io::Result<()> {
+        *self = Starter::new(plan, self.image.take())?;
+        Ok(())
+    }
+
     /// Starts the rank with this index: `stdio` becomes its standard streams. All other descriptors of this process must be
     /// close-on-exec, and none of `stdio` below 3.
     ///
@@ -164,6 +175,7 @@ impl Starter {
                 (Stage::Boot, &failures.boot),
                 (Stage::Home, &failures.home),
                 (Stage::Cwd, &failures.cwd),
+                (Stage::Hold, &failures.hold),
                 (Stage::Exec, &failures.exec),
             ]
         });
@@ -237,6 +249,7 @@ mod tests {
     use std::io::Read;
     use std::os::fd::AsFd;
 
+    use nix::sys::signal::Signal;
     use nix::sys::wait::{WaitStatus, waitpid};
 
     use super::super::program::Program;
@@ -307,6 +320,21 @@ mod tests {
         for (image, again) in images().into_iter().zip(images()) {
             assert_eq!(told(&nowhere, image), [(Stage::Home, libc::ENOENT), (Stage::Exec, libc::ENOENT)]);
             assert_eq!(told(&homeless, again), [(Stage::Cwd, libc::ENOENT)]);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_held_stops_as_its_program() {
+        let null = null();
+        for image in images() {
+            let mut starter = Starter::new(shell("exit 1").write().unwrap(), image).unwrap();
+            starter.follow(Program { hold: true, ..shell("exit 7") }.write().unwrap()).unwrap();
+            let pid = starter.start(0, [null.as_fd(); 3]).unwrap();
+            assert_eq!(waitpid(pid, None), Ok(WaitStatus::Stopped(pid, Signal::SIGTRAP)));
+            let program = |path: &str| fs::canonicalize(path).unwrap();
+            assert_eq!(program(&format!("/proc/{pid}/exe")), program("/bin/sh"));
+            nix::sys::ptrace::detach(pid, None).unwrap();
+            assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, 7)));
         }
     }
 

@@ -1,6 +1,7 @@
 //! The few places with unsafe and raw system calls. Everything above is safe Rust.
 
 pub mod boot;
+pub mod mpir;
 pub mod node;
 pub mod process;
 pub mod program;
@@ -13,3 +14,7 @@ pub mod plan;
 pub mod rank;
 #[path = "../../static-bootstrap/sys/src/syscall.rs"]
 pub mod syscall;
+
+/// The layout of the audit view's table and the questions of its auditor, shared with that by file.
+#[path = "../../static-bootstrap/sys/src/table.rs"]
+pub mod audit_table;

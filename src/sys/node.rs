@@ -102,13 +102,17 @@ pub fn userfaultfd() -> io::Result<()> {
 /// Version of the node's own glibc ("2.36"), read from its file; `None` when there is none in the usual places.
 pub fn glibc() -> Option<String> {
     let multiarch = format!("/lib/{}-linux-gnu", std::env::consts::ARCH);
-    [&*multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib"].iter().find_map(|dir| {
-        let bytes = fs::read(Path::new(dir).join("libc.so.6")).ok()?;
-        let banner = bytes.get(memchr::memmem::find(&bytes, b"GNU C Library")?..)?;
-        let banner = String::from_utf8_lossy(banner.get(..200).unwrap_or(banner));
-        let version = banner.split("release version ").nth(1)?;
-        Some(version.split(|c: char| !c.is_ascii_digit() && c != '.').next()?.trim_end_matches('.').to_owned())
-    })
+    [&*multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+        .iter()
+        .find_map(|dir| glibc_version(&fs::read(Path::new(dir).join("libc.so.6")).ok()?))
+}
+
+/// The version that a `libc.so.6` says it is.
+pub fn glibc_version(bytes: &[u8]) -> Option<String> {
+    let banner = bytes.get(memchr::memmem::find(bytes, b"GNU C Library")?..)?;
+    let banner = String::from_utf8_lossy(banner.get(..200).unwrap_or(banner));
+    let version = banner.split("release version ").nth(1)?;
+    Some(version.split(|c: char| !c.is_ascii_digit() && c != '.').next()?.trim_end_matches('.').to_owned())
 }
 
 #[cfg(test)]

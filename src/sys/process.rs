@@ -215,7 +215,7 @@ pub fn watch(child: Pid) -> io::Result<OwnedFd> {
 
 /// Waits until a child has ended and reaps it, or the time is over.
 pub fn await_end(child: Pid, deadline: Duration) {
-    let end = Instant::now() + deadline;
+    let (end, mut pause) = (Instant::now() + deadline, Duration::from_micros(50));
     if let Ok(died) = watch(child) {
         let limit = PollTimeout::try_from(deadline).unwrap_or(PollTimeout::MAX);
         let _ = poll(&mut [PollFd::new(died.as_fd(), PollFlags::POLLIN)], limit);
@@ -223,7 +223,8 @@ pub fn await_end(child: Pid, deadline: Duration) {
     while let Ok(WaitStatus::StillAlive) = waitpid(child, Some(WaitPidFlag::WNOHANG))
         && Instant::now() < end
     {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(1));
     }
 }
 

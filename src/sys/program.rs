@@ -24,6 +24,8 @@ pub struct Program {
     pub masks: Vec<Vec<u8>>,
     /// Soft and hard RLIMIT_NOFILE.
     pub nofile: (u64, u64),
+    /// Stop each rank before its program's first instruction.
+    pub hold: bool,
 }
 
 impl Program {
@@ -66,7 +68,7 @@ impl Program {
         head.extend_from_slice(&MAGIC.to_ne_bytes());
         [len, 0].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
         [self.nofile.0, self.nofile.1].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
-        for word in [program, cwd, home, argc, argv, envc, envp, self.ranks, rank_table] {
+        for word in [program, cwd, home, argc, argv, envc, envp, self.ranks, rank_table, u32::from(self.hold)] {
             head.extend_from_slice(&word.to_ne_bytes());
         }
         block.0[..head.len()].copy_from_slice(&head);
@@ -121,14 +123,15 @@ mod tests {
             ranks: 2,
             masks: vec![vec![3, 0, 0, 0, 0, 0, 0, 0]],
             nofile: (1024, 4096),
+            hold: true,
         };
         let mut golden = b"HPCRTPL2".to_vec();
         let words = |block: &mut Vec<u8>, words: &[u32]| {
             words.iter().for_each(|word| block.extend_from_slice(&word.to_ne_bytes()));
         };
-        words(&mut golden, &[208, 0]);
+        words(&mut golden, &[216, 0]);
         [1024u64, 4096].iter().for_each(|word| golden.extend_from_slice(&word.to_ne_bytes()));
-        words(&mut golden, &[72, 79, 81, 2, 92, 1, 104, 2, 136, 0]);
+        words(&mut golden, &[72, 79, 81, 2, 92, 1, 104, 2, 136, 1]);
         golden.extend_from_slice(b"/bin/x\0/\0/r\0x\0y z\0\0\0");
         words(&mut golden, &[84, 86]);
         golden.extend_from_slice(b"A=1\0");
@@ -138,8 +141,8 @@ mod tests {
         golden.extend_from_slice(&[3, 0, 0, 0, 0, 0, 0, 0]);
         golden.extend_from_slice(b"R=8\0");
         words(&mut golden, &[128]);
-        words(&mut golden, &[1, 112, 8, 120, 0, 0, 0, 0, 0]);
-        words(&mut golden, &[1, 132, 0, 136, 0, 0, 0, 0, 0]);
+        words(&mut golden, &[1, 112, 8, 120, 0, 0, 0, 0, 0, 0]);
+        words(&mut golden, &[1, 132, 0, 136, 0, 0, 0, 0, 0, 0]);
         assert_eq!(program.block().unwrap(), golden);
 
         let file = File::from(program.write().unwrap());

@@ -20,6 +20,11 @@ pub enum Ability {
 const NAMES: [(&str, Ability); 4] =
     [("userns", Ability::Userns), ("fuse", Ability::Fuse), ("memfd", Ability::Memfd), ("uffd", Ability::Userfaultfd)];
 
+/// Why namespaces are not made, where the variable says so.
+pub fn forbidden() -> Error {
+    Error::new("make namespaces", format!("{VARIABLE} forbids it")).remedy(format!("unset {VARIABLE}"))
+}
+
 /// The abilities taken away.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Without(Vec<Ability>);

@@ -1,6 +1,8 @@
 //! Runs the built program with a deadline, and finds what it may have left behind.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test crate uses its part")]
 
+pub mod network;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
@@ -237,6 +239,8 @@ pub fn marked(mark: &str) -> Vec<Pid> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     FrontEnd,
+    /// Removes the front end's socket.
+    Porter,
     Agent,
     Keeper,
     JobKeeper,
@@ -255,6 +259,7 @@ fn role_of(pid: Pid) -> Option<Role> {
     let exe = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let ours = exe.to_string_lossy().contains("hpcrt");
     Some(match words.get(1) {
+        _ if name.trim() == "hpcrt-porter" => Role::Porter,
         Some(&b"serve") if name.trim() == "hpcrt-keeper" => {
             if role_of(parent(pid)?) == Some(Role::Keeper) {
                 Role::JobKeeper

@@ -22,6 +22,11 @@ pub(crate) fn check() -> Result<()> {
     ensure!(!has(PT_INTERP), "the product names a dynamic linker");
     ensure!(elf.libraries.is_empty(), "the product needs {:?}", elf.libraries);
     ensure!(elf.header.e_type == ET_DYN && has(PT_DYNAMIC), "the product is not position-independent");
+    let symbols: Vec<&str> = elf.dynsyms.iter().filter_map(|symbol| elf.dynstrtab.get_at(symbol.st_name)).collect();
+    for name in ["MPIR_Breakpoint", "MPIR_being_debugged", "MPIR_proctable", "MPIR_proctable_size", "MPIR_debug_state"]
+    {
+        ensure!(symbols.contains(&name), "debuggers do not find {name} in the product");
+    }
     ensure!(bytes.len() < SIZE_MAX, "the product has {} bytes, {SIZE_MAX} or more", bytes.len());
     eprintln!("xtask: {}: static-pie, {} bytes", path.display(), bytes.len());
     Ok(())

@@ -1,10 +1,10 @@
 //! Long tests and benchmarks by name: what is claimed about large jobs and times is shown by running these.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
 
-use crate::run::{cargo, run};
+use crate::run::{cargo, run, succeeds};
 
 struct Proof {
     name: &'static str,
@@ -20,14 +20,26 @@ enum How {
     Test(&'static [&'static str], &'static str),
     /// A benchmark in `benches/`.
     Bench(&'static str),
+    /// Every target in `fuzz/`, for [`FUZZ_SECONDS`].
+    Fuzz,
 }
+
+/// For each target.
+const FUZZ_SECONDS: u32 = 600;
 
 const PROOFS: &[Proof] = &[
     Proof {
-        name: "simulator",
-        what: "the log reaches 100,000 simulated nodes",
-        how: How::Test(&["--lib"], "net::sim::replica::tests::a_hundred_thousand_nodes"),
-        memory: 3,
+        name: "sim",
+        what: "256 chunks reach 100,000 simulated nodes, also when one in a hundred of them dies in the middle",
+        how: How::Test(&["--lib"], "net::sim::scale::a_hundred_thousand_nodes"),
+        memory: 4,
+        root: false,
+    },
+    Proof {
+        name: "seeds",
+        what: "100,000 random broadcasts to at most 256 simulated nodes, with everything that can go wrong",
+        how: How::Test(&["--lib"], "net::sim::replica::tests::a_hundred_thousand_seeds"),
+        memory: 1,
         root: false,
     },
     Proof {
@@ -59,6 +71,27 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "fuzz",
+        what: "ten minutes for everything that reads bytes from outside; with coverage where cargo-fuzz and a nightly are installed",
+        how: How::Fuzz,
+        memory: 4,
+        root: false,
+    },
+    Proof {
+        name: "audit",
+        what: "500 libraries without namespaces: time to main beside a plain start, operations of each process at the shared file system",
+        how: How::Test(&["--test", "audit"], "warm_start"),
+        memory: 4,
+        root: true,
+    },
+    Proof {
+        name: "glibc",
+        what: "programs of glibc 2.31 and 2.41 without namespaces: staged libraries, and the cost of calls",
+        how: How::Test(&["--test", "audit"], "other_versions_of_glibc"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
         name: "launch",
         what: "1, 64 and 1,024 local processes beside a bare fork and exec loop and hydra; times of the launch logic",
         how: How::Bench("launch"),
@@ -85,6 +118,7 @@ pub(crate) fn proofs(which: Option<&str>) -> Result<()> {
         let done = match proof.how {
             How::Test(binary, test) => long_test(binary, test),
             How::Bench(bench) => run(&mut cargo(&["bench", "--package", "hpcrt", "--bench", bench])),
+            How::Fuzz => fuzz(),
         };
         if let Err(error) = done {
             failed.push(format!("{}: {error:#}", proof.name));
@@ -111,6 +145,33 @@ fn long_test(binary: &[&str], test: &str) -> Result<()> {
     run(cargo().arg("--nocapture"))
 }
 
+fn fuzz() -> Result<()> {
+    let mut nightly = Command::new("rustup");
+    nightly.args(["run", "nightly", "cargo", "fuzz", "--version"]);
+    let guided = succeeds(&mut nightly);
+    for target in fuzz_targets()? {
+        if guided {
+            let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+            let mut fuzz = Command::new("rustup");
+            fuzz.args(["run", "nightly", "cargo", "fuzz", "run", "--target", &triple, &target, "--"]);
+            run(fuzz.arg(format!("-max_total_time={FUZZ_SECONDS}")))?;
+        } else {
+            let test = ["test", "--release", "--test", "fuzz_slice", "--", "--exact", &target, "--nocapture"];
+            run(cargo(&test).env("HPCRT_FUZZ_SECONDS", FUZZ_SECONDS.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Their names, in order.
+fn fuzz_targets() -> Result<Vec<String>> {
+    let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/fuzz_targets"))?;
+    let stem = |file: std::fs::DirEntry| Some(file.path().file_stem()?.to_str()?.to_owned());
+    let mut names: Vec<String> = files.flatten().filter_map(stem).collect();
+    names.sort();
+    Ok(names)
+}
+
 fn obstacle(proof: &Proof) -> Option<String> {
     if proof.root && !rustix::process::geteuid().is_root() {
         return Some("needs root".to_owned());
@@ -124,6 +185,21 @@ fn obstacle(proof: &Proof) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A target is a file, a binary of the fuzzing package, an entry of the list of bodies and a test of the slice.
+    #[test]
+    fn fuzz_targets_are_complete() {
+        let read = |file: &str| std::fs::read_to_string(format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let (package, bodies, slice) =
+            (read("fuzz/Cargo.toml"), read("fuzz/src/bodies.rs"), read("tests/fuzz_slice.rs"));
+        let targets = fuzz_targets().unwrap();
+        for target in &targets {
+            assert!(package.contains(&format!("path = \"fuzz_targets/{target}.rs\"")), "{target}");
+            assert!(bodies.contains(&format!("(\"{target}\", {target})")), "{target}");
+            assert!(slice.contains(&format!("slice(\"{target}\")")), "{target}");
+        }
+        assert!(bodies.contains(&format!("ALL: [(&str, fn(&[u8])); {}]", targets.len())));
+    }
 
     #[test]
     fn names_are_unique_and_every_benchmark_exists() {

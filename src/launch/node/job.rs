@@ -18,10 +18,11 @@ use super::Node;
 use super::streams::Streams;
 use super::view::View;
 use crate::launch::{allocation, placement};
-use crate::loader::view::Closing;
+use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
-use crate::net::wire::control::{Binding, Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::control::{self, Binding, Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
 use crate::sys::boot::Stage;
@@ -31,17 +32,19 @@ use crate::{Error, Result, error::Context};
 
 /// See the module.
 pub(super) struct Job {
-    node: Rc<Node>,
-    launch: Launch,
-    place: Place,
+    pub(super) node: Rc<Node>,
+    pub(super) launch: Launch,
+    pub(super) place: Place,
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
     /// The other ends, by rank, until the ranks are spawned.
     readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
     streams: Streams,
-    warnings: RefCell<Vec<String>>,
-    view: RefCell<Option<Rc<View>>>,
+    pub(super) warnings: RefCell<Vec<String>>,
+    pub(super) view: RefCell<Option<Rc<View>>>,
+    /// What the view had counted when the job began to look into it.
+    pub(super) before: Cell<Counts>,
     /// The keeper's process, as soon as it may look into the view.
     looks: Cell<Option<u32>>,
     /// The job's processes are being killed.
@@ -53,6 +56,9 @@ pub(super) struct Job {
     /// A rank could not become the program.
     start_failed: Cell<bool>,
     over: Cell<bool>,
+    pub(super) times: Cell<JobTimes>,
+    /// Ranks that have not ended.
+    pub(super) running: Cell<u32>,
 }
 
 impl Job {
@@ -74,7 +80,7 @@ impl Job {
                     node: node.id,
                     warnings: Vec::new(),
                     received: node.received(),
-                    avoided: 0,
+                    facts: JobFacts { job: id, told: node.clock.now(), ..JobFacts::default() },
                 })
                 .await;
                 None
@@ -109,12 +115,15 @@ impl Job {
             streams: Streams::new().op("watch the output of ranks")?,
             warnings: RefCell::default(),
             view: RefCell::default(),
+            before: Cell::default(),
             looks: Cell::default(),
             closing: RefCell::default(),
             abort: bounded(1),
             started: Cell::new(false),
             start_failed: Cell::new(false),
             over: Cell::new(false),
+            times: Cell::new(JobTimes { ordered: node.clock.now(), ..JobTimes::default() }),
+            running: Cell::new(0),
         }))
     }
 
@@ -151,13 +160,13 @@ impl Job {
         }
     }
 
-    fn ask(self: &Rc<Self>, ask: Ask) {
+    pub(super) fn ask(self: &Rc<Self>, ask: Ask) {
         let this = Rc::clone(self);
         // A keeper that is gone has nothing left to do; its end is noticed where its words are read.
         self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
     }
 
-    async fn tell_keeper(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) async fn tell_keeper(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.keeper.write_with(|socket| socket.send(ask, fds)).await
     }
 
@@ -201,6 +210,7 @@ impl Job {
         };
         let relaying = async {
             let relayed = self.streams.relay(&completed, async |rank, stream, bytes| {
+                self.mark(|times| &mut times.output);
                 let report = Report::Output { job: self.launch.job, rank, stream };
                 self.node.send_up(Packet::new(&report, bytes)).await;
             });
@@ -215,10 +225,11 @@ impl Job {
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
         self.closing.borrow_mut().take();
-        let avoided = self.view.borrow_mut().take().map_or(0, |view| view.skeleton.take_avoided());
+        let facts = self.facts();
+        self.view.borrow_mut().take();
         self.node.views.tidy();
         let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
-        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), avoided }).await;
+        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), facts }).await;
         self.node.jobs.borrow_mut().remove(&self.launch.job);
     }
 
@@ -227,11 +238,27 @@ impl Job {
         let replica = self.node.replica.borrow().clone();
         let Some(replica) = replica.filter(|_| !self.launch.roots.is_empty()) else { return Ok(()) };
         replica.reserve(self.launch.bytes)?;
+        let audit = replica.audit.borrow().clone();
+        match (audit, self.launch.view) {
+            (Some(audit), control::View::Auto | control::View::Audit) => {
+                return self.show_to_linkers(&replica, audit).await;
+            }
+            (Some(_), _) => {
+                let warning = "no namespaces: ranks read the shared file system themselves";
+                self.warnings.borrow_mut().push(warning.to_owned());
+                return Ok(());
+            }
+            (None, control::View::Audit) => {
+                let error = Error::new("use --view audit", "the session shows files by namespaces");
+                return Err(error.remedy("start a session with --view audit"));
+            }
+            (None, _) => {}
+        }
         let view = self.node.views.of(&self.launch.roots, &replica);
         let named = self.mount(&view).await?;
         if !named {
             let warning = "no FUSE: names are looked up on the shared file system; only contents come from the store";
-            self.warnings.borrow_mut().push(format!("{}: {warning}", self.node.host));
+            self.warnings.borrow_mut().push(warning.to_owned());
         }
         if let Err(error) = replica.loaded(self.launch.load).or(self.keeper_gone()).await {
             // A store that is full says more of it when asked.
@@ -240,8 +267,8 @@ impl Job {
         }
         // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
         self.complete(&view, replica.images(&view.roots), named).await?;
-        let (job, node) = (self.launch.job, self.node.id);
-        self.node.report(&Report::Loaded { job, node, bytes: replica.bytes() }).await;
+        self.mark(|times| &mut times.loaded);
+        self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
         Ok(())
     }
 
@@ -258,7 +285,9 @@ impl Job {
                     *mounted = Some(view.serve(fds)?);
                 }
                 self.looks.set(Some(keeper));
+                self.before.set(view.skeleton.counts());
                 *self.view.borrow_mut() = Some(Rc::clone(view));
+                self.mark(|times| &mut times.mounted);
                 Ok(true)
             }
             (Tell::Plain, _) => Ok(false),
@@ -310,7 +339,7 @@ impl Job {
     }
 
     /// Watches over a keeper that has nothing to say until it is asked.
-    async fn keeper_gone(&self) -> Result<()> {
+    pub(super) async fn keeper_gone(&self) -> Result<()> {
         let (word, _) = self.heard().await?;
         Err(misunderstood(&word))
     }
@@ -321,6 +350,7 @@ impl Job {
         const BATCH: u32 = 16;
         const { assert!(BATCH as usize * 3 <= FDS_MAX) };
         let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
+        self.running.set(self.place.count);
         let mut first = 0;
         while first < self.place.count {
             let count = BATCH.min(self.place.count - first);
@@ -338,6 +368,7 @@ impl Job {
             self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
         }
+        self.mark(|times| &mut times.started);
         self.tell_keeper(&Ask::Go, &[]).await.map_err(|e| unheard("start ranks", e))
     }
 
@@ -371,6 +402,7 @@ impl Job {
             };
             match heard {
                 Ok(Some((Tell::Exited { ranks }, _))) => {
+                    self.ended(ranks.len());
                     let first = self.place.first;
                     exits.extend(ranks.into_iter().map(|r| Exit {
                         rank: first + r.index,
@@ -378,6 +410,7 @@ impl Job {
                         by_us: r.by_us,
                     }));
                 }
+                Ok(Some((Tell::Pids { ranks }, _))) => self.tell_pids(ranks).await,
                 Ok(Some((Tell::NotStarted { stage, errno }, _))) => self.not_started(stage, errno).await,
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
@@ -403,11 +436,7 @@ impl Job {
         match stage {
             Stage::Image => log::debug!("a rank starts without the bootstrapper: {cause}"),
             Stage::Home => {
-                let warning = format!(
-                    "{}: no directory {} here ({cause}); ranks start in HOME",
-                    self.node.host,
-                    path(&self.launch.cwd)
-                );
+                let warning = format!("no directory {} here ({cause}); ranks start in HOME", path(&self.launch.cwd));
                 let mut warnings = self.warnings.borrow_mut();
                 if !warnings.contains(&warning) {
                     warnings.push(warning);
@@ -422,6 +451,7 @@ impl Job {
             Stage::Cwd => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
+            Stage::Hold => self.failed(&Error::new("hold the ranks for the debugger", cause)).await,
             Stage::Exec => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }
     }
@@ -449,7 +479,7 @@ fn misunderstood(word: &Tell) -> Error {
 }
 
 /// A keeper could not be told something.
-fn unheard(operation: &'static str, error: io::Error) -> Error {
+pub(super) fn unheard(operation: &'static str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::BrokenPipe { keeper_killed() } else { Error::new(operation, error) }
 }
 
@@ -485,7 +515,7 @@ fn mask(cpus: &[u32]) -> Vec<u8> {
     mask.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
+pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
     // A job within a job: the outer one's are not for these ranks.
     let ours =
@@ -508,5 +538,6 @@ fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
         ranks: place.count,
         masks: (0..bound).map(|index| mask(placement::cpus(place.bind, &usable, index, place.count))).collect(),
         nofile: process::nofile(),
+        hold: launch.hold,
     }
 }

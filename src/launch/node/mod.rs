@@ -1,5 +1,7 @@
 //! A node: what the agent process runs. Relays orders down and reports up, starts its own children, and runs its part of each job.
 
+mod audit;
+mod facts;
 mod job;
 mod replica;
 mod streams;
@@ -8,10 +10,9 @@ mod view;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,11 +22,13 @@ use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
+use self::facts::Clock;
 use self::job::Job;
 use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
+use super::welcome::welcome;
 use super::{agent, keeper};
 use crate::error::Context;
 use crate::loader::view::directory;
@@ -34,12 +37,14 @@ use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target};
+use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target, View};
+use crate::net::wire::facts::Birth;
 use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
 use crate::sys::process;
+use crate::sys::without::{Ability, Without};
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
@@ -50,6 +55,7 @@ const ENROLMENT: Duration = Duration::from_secs(30);
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    let clock = Clock::start();
     process::default_action(Signal::SIGCHLD);
     // The keepers receive hundreds of descriptors at once.
     process::raise_nofile();
@@ -61,7 +67,7 @@ pub fn serve() -> Result<u8> {
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let left = Rc::new(RefCell::new(None));
-    let life = live(Rc::clone(&tasks), input, output, keeper, keeper_pid, Rc::clone(&left));
+    let life = live(Rc::clone(&tasks), clock, input, output, keeper, keeper_pid, Rc::clone(&left));
     let ended = smol::block_on(tasks.run(life));
     // The keeper sees its socket close; whatever it leaves is ours.
     let _ = rustix::net::shutdown(&hang_up, rustix::net::Shutdown::Both);
@@ -99,6 +105,7 @@ fn first_link(input: OwnedFd, output: OwnedFd) -> std::io::Result<(Reader, Write
 /// A node of the tree.
 pub(super) struct Node {
     tasks: Spawner,
+    clock: Clock,
     id: NodeId,
     host: String,
     session: String,
@@ -110,6 +117,8 @@ pub(super) struct Node {
     arrivals: Arrivals,
     /// The store, until the log needs it.
     store: RefCell<Option<OwnedFd>>,
+    /// The path of the store, where it is not in a namespace.
+    audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
@@ -122,6 +131,7 @@ type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
 
 async fn live(
     tasks: Spawner,
+    clock: Clock,
     input: OwnedFd,
     output: OwnedFd,
     keeper: Seqpacket,
@@ -130,6 +140,7 @@ async fn live(
 ) -> Result<()> {
     let (mut reader, writer) = first_link(input, output).op("open the link to the parent")?;
     let enroll = enrolment(&mut reader).await?;
+    let mut birth = Birth { enrolled: clock.now(), ..Birth::default() };
     let me = enroll.host.clone();
     let key = SessionKey(enroll.key);
     let listener = listen::listen(enroll.agent == AgentKind::Local).op("listen").map_err(|e| e.at(me.clone()))?;
@@ -151,9 +162,18 @@ async fn live(
             (reader, writer)
         }
     };
-    let (store, viewless) = if enroll.view { make_store(&keeper, &enroll).await } else { (None, None) };
-    if let (Some(place), Some(store)) = (&enroll.store, &store) {
-        *left.borrow_mut() = store.try_clone().ok().map(|store| (OsStr::from_bytes(place).into(), store));
+    birth.connected = clock.now();
+    let made = if enroll.view == View::None { Ok(None) } else { make_store(&keeper, &enroll).await.map(Some) };
+    let (made, viewless) = made.map_or_else(|why| (None, Some(why)), |made| (made, None));
+    let (store, audit) = made.map_or((None, None), |(store, audit)| (Some(store), audit));
+    let (audit, audits) = audit.map_or((None, None), |(place, why)| (Some(place), why));
+    // The directory in which the store's own was made.
+    let place = match &audit {
+        Some(own) => Path::new(OsStr::from_bytes(own)).parent().map(Path::to_owned),
+        None => enroll.store.as_ref().map(|place| OsStr::from_bytes(place).into()),
+    };
+    if let (Some(place), Some(store)) = (place, &store) {
+        *left.borrow_mut() = store.try_clone().ok().map(|store| (place, store));
     }
     let (parent, pumping) = pump(&tasks, writer, ping_up());
     let (children, events) = Children::new(Rc::clone(&tasks));
@@ -162,6 +182,7 @@ async fn live(
     let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
     let node = Rc::new(Node {
         tasks: Rc::clone(&tasks),
+        clock,
         id: enroll.node,
         host: me,
         session: enroll.session.clone(),
@@ -172,12 +193,14 @@ async fn live(
         key,
         arrivals,
         store: RefCell::new(store),
+        audit,
         replica: RefCell::default(),
         views: Views::default(),
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
     });
-    node.report(&Report::Joined { node: node.id, addresses, viewless }).await;
+    birth.joined = clock.now();
+    node.report(&Report::Joined { node: node.id, addresses, viewless, audits, birth }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
     tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
@@ -192,18 +215,27 @@ async fn live(
     ended
 }
 
-/// Has the keeper make the session's namespaces and store; without them the node's ranks run plainly, and the reason is told.
-async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> (Option<OwnedFd>, Option<String>) {
-    let ask = Ask::Store { directory: enroll.store.clone(), bytes: process::memory_for_files() };
-    let keeper = match keeper.try_clone() {
-        Ok(keeper) => keeper,
-        Err(error) => return (None, Some(error.to_string())),
+/// The store's directory; see [`Tell::Store`].
+type Made = (OwnedFd, Option<(Vec<u8>, Option<String>)>);
+
+/// Has the keeper make what the session's view needs; without it the node's ranks run plainly, and the reason is told.
+async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> Result<Made, String> {
+    let own = Without::from_env().map_err(|error| error.to_string())?;
+    let ask = Ask::Store {
+        view: enroll.view,
+        namespaces: !own.has(Ability::Userns),
+        directory: enroll.store.clone(),
+        bytes: process::memory_for_files(),
     };
+    let keeper = keeper.try_clone().map_err(|error| error.to_string())?;
     let answer = smol::unblock(move || keeper.send(&ask, &[]).and_then(|()| keeper.receive::<Tell>())).await;
     match answer {
-        Ok(Some((Tell::Store, mut fds))) if fds.len() == 1 => (fds.pop(), None),
-        Ok(Some((Tell::Failed { error }, _))) => (None, Some(error)),
-        _ => (None, Some("the keeper was killed".to_owned())),
+        Ok(Some((Tell::Store { audit }, fds))) => match <[OwnedFd; 1]>::try_from(fds) {
+            Ok([store]) => Ok((store, audit)),
+            Err(_) => Err("the keeper told of a store without a descriptor".to_owned()),
+        },
+        Ok(Some((Tell::Failed { error }, _))) => Err(error),
+        _ => Err("the keeper was killed".to_owned()),
     }
 }
 
@@ -239,32 +271,6 @@ pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawne
             drop(pumping);
         };
         tasks.spawn(work).detach();
-    }
-}
-
-/// Accepts connections of nodes that have the key; others are dropped. A stranger costs one task for [`link::HANDSHAKE`] at most, and
-/// there are at most 64 of them at once.
-pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: SessionKey, arrivals: Arrivals) {
-    const STRANGERS: usize = 64;
-    let (leave, enter) = bounded::<()>(STRANGERS);
-    loop {
-        let Ok((stream, from)) = listener.accept().await else {
-            Timer::after(Duration::from_millis(50)).await;
-            continue;
-        };
-        if leave.send(()).await.is_err() {
-            return;
-        }
-        let (key, arrivals, enter) = (key.clone(), arrivals.clone(), enter.clone());
-        let greet = async move {
-            let _ = stream.get_ref().set_nodelay(true);
-            match link::accept(smol::net::TcpStream::from(stream), &key).await {
-                Ok((reader, writer, node, purpose)) => arrivals.hand_over(node, purpose, reader, writer),
-                Err(error) => log::debug!("refused a connection from {from}: {error}"),
-            }
-            let _ = enter.recv().await;
-        };
-        tasks.spawn(greet).detach();
     }
 }
 
@@ -355,10 +361,10 @@ impl Node {
 
     /// Follows the parent's orders until it says leave or is gone.
     async fn follow(self: Rc<Self>, reader: &mut Reader) -> Result<()> {
-        let mut stopped = false;
+        let (mut stopped, mut patient) = (false, false);
         loop {
-            // A front end that was stopped at its terminal says nothing until it is continued.
-            let received = if stopped { reader.receive().await } else { reader.receive_within().await };
+            // A front end that was stopped at its terminal, or by a debugger, says nothing until it is continued.
+            let received = if stopped || patient { reader.receive().await } else { reader.receive_within().await };
             let packet = received.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
             if packet.kind == Kind::Log {
                 self.fed_by_parent(packet).await;
@@ -370,6 +376,7 @@ impl Node {
                 Target::Node(node) => node == self.id,
             };
             stopped = matches!(down.order, Order::Signal { signal, .. } if signal == Signal::SIGTSTP as i32);
+            patient |= matches!(&down.order, Order::Launch(launch) if launch.hold);
             if matches!(down.order, Order::Ping) {
                 continue;
             }
@@ -408,6 +415,8 @@ impl Node {
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
+            Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
+            Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
             Order::Enroll(_) | Order::Ping => {}
         }
@@ -419,6 +428,9 @@ impl Node {
         let Some(store) = self.store.borrow_mut().take() else { return };
         let mapped = !rustix::process::geteuid().is_root();
         let (replica, questions) = Replica::new(self.id, store, two_trees, mapped, self.parent.clone());
+        if let Some(place) = &self.audit {
+            audit::open(self, &replica, place);
+        }
         self.tasks.spawn(Rc::clone(self).ask(Rc::clone(&replica), questions)).detach();
         self.tasks.spawn(Rc::clone(&replica).apply(Rc::clone(self))).detach();
         let log: Vec<_> = self.fed.iter().map(|(_, receiver)| receiver.clone()).collect();

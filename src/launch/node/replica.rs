@@ -13,6 +13,7 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
+use crate::loader::audit::Audit;
 use crate::loader::catalog::{Catalog, is_below, parent};
 use crate::loader::chunk;
 use crate::loader::store::Store;
@@ -24,6 +25,7 @@ use crate::net::replicate::{FeedsLog, Log, LogEntry, Rebuild};
 use crate::net::single_flight::{Asked, SingleFlight};
 use crate::net::topology::{Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId, Report};
+use crate::net::wire::facts::Micros;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
@@ -46,6 +48,8 @@ pub(super) struct Replica {
     identity: Identity,
     upcall: Arc<Questions>,
     views: RefCell<Vec<std::rc::Weak<Skeleton>>>,
+    /// What the dynamic linkers of programs are told, where there are no views; or why that is not to be had.
+    pub(super) audit: RefCell<Option<Result<Arc<Audit>, String>>>,
     siblings: Siblings,
     /// Files whose content is coming, by number.
     coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
@@ -65,6 +69,10 @@ pub(super) struct Replica {
     progress: RefCell<(Sender<()>, Receiver<()>)>,
     /// Bodies received, as they came over the network.
     bytes: Cell<u64>,
+    /// When the first of them came.
+    begun: Cell<Micros>,
+    /// Paths that ranks here asked for before the log spoke of them.
+    misses: Cell<u64>,
     /// Of [`Replica::bytes`], what a job's end has told already.
     told: Cell<u64>,
     /// When something was heard last of who feeds us, by stripe.
@@ -121,6 +129,7 @@ impl Replica {
             identity: Identity::current(mapped),
             upcall: Arc::new(Questions(ask)),
             views: RefCell::default(),
+            audit: RefCell::default(),
             siblings: Siblings::default(),
             coming: RefCell::default(),
             announced: RefCell::default(),
@@ -132,6 +141,8 @@ impl Replica {
             broken: RefCell::default(),
             progress: RefCell::new(bounded(1)),
             bytes: Cell::new(0),
+            begun: Cell::new(0),
+            misses: Cell::new(0),
             told: Cell::new(0),
             fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
             pace: Cell::new(Pace::Unknown),
@@ -140,9 +151,13 @@ impl Replica {
         (Rc::new(replica), questions)
     }
 
-    /// Bytes of content in the store.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes.get()
+    /// Bytes of content that came over the network, when the first did, and what ranks here asked for before the log spoke of it.
+    pub(super) fn counts(&self) -> (u64, Micros, u64) {
+        (self.bytes.get(), self.begun.get(), self.misses.get())
+    }
+
+    pub(super) fn store(&self) -> &Arc<Store> {
+        &self.store
     }
 
     /// Bytes received since this was called last.
@@ -153,6 +168,12 @@ impl Replica {
     /// Fails now rather than in the middle when `bytes`, what is here included, do not fit into the store.
     pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
         self.store.reserve(bytes)
+    }
+
+    /// What [`Replica::audit`] is made with.
+    pub(super) fn audit_at(&self, place: &[u8]) -> Result<Audit> {
+        let upcall = Arc::clone(&self.upcall) as Arc<dyn Upcall>;
+        Audit::create(place, Arc::clone(&self.catalog), Arc::clone(&self.store), upcall)
     }
 
     /// The skeleton of a view of these directory trees, fed by this replica.
@@ -377,6 +398,9 @@ impl Replica {
         if !self.coming.borrow().contains_key(&file) {
             return self.early.borrow_mut().push((seq, entry));
         }
+        if self.begun.get() == 0 {
+            self.begun.set(node.clock.now());
+        }
         let (this, store) = (Rc::clone(self), Arc::clone(&self.store));
         let work = async move {
             let size = entry.body.as_ref().map_or(0, |b| b.0.len() as u64);
@@ -449,6 +473,16 @@ impl Replica {
         for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
             view.applied(&effects);
         }
+        if let Some(Ok(audit)) = &*self.audit.borrow()
+            && audit.applied(record)
+        {
+            let audit = Arc::clone(audit);
+            let write = move || {
+                audit.look_for_changes();
+                audit.write().unwrap_or_else(|error| log::warn!("{error}"));
+            };
+            smol::unblock(write).detach();
+        }
     }
 
     /// From now on every job that waits for files fails, with this reason.
@@ -516,6 +550,9 @@ impl Node {
     /// Passes on what the views ask, once for each question.
     pub(super) async fn ask(self: Rc<Self>, replica: Rc<Replica>, questions: Receiver<Question>) {
         while let Ok(question) = questions.recv().await {
+            if let Question::Want(..) = question {
+                replica.misses.set(replica.misses.get() + 1);
+            }
             match question {
                 Question::Want(path, need) if replica.asks(&path, need) => {
                     self.report(&Report::Want { path, need }).await;

@@ -1,7 +1,7 @@
 //! Answering the kernel's questions from the catalog, the store or the original.
 
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -128,7 +128,9 @@ impl View {
             Facts::File(_, Supply::Original | Supply::OnOpen) => matches!(question, Question::Open { .. }),
             _ => false,
         };
-        if !passed_on {
+        if passed_on {
+            self.passed.add(path, 1, 0);
+        } else {
             self.avoid();
         }
         match (question, facts) {
@@ -205,7 +207,8 @@ impl View {
                 if writes {
                     self.note(path, Change::Written(kind::REG));
                 }
-                reply.opened(FileHandle(self.handles.add(Handle::Original { ino, file, writes })), how);
+                let handle = Handle::Original { ino, file, writes, read: AtomicU64::new(0) };
+                reply.opened(FileHandle(self.handles.add(handle)), how);
             }
             Err(e) => reply.error(errno(e)),
         }
@@ -264,10 +267,11 @@ impl View {
         let mut buffer = vec![0; size as usize];
         match store::read_at(file, offset, &mut buffer) {
             Ok(n) => {
-                if let Some(Handle::Staged { fallback, .. }) = handle.as_deref()
-                    && fallback.get().is_none()
-                {
-                    self.avoid();
+                match handle.as_deref() {
+                    Some(Handle::Staged { fallback, .. }) if fallback.get().is_none() => self.avoid(),
+                    Some(Handle::Staged { path, .. }) => self.passed.add(path, 1, n as u64),
+                    Some(Handle::Original { read, .. }) => drop(read.fetch_add(n as u64, Ordering::Relaxed)),
+                    _ => {}
                 }
                 reply.data(&buffer[..n]);
             }

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -16,12 +16,32 @@ const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOE
 #[derive(Debug)]
 pub struct Directory {
     parent: OwnedFd,
-    pub(super) name: String,
-    pub(super) own: OwnedFd,
+    pub name: String,
+    pub own: OwnedFd,
+}
+
+/// Where this node's programs and libraries can be staged without a namespace: a directory in memory if there is one, from which they can
+/// be executed.
+///
+/// # Errors
+/// There is none.
+pub fn executable() -> Result<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let all = [Some("/dev/shm".into()), runtime, Some("/tmp".into())].into_iter().flatten();
+    let usable =
+        all.filter_map(|path| crate::sys::node::directory(&path).ok().filter(|d| d.exec).map(|d| (!d.memory, path)));
+    usable.min_by_key(|(on_disk, _)| *on_disk).map(|(_, path)| path).ok_or_else(|| {
+        let cause = "none of /dev/shm, XDG_RUNTIME_DIR and /tmp can be written to and executed from";
+        Error::new("find a place for the program's files", cause).remedy("name a directory with --store DIR")
+    })
 }
 
 impl Directory {
-    pub(super) fn create(place: &Path) -> Result<Directory> {
+    /// Makes one in `place`, and removes what dead sessions left there.
+    ///
+    /// # Errors
+    /// Nothing can be made there.
+    pub fn create(place: &Path) -> Result<Directory> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = rustix::fs::open(place, flags, Mode::empty()).op_on("open the store", place)?;
         sweep(&parent);
@@ -29,6 +49,9 @@ impl Directory {
             let name = format!("{PREFIX}{:016x}", fastrand::u64(..));
             rustix::fs::mkdirat(&parent, &name, Mode::RWXU)?;
             let own = rustix::fs::openat(&parent, &name, FLAGS, Mode::empty())?;
+            if !is_private(&own) {
+                return Err(Errno::PERM);
+            }
             rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive)?;
             // Between the first two steps another session may have taken it for a dead one's.
             rustix::fs::statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -41,7 +64,7 @@ impl Directory {
     }
 
     /// Removes it with its files.
-    pub(super) fn remove(&self) {
+    pub fn remove(&self) {
         empty(&self.own);
         let _ = rustix::fs::unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
@@ -65,6 +88,7 @@ fn sweep(parent: &OwnedFd) {
     for name in names(parent) {
         if name.to_bytes().starts_with(PREFIX.as_bytes())
             && let Ok(old) = rustix::fs::openat(parent, &*name, FLAGS, Mode::empty())
+            && is_private(&old)
             && rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
             empty(&old);
@@ -73,9 +97,21 @@ fn sweep(parent: &OwnedFd) {
     }
 }
 
+/// Nobody else's, and nobody else can reach into it: others may give any directory such a name where they can write.
+fn is_private(directory: &OwnedFd) -> bool {
+    let mine =
+        |stat: &rustix::fs::Stat| stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0;
+    rustix::fs::fstat(directory).as_ref().is_ok_and(mine)
+}
+
 fn empty(directory: &OwnedFd) {
     for name in names(directory) {
-        let _ = rustix::fs::unlinkat(directory, &*name, AtFlags::empty());
+        if rustix::fs::unlinkat(directory, &*name, AtFlags::empty()) == Err(Errno::ISDIR)
+            && let Ok(inner) = rustix::fs::openat(directory, &*name, FLAGS, Mode::empty())
+        {
+            empty(&inner);
+            let _ = rustix::fs::unlinkat(directory, &*name, AtFlags::REMOVEDIR);
+        }
     }
 }
 
@@ -97,8 +133,12 @@ mod tests {
         let second = Directory::create(place.path()).unwrap();
         assert_eq!(count(), 2);
         drop(first);
+        let others = place.path().join("hpcrt-store.0123");
+        std::fs::create_dir(&others).unwrap();
+        std::fs::set_permissions(&others, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let third = Directory::create(place.path()).unwrap();
-        assert_eq!(count(), 2, "the first one's is gone");
+        assert_eq!(count(), 3, "the first one's is gone, and what is not as we make them stays");
+        std::fs::remove_dir(others).unwrap();
         second.remove();
         third.remove();
         assert_eq!(count(), 0);

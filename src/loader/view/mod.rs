@@ -10,10 +10,11 @@ mod inodes;
 pub mod namespace;
 mod original;
 mod parked;
+mod passed;
 pub mod probe;
 mod server;
 pub mod skeleton;
 mod ssh;
 
 pub use attributes::Identity;
-pub use skeleton::{Closing, DEADLINE, Need, Serving, Setup, Siblings, Skeleton, Upcall};
+pub use skeleton::{Closing, Counts, DEADLINE, Need, Serving, Setup, Siblings, Skeleton, Upcall};

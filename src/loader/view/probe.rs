@@ -12,10 +12,12 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::pipe::PipeFlags;
 
+use super::directory;
 use super::namespace::{Base, Lacks, Mounts, Place};
 use crate::error::{Context, Result};
+use crate::loader::audit::program;
 use crate::sys::boot::{self, Stage, Starter};
-use crate::sys::node::number;
+use crate::sys::node::{self, number};
 use crate::sys::process;
 use crate::sys::program::Program;
 use crate::sys::without::{Ability, VARIABLE, Without};
@@ -37,6 +39,8 @@ pub struct Capabilities {
     pub namespaces: Result<(), Obstacle>,
     /// FUSE in such a namespace; the version of the kernel's protocol.
     pub fuse: Result<String, Obstacle>,
+    /// What the audit view needs: a glibc that it was tried with, and a place for libraries; both in words.
+    pub audit: Result<String, Obstacle>,
     /// The bootstrapper runs out of memory; else ranks start without it.
     pub memfd: Result<(), Obstacle>,
 }
@@ -48,6 +52,8 @@ pub enum Tier {
     NamespaceFuse,
     /// Staged files bound over the originals; names are looked up in the original directories.
     NamespaceBinds,
+    /// Libraries from the store through the dynamic linker, everything else plainly.
+    Audit,
     /// Plainly, from the shared file system.
     Plain,
 }
@@ -83,7 +89,7 @@ impl Capabilities {
         let memfd = verdict("memfd", &|| {
             "ask the administrator for vm.memfd_noexec below 2, and whether a security module forbids it".to_owned()
         });
-        Ok(Capabilities { namespaces, fuse, memfd: memfd.map(drop) })
+        Ok(Capabilities { namespaces, fuse, audit: audit(), memfd: memfd.map(drop) })
     }
 
     /// The view that these abilities allow.
@@ -91,9 +97,27 @@ impl Capabilities {
         match (&self.namespaces, &self.fuse) {
             (Ok(()), Ok(_)) => Tier::NamespaceFuse,
             (Ok(()), Err(_)) => Tier::NamespaceBinds,
+            (Err(_), _) if self.audit.is_ok() => Tier::Audit,
             (Err(_), _) => Tier::Plain,
         }
     }
+}
+
+/// What the audit view would work with.
+fn audit() -> Result<String, Obstacle> {
+    let place = directory::executable().map_err(|error| Obstacle {
+        cause: error.bare().to_string(),
+        remedy: "name a directory from which programs can be executed with --store DIR".to_owned(),
+    })?;
+    let version = node::glibc().unwrap_or_else(|| "none".to_owned());
+    if program::is_old_enough(&version) {
+        return Ok(format!("glibc {version}, libraries in {}", place.display()));
+    }
+    let (major, minor) = program::OLDEST;
+    Err(Obstacle {
+        cause: format!("glibc is {version}, and {major}.{minor} the oldest tried"),
+        remedy: "programs with a glibc of their own can be audited".to_owned(),
+    })
 }
 
 /// In the child: one line per ability, `NAME ok DETAIL` or `NAME no CAUSE`.
@@ -234,11 +258,14 @@ mod tests {
     #[test]
     fn the_best_tier_that_is_there() {
         let no = || Obstacle { cause: String::new(), remedy: String::new() };
-        let mut found = Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()), memfd: Ok(()) };
+        let mut found =
+            Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()), audit: Ok(String::new()), memfd: Ok(()) };
         assert_eq!(found.tier(), Tier::NamespaceFuse);
         found.fuse = Err(no());
         assert_eq!(found.tier(), Tier::NamespaceBinds);
         found.namespaces = Err(no());
+        assert_eq!(found.tier(), Tier::Audit);
+        found.audit = Err(no());
         assert_eq!(found.tier(), Tier::Plain);
     }
 }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -20,6 +21,7 @@ use super::parked::Question;
 use super::skeleton::View;
 use super::{attributes, inodes};
 use crate::loader::catalog::{Change, join, kind};
+use crate::loader::tally::requests;
 
 /// Bytes of one write request, at most.
 const WRITE_MAX: u32 = 1 << 20;
@@ -198,11 +200,17 @@ impl Filesystem for Server {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(Handle::Original { writes: true, .. }) = self.0.handles.remove(fh.0).as_deref()
+        if let Some(Handle::Original { writes, read, .. }) = self.0.handles.remove(fh.0).as_deref()
             && let Some(path) = self.0.path(ino.0)
         {
-            // It may have been captured again while it was being written.
-            self.0.note(&path, Change::Written(kind::REG));
+            match read.load(Ordering::Relaxed) {
+                0 => {}
+                bytes => self.0.passed.add(&path, requests(bytes), bytes),
+            }
+            if *writes {
+                // It may have been captured again while it was being written.
+                self.0.note(&path, Change::Written(kind::REG));
+            }
         }
         reply.ok();
     }
@@ -222,7 +230,8 @@ impl Filesystem for Server {
             let path = self.child(parent, name)?;
             let file = original::create(&path, flags, mode).map_err(|e| self.unexpected(&path, e))?;
             let attr = self.made(&path)?;
-            let fh = self.0.handles.add(Handle::Original { ino: attr.ino.0, file, writes: true });
+            let handle = Handle::Original { ino: attr.ino.0, file, writes: true, read: AtomicU64::new(0) };
+            let fh = self.0.handles.add(handle);
             Ok((attr, fh))
         };
         match create() {

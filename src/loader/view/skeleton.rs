@@ -28,6 +28,7 @@ use rustix::fs::Stat;
 use super::handles::Handles;
 use super::inodes::Inodes;
 use super::parked::{Key, Parked, Waiting};
+use super::passed::Passed;
 use super::server::Server;
 use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
@@ -99,6 +100,16 @@ struct Idle {
     to_sweep: Receiver<()>,
 }
 
+/// What a view did with the kernel's questions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Answered without the shared file system. What the kernel answers from its own cache is not counted.
+    pub avoided: u64,
+    /// Passed on to originals, and bytes read there.
+    pub operations: u64,
+    pub bytes: u64,
+}
+
 /// A view on one node.
 #[derive(Debug)]
 pub struct Skeleton {
@@ -125,6 +136,7 @@ pub(super) struct View {
     sought: Mutex<HashSet<Box<[u8]>>>,
     /// Questions answered from the catalog or the store.
     pub(super) avoided: AtomicU64,
+    pub(super) passed: Passed,
 }
 
 /// A job that is being killed.
@@ -182,6 +194,7 @@ impl Skeleton {
             closing: Mutex::default(),
             sought: Mutex::default(),
             avoided: AtomicU64::new(0),
+            passed: Passed::default(),
         };
         let view = Arc::new(view);
         let mut siblings = lock(&view.setup.siblings.0);
@@ -207,10 +220,15 @@ impl Skeleton {
         }
     }
 
-    /// Questions of the kernel that were answered without the shared file system since this was called last. What the kernel answers
-    /// from its own cache is not counted.
-    pub fn take_avoided(&self) -> u64 {
-        self.view.avoided.swap(0, Ordering::Relaxed)
+    /// What was counted since the view was made, for all its jobs.
+    pub fn counts(&self) -> Counts {
+        let (operations, bytes) = self.view.passed.totals();
+        Counts { avoided: self.view.avoided.load(Ordering::Relaxed), operations, bytes }
+    }
+
+    /// The `count` originals on which ranks cost the shared file system most: path, operations, bytes.
+    pub fn originals(&self, count: usize) -> Vec<(Vec<u8>, u64, u64)> {
+        self.view.passed.top(count)
     }
 
     /// Inodes that the kernel holds.

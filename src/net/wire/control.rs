@@ -2,6 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::facts::{Birth, Facts, JobFacts};
 use super::frame::{Kind, Message};
 use super::record::LoadId;
 
@@ -41,6 +42,10 @@ pub enum Order {
     Stdin { job: JobId },
     /// Kill what is left of the job: SIGTERM now, SIGKILL after `grace_ms`.
     End { job: JobId, grace_ms: u32 },
+    /// Tell what you know of yourself: [`Report::Facts`].
+    Facts,
+    /// Tell which processes are the job's ranks: [`Report::Pids`].
+    Pids { job: JobId },
     /// Everything is over: clean up and leave.
     Leave,
     /// Nothing; keeps the link's watchdog content.
@@ -60,10 +65,23 @@ pub struct Enroll {
     pub parent: Vec<String>,
     /// How this node starts its own children.
     pub agent: AgentKind,
-    /// Make the session's namespaces and store at once: jobs with captured files will come.
-    pub view: bool,
+    /// Make what this needs at once (jobs with captured files will come), or nothing.
+    pub view: View,
     /// Directory for the store; `None`: a private RAM disk.
     pub store: Option<Vec<u8>>,
+}
+
+/// How programs see their captured files.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// By mounts where the node allows them, else through their dynamic linkers.
+    Auto,
+    /// By mounts.
+    Namespace,
+    /// Through their dynamic linkers.
+    Audit,
+    /// Not at all: nothing is captured.
+    None,
 }
 
 /// How agents are started.
@@ -108,11 +126,15 @@ pub struct Launch {
     pub places: Vec<Place>,
     /// Directory trees shown through the view; none: the program runs plainly.
     pub roots: Vec<Vec<u8>>,
+    pub view: View,
     /// What must be in the log before ranks start. Only with roots.
     pub load: LoadId,
     /// Bytes of content known to be needed.
     pub bytes: u64,
     pub stdin: StdinTo,
+    /// A debugger watches: each rank stops before its program's first instruction until it is sent SIGCONT, and who gave this order may be
+    /// stopped himself for any time. Answered by [`Report::Pids`].
+    pub hold: bool,
 }
 
 /// The ranks of one node.
@@ -146,8 +168,9 @@ pub enum StdinTo {
 /// A frame from a child to its parent; passed on to the root, with what concerns the sub-tree noted on the way.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub enum Report {
-    /// This node is up. `viewless`: why it cannot show captured files, if it was asked to.
-    Joined { node: NodeId, addresses: Vec<String>, viewless: Option<String> },
+    /// This node is up. `viewless`: why it cannot show captured files, if it was asked to; `audits`: why it shows them to dynamic linkers
+    /// only, if that was not asked for.
+    Joined { node: NodeId, addresses: Vec<String>, viewless: Option<String>, audits: Option<String>, birth: Birth },
     /// This node's child could not be started, nor what should have been below it.
     NotStarted { node: NodeId, error: String },
     /// The link to this node broke.
@@ -162,13 +185,17 @@ pub enum Report {
     Exited { job: JobId, ranks: Vec<Exit> },
     /// The node could not run its part of the job. The error does not name the host: where many fail alike, it is said once.
     Failed { job: JobId, node: NodeId, error: String },
-    /// Every process of the job on this node is gone. `received`: bytes of files that came to the node since its last job's end, as on the wire; `avoided`: questions of its
-    /// ranks that it answered instead of the shared file system.
-    Done { job: JobId, node: NodeId, warnings: Vec<String>, received: u64, avoided: u64 },
+    /// Every process of the job on this node is gone. `received`: bytes of files that came to the node since its last job's end, as on the
+    /// wire.
+    Done { job: JobId, node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
     /// The job's standard input was taken by its readers on this node: send more.
     StdinTaken { job: JobId, node: NodeId },
-    /// The node has the job's files (bytes received so far in this session) and starts its ranks.
-    Loaded { job: JobId, node: NodeId, bytes: u64 },
+    /// The node has the job's files and starts its ranks.
+    Loaded { job: JobId, node: NodeId },
+    /// The answer to [`Order::Facts`].
+    Facts { node: NodeId, facts: Facts },
+    /// Ranks and their processes, as the node numbers them; several of these together tell of all.
+    Pids { job: JobId, ranks: Vec<(u32, u32)> },
     /// How fast content comes to a node below, in bytes per second (`u64::MAX`: without a link); only the slowest are passed on.
     Rate { rate: u64 },
     /// Nothing; keeps the link's watchdog content.

@@ -2,15 +2,15 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::control::{JobId, Status};
+use super::control::{JobId, Status, View};
 use super::frame::{Kind, Message};
 use crate::sys::boot::Stage;
 
 /// What the agent asks of its keeper.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
-    /// Make the session's namespaces and its store of at most `bytes`; answered by [`Tell::Store`].
-    Store { directory: Option<Vec<u8>>, bytes: u64 },
+    /// Make what the session's view needs, and its store, of at most `bytes` where it is a RAM disk of its own; answered by [`Tell::Store`].
+    Store { view: View, namespaces: bool, directory: Option<Vec<u8>>, bytes: u64 },
     /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan
     /// ([`crate::sys::program::Program::write`]).
     Job { job: JobId },
@@ -21,12 +21,16 @@ pub enum Ask {
     Show,
     /// To a job's keeper: bind these staged files (path, number in the log) onto their originals.
     Bind { files: Vec<(Vec<u8>, u32)> },
+    /// To a job's keeper: this plan (descriptor) counts from now on.
+    Plan,
     /// To a job's keeper: the view is complete, leave it with a copy for the job; answered by [`Tell::Shown`].
     Leave,
     /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr of each.
     Spawn { first: u32, count: u32 },
     /// To a job's keeper: every rank was asked for.
     Go,
+    /// To a job's keeper: say which processes are the ranks; answered by [`Tell::Pids`].
+    Pids,
     /// To a job's keeper: deliver a signal to each rank's process group.
     Signal { signal: i32 },
     /// To a job's keeper: SIGTERM to every descendant, SIGKILL after `grace_ms`.
@@ -36,8 +40,8 @@ pub enum Ask {
 /// What a keeper answers.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Tell {
-    /// The store's directory (descriptor).
-    Store,
+    /// The store's directory (descriptor). `audit`: it is not in a namespace; its path, and why there is none if one was wanted.
+    Store { audit: Option<(Vec<u8>, Option<String>)> },
     /// The view is mounted. Of a new one the descriptors are: the skeleton's /dev/fuse, to be served now, and three to join the view by.
     /// `keeper`: this keeper's process, which looks things up in the view.
     Fuse { keeper: u32 },
@@ -45,6 +49,8 @@ pub enum Tell {
     Plain,
     /// Done: ranks started from now on see it.
     Shown,
+    /// Ranks by index, and their processes: because it was asked, or because all that are to be held for a debugger are held.
+    Pids { ranks: Vec<(u32, u32)> },
     /// Ranks ended.
     Exited { ranks: Vec<Ended> },
     /// A rank could not become the program.

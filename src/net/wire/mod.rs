@@ -1,6 +1,7 @@
 //! The wire protocol: one file per conversation. Types only, no I/O.
 
 pub mod control;
+pub mod facts;
 pub mod frame;
 pub mod hello;
 pub mod keeper;

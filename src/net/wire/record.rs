@@ -78,3 +78,19 @@ pub enum Record {
     /// Everything known to be needed by the jobs that wait for this load has been sent.
     Preloaded { load: LoadId },
 }
+
+impl Record {
+    /// Whether its numbers mean something: what [`Message::decode`](super::frame::Message::decode) cannot know.
+    pub fn is_sound(&self) -> bool {
+        match self {
+            Record::Chunk { offset, len, .. } => {
+                let end = offset.checked_add((*len).into());
+                (1..=CHUNK_MAX).contains(&(*len as usize)) && end.is_some_and(|end| i64::try_from(end).is_ok())
+            }
+            Record::File { attr, .. } => i64::try_from(attr.size).is_ok(),
+            // What the kernel returns as an error, or 0.
+            Record::Absent { errno, .. } | Record::Void { errno, .. } => (0..4096).contains(errno),
+            _ => true,
+        }
+    }
+}

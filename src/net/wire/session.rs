@@ -2,7 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::control::{Binding, StdinTo};
+use super::control::{Binding, StdinTo, View};
 use super::frame::{Kind, Message};
 
 /// What to run, and how its output is shown.
@@ -24,14 +24,15 @@ pub struct JobSpec {
     pub output: Option<Vec<u8>>,
     pub timeout_ms: Option<u64>,
     pub keep_going: bool,
-    /// Show the program its captured files.
-    pub view: bool,
+    pub view: View,
     /// Directories to capture besides those of the closure; absolute.
     pub prefixes: Vec<Vec<u8>>,
     /// File names, or absolute paths with all below them, that are never captured.
     pub excludes: Vec<Vec<u8>>,
     /// Where to write the statistics; absolute.
     pub stats: Option<Vec<u8>>,
+    /// Where to draw when the hosts did what; absolute, its ending says as what.
+    pub report: Option<Vec<u8>>,
     pub quiet: bool,
     pub verbose: bool,
 }
@@ -46,6 +47,12 @@ pub enum SessionAsk {
         signal: i32,
     },
     About,
+    /// What runs; with `nodes`, after asking every node; with `pids`, also for the processes of the ranks. The answer's descriptor is a file
+    /// of JSON (docs/STATS.md).
+    Status {
+        nodes: bool,
+        pids: bool,
+    },
     /// End the jobs and the session; the socket closes when nothing is left.
     Stop,
 }
@@ -54,13 +61,16 @@ pub enum SessionAsk {
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum SessionTell {
     /// The job is over; the command exits with this code.
-    Ended { code: u8 },
+    Ended {
+        code: u8,
+    },
     About {
         hosts: Vec<String>,
         jobs: u32,
         /// Bytes of files in each node's store.
         stored: u64,
     },
+    Status,
 }
 
 impl Message for JobSpec {

@@ -6,3 +6,4 @@ pub mod mem;
 pub mod plan;
 pub mod rank;
 pub mod syscall;
+pub mod table;

@@ -37,6 +37,8 @@ pub struct Plan {
     /// [`Rank`] entries.
     pub ranks: u32,
     pub rank_table: u32,
+    /// Not zero: stop before the program's first instruction, for the keeper as tracer.
+    pub hold: u32,
 }
 
 /// What differs between the ranks of a node.
@@ -64,6 +66,8 @@ pub struct Failures {
     pub home: AtomicU32,
     /// Neither the working directory nor the fall-back can be entered.
     pub cwd: AtomicU32,
+    /// The process may not be traced.
+    pub hold: AtomicU32,
     /// The program cannot be executed.
     pub exec: AtomicU32,
 }

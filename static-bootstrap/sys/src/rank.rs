@@ -17,6 +17,7 @@ const PR_SET_PDEATHSIG: usize = 1;
 const SIGKILL: usize = 9;
 const SIG_SETMASK: usize = 2;
 const RLIMIT_NOFILE: usize = 7;
+const PTRACE_TRACEME: usize = 0;
 const EINVAL: u32 = 22;
 
 /// The mapped plan; it stays for as long as the process.
@@ -67,7 +68,7 @@ impl Block {
         // SAFETY: every call gets integers, or pointers into the block, to `none` or to `room`, of the type and length that it takes.
         let call = |number, args| unsafe { syscall(number, args) };
         let fail = |place: &AtomicU32, errno| place.store(errno, Ordering::Release);
-        let Failures { home, cwd, exec, .. } = &rank.failures;
+        let Failures { home, cwd, hold, exec, .. } = &rank.failures;
         let _ = call(nr::PRCTL, [PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0, 0]);
         // The keeper may have died before the line above; then nobody would ever kill us.
         if call(nr::GETPPID, [0; 6]) != Ok(plan.keeper as usize) {
@@ -89,6 +90,12 @@ impl Block {
         let envp = unsafe { self.pointers_to(room, &[(plan.argc, plan.argv)]) };
         // SAFETY: as above; this is the rest of it.
         unsafe { self.pointers_to(envp, &[(plan.envc, plan.envp), (rank.envc, rank.envp)]) };
+        // The next exec stops, so nothing may come in between.
+        if plan.hold != 0
+            && let Err(errno) = call(nr::PTRACE, [PTRACE_TRACEME, 0, 0, 0, 0, 0])
+        {
+            return fail(hold, errno);
+        }
         if let Err(errno) = call(nr::EXECVE, [self.at(plan.program) as usize, room as usize, envp as usize, 0, 0, 0]) {
             fail(exec, errno);
         }

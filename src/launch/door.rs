@@ -1,0 +1,273 @@
+//! The socket through which a front end is talked to: in a directory that only its owner can enter. Jobs have one while they run, their
+//! names begin with [`JOB`]; resident sessions have one for good.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use nix::unistd::Pid;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use smol::Async;
+
+use crate::net::auth;
+use crate::net::seqpacket::Seqpacket;
+use crate::sys::process;
+use crate::{Error, Result, error::Context};
+
+/// First letter of the name of a job that is no session's; a session's name is hexadecimal.
+pub const JOB: char = 'x';
+
+/// A socket that is being made has a name with this in front.
+const UNFINISHED: char = '.';
+
+fn place() -> PathBuf {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_dir());
+    runtime.map_or_else(|| format!("/tmp/hpcrt-{}", rustix::process::getuid().as_raw()).into(), |d| d.join("hpcrt"))
+}
+
+/// The directory of this user's sockets, if there is one.
+///
+/// # Errors
+/// Others can reach into it.
+fn directory() -> Result<Option<PathBuf>> {
+    let (path, user) = (place(), rustix::process::getuid());
+    let meta = match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        meta => meta.op_on("inspect", &path)?,
+    };
+    if !meta.is_dir() || meta.uid() != user.as_raw() || meta.mode() & 0o077 != 0 {
+        let remedy = "remove it, or set XDG_RUNTIME_DIR to a directory that only you can reach";
+        return Err(Error::new("use", "it is not a directory that only you can reach").on(path).remedy(remedy));
+    }
+    Ok(Some(path))
+}
+
+/// [`directory`], made where it is missing.
+fn made_directory() -> Result<PathBuf> {
+    let path = place();
+    match fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error).op_on("make", &path),
+        _ => {}
+    }
+    directory()?.ok_or_else(|| Error::new("make", "somebody removes it").on(path))
+}
+
+fn check(name: &str) -> Result<()> {
+    if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric()) {
+        return Err(Error::usage("find the session", "that is not a session's name").on(name));
+    }
+    Ok(())
+}
+
+fn address(path: &Path) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new(path).op_on("name the socket", path)
+}
+
+fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+        .op("make a socket")
+}
+
+/// Connects to a session or job of this user on this host. A socket that nobody serves any more is removed.
+///
+/// # Errors
+/// There is none of that name, or so many wait for it that it must hang.
+pub fn connect(name: &str) -> Result<Seqpacket> {
+    check(name)?;
+    let none = || {
+        let no = Error::usage("find the session", "there is no such session on this host").on(name);
+        Err(no.remedy("hpcrt status shows yours"))
+    };
+    let Some(path) = directory()?.map(|directory| directory.join(name)) else { return none() };
+    // Else a full queue of one that is stopped would be waited for.
+    let fd = seqpacket(SocketFlags::NONBLOCK)?;
+    match rustix::net::connect(&fd, &address(&path)?) {
+        Ok(()) => {
+            let flags = rustix::fs::fcntl_getfl(&fd).op("connect")?;
+            rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK).op("connect")?;
+            Ok(Seqpacket::from_fd(fd))
+        }
+        Err(rustix::io::Errno::AGAIN) => Err(Error::new("reach it", "it has not answered others for long").on(name)),
+        Err(error) => {
+            if error == rustix::io::Errno::CONNREFUSED {
+                let _ = fs::remove_file(path);
+            }
+            none()
+        }
+    }
+}
+
+/// The process that serves a connection.
+pub fn server(connection: &Seqpacket) -> Option<i32> {
+    rustix::net::sockopt::socket_peercred(connection).ok().map(|peer| peer.pid.as_raw_nonzero().get())
+}
+
+/// Names of the sockets in [`directory`].
+///
+/// # Errors
+/// The directory cannot be used.
+pub fn names() -> Result<Vec<String>> {
+    let Some(path) = directory()? else { return Ok(Vec::new()) };
+    let entries = fs::read_dir(&path).op_on("list", &path)?;
+    let names = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| !name.starts_with(UNFINISHED)).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Removes the sockets of processes that were killed.
+fn sweep(directory: &Path) {
+    /// Making a socket takes no longer.
+    const UNFINISHED_FOR: Duration = Duration::from_secs(60);
+    for name in names().unwrap_or_default() {
+        let _ = connect(&name);
+    }
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let made = entry.metadata().and_then(|meta| meta.modified());
+        let old = made.is_ok_and(|made| SystemTime::now().duration_since(made).is_ok_and(|age| age > UNFINISHED_FOR));
+        if old && entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A fresh name for a session.
+pub fn session_name() -> String {
+    blake3::hash(&auth::nonce()).to_hex()[..8].to_owned()
+}
+
+/// A fresh name for a job of its own.
+pub fn job_name() -> String {
+    format!("{JOB}{}", session_name())
+}
+
+/// A process that removes the socket when the front end is gone, however it ended.
+#[derive(Debug)]
+pub struct Porter {
+    /// It acts at the end of this pipe.
+    told: Option<File>,
+    pid: Pid,
+}
+
+impl Porter {
+    /// Forks it; this process must not have threads yet.
+    ///
+    /// # Errors
+    /// `fork(2)`'s, and no descriptor is free.
+    pub fn start() -> Result<Porter> {
+        let begin = || {
+            let (hear, told) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+            if let Some(pid) = process::fork()? {
+                return Ok(Porter { told: Some(told.into()), pid });
+            }
+            drop(told);
+            let watched = Porter::watch(hear.into());
+            process::leave(i32::from(watched.is_err()))
+        };
+        begin().map_err(|error: io::Error| Error::new("start who removes the socket", error))
+    }
+
+    fn watch(mut hear: File) -> io::Result<()> {
+        // Who kills the front end's process group does not mean it, and who reads our output does not wait for it.
+        let _ = rustix::process::setsid();
+        rustix::thread::set_name(c"hpcrt-porter")?;
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        let mut path = Vec::new();
+        hear.read_to_end(&mut path)?;
+        if !path.is_empty() {
+            remove(Path::new(OsStr::from_bytes(&path)));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Porter {
+    fn drop(&mut self) {
+        self.told.take();
+        process::await_end(self.pid, Duration::from_secs(1));
+    }
+}
+
+/// Removes a socket, and their directory with the last of them.
+fn remove(path: &Path) {
+    let _ = fs::remove_file(path);
+    let _ = fs::remove_file(unfinished(path));
+    if let Some(directory) = path.parent() {
+        let _ = fs::remove_dir(directory);
+    }
+}
+
+/// The name of a socket while it is being made.
+fn unfinished(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{UNFINISHED}{name}"))
+}
+
+/// A listening socket; its name disappears with this.
+#[derive(Debug)]
+pub struct Door {
+    listener: Async<OwnedFd>,
+    path: PathBuf,
+    _porter: Porter,
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+impl Door {
+    /// Opens the socket called `name`, and removes those that nobody serves any more.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn open(name: &str, mut porter: Porter) -> Result<Door> {
+        check(name)?;
+        // Before anybody is told to remove something: what is not ours alone is left as it is.
+        directory()?;
+        let path = place().join(name);
+        if let Some(told) = &mut porter.told {
+            told.write_all(path.as_os_str().as_bytes()).op("tell who removes the socket")?;
+        }
+        let unfinished = unfinished(&path);
+        let fd = seqpacket(SocketFlags::NONBLOCK)?;
+        let bind = || {
+            made_directory()?;
+            rustix::net::bind(&fd, &address(&unfinished)?).op_on("make the socket", &unfinished)
+        };
+        // The owner of the last socket may have removed the directory meanwhile.
+        bind().or_else(|_| bind())?;
+        rustix::net::listen(&fd, 64).op_on("listen on", &path)?;
+        sweep(&place());
+        // Only now under its name: who found it before would take it for one that nobody serves.
+        fs::rename(&unfinished, &path).op_on("make the socket", &path)?;
+        Ok(Door { listener: Async::new(fd).op("watch the socket")?, path, _porter: porter })
+    }
+
+    /// The next command of this user that connects.
+    pub async fn accept(&self) -> Seqpacket {
+        loop {
+            let accepted = self.listener.read_with(|fd| Ok(rustix::net::accept_with(fd, SocketFlags::CLOEXEC)?)).await;
+            let Ok(command) = accepted else {
+                // No descriptor is free; others may give some back.
+                smol::Timer::after(Duration::from_millis(50)).await;
+                continue;
+            };
+            // The directory keeps others out already.
+            let mine =
+                rustix::net::sockopt::socket_peercred(&command).is_ok_and(|c| c.uid == rustix::process::getuid());
+            if mine {
+                return Seqpacket::from_fd(command);
+            }
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! How programs see their captured libraries where no namespaces can be made: through their dynamic linker (rtld-audit(7)). An auditor in
+//! every process answers it from a table in memory ([`table`]) with the places of staged files ([`mirror`]); what is not in there it asks
+//! this node's agent for ([`Audit::answer`]), once.
+//!
+//! Names and everything that is not loaded by the dynamic linker come from the shared file system.
+
+mod mirror;
+pub mod program;
+mod python;
+pub mod table;
+mod walk;
+mod watch;
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use self::mirror::{Mirror, file_systems};
+use self::program::Audited;
+use self::table::Entries;
+use self::walk::{Found, Walker};
+use self::watch::Watch;
+use super::catalog::{Catalog, Change, Known, Listing, is_below, kind as name_kind, parent};
+use super::closure::{self, Environment};
+use super::store::Store;
+use super::view::Upcall;
+use crate::error::{Context, Error, Result};
+use crate::net::wire::record::Record;
+use crate::sys::audit_table::{
+    ASK_FILE, ASK_LIST, ASK_MODULE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, SUPERSEDED, kind,
+};
+
+/// The auditor, as `build.rs` made it.
+static AUDITOR: &[u8] = include_bytes!(env!("HPCRT_AUDIT"));
+/// Its name in the store.
+const NAME: &str = "audit.so";
+
+/// See the module. All methods may wait for the log, and may be called from any thread.
+pub struct Audit {
+    place: Vec<u8>,
+    walker: Walker,
+    upcall: Arc<dyn Upcall>,
+    /// Before [`Audit::state`], where both are held.
+    watch: Mutex<Watch>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Audit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Audit").field("walker", &self.walker).field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    entries: Entries,
+    shared: Vec<Vec<u8>>,
+    mirror: Mirror,
+    /// Directories of files that the log told of: watched, and still to be.
+    watched: HashSet<Vec<u8>>,
+    unwatched: Vec<Vec<u8>>,
+    /// The spellings under which a file was told.
+    spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
+    /// Files that were changed, under all their spellings: their originals are used until the next job begins. The root may see them as
+    /// they were for as long as its host caches them, and who changed them must not.
+    changed: HashSet<Vec<u8>>,
+    programs: u32,
+    /// Directories whose names were written into files, and those.
+    listed: HashMap<Vec<u8>, (Arc<Listing>, String)>,
+    /// The table that programs read now.
+    written: Option<OwnedFd>,
+    /// The table in the store says less than [`State::entries`].
+    unwritten: bool,
+}
+
+impl Audit {
+    /// Puts the auditor and an empty table into the store, which lies at `place`.
+    ///
+    /// # Errors
+    /// The store is full, or its path too long.
+    pub fn create(
+        place: &[u8],
+        catalog: Arc<RwLock<Catalog>>,
+        store: Arc<Store>,
+        upcall: Arc<dyn Upcall>,
+    ) -> Result<Audit> {
+        let mirror = Mirror::create(store.directory(), place)?;
+        let walker = Walker::new(catalog, store, Arc::clone(&upcall));
+        let watch = Mutex::new(Watch::new()?);
+        let (entries, shared, spelled, changed, listed) = Default::default();
+        let state = Mutex::new(State {
+            entries,
+            shared,
+            mirror,
+            watched: HashSet::new(),
+            unwatched: Vec::new(),
+            spelled,
+            changed,
+            programs: 0,
+            listed,
+            written: None,
+            unwritten: true,
+        });
+        let audit = Audit { place: place.to_vec(), walker, upcall, watch, state };
+        drop(audit.put(NAME, &auditor(place)?, Mode::RUSR | Mode::XUSR)?);
+        python::install(&audit)?;
+        audit.write()?;
+        Ok(audit)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The socket that auditors ask at, listening.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn door(&self) -> Result<OwnedFd> {
+        let path = [&self.place, &b"/"[..], DOOR.as_bytes()].concat();
+        let path = Path::new(OsStr::from_bytes(&path));
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let socket = socket.op("make a socket")?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path).op_on("name the socket", path)?).op_on("make", path)?;
+        rustix::net::listen(&socket, 1024).op_on("listen on", path)?;
+        Ok(socket)
+    }
+
+    /// Adds the directory trees of one more job.
+    pub fn add_roots(&self, roots: &[Vec<u8>]) {
+        self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner).add_roots(roots.to_vec());
+        let found = file_systems(roots);
+        let mut state = self.state();
+        // The root has compared what it knows with the shared file system since.
+        state.changed.clear();
+        for top in found {
+            if !state.shared.contains(&top) {
+                state.shared.push(top);
+                state.unwritten = true;
+            }
+        }
+        let shared = state.shared.clone();
+        drop(state);
+        if let Err(error) = python::share(self, &shared) {
+            log::warn!("{error}");
+        }
+    }
+
+    /// The catalog has taken in a record. Returns whether [`Audit::look_for_changes`] and [`Audit::write`] are due.
+    pub fn applied(&self, record: &Record) -> bool {
+        self.walker.learnt();
+        let mut state = self.state();
+        match record {
+            Record::File { path, .. } => {
+                let directory = parent(path).unwrap_or_default();
+                let is_new = !state.watched.contains(directory);
+                if is_new {
+                    state.watched.insert(directory.to_vec());
+                    state.unwatched.push(directory.to_vec());
+                }
+                is_new
+            }
+            Record::Changed { path, .. } => {
+                state.outdate(path);
+                state.unwritten
+            }
+            _ => false,
+        }
+    }
+
+    fn watch(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Can be read when [`Audit::look_for_changes`] is due.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn changes(&self) -> Result<OwnedFd> {
+        self.watch().descriptor().op("watch files for changes")
+    }
+
+    /// Takes in what programs here did to files that the log told of, and tells the other nodes. [`Audit::write`] may be due then.
+    pub fn look_for_changes(&self) {
+        let mut watch = self.watch();
+        let unwatched = std::mem::take(&mut self.state().unwatched);
+        unwatched.iter().for_each(|directory| watch.add(directory));
+        let Some(changed) = watch.changed() else {
+            log::warn!("too much was changed at once: all libraries are read from where they are");
+            let mut state = self.state();
+            let all: Vec<Vec<u8>> = state.watched.iter().cloned().collect();
+            return all.iter().for_each(|directory| state.outdate(directory));
+        };
+        drop(watch);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
+        for (path, exists) in changed {
+            let mut catalog = self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner);
+            let kind = match catalog.lookup(&path) {
+                Known::File { .. } | Known::Link { .. } => name_kind::REG,
+                Known::Dir { .. } => name_kind::DIR,
+                _ => continue,
+            };
+            let exists = exists.then_some(kind);
+            // Nobody else on this node holds anything: there are no views.
+            let (tell, _) = catalog.changed_here(&path, Change::Named(exists), now);
+            if tell {
+                self.upcall.changed(&path, exists);
+            }
+            drop(catalog);
+            self.state().outdate(&path);
+        }
+        self.walker.learnt();
+    }
+
+    /// Puts what is known into the table of programs that start from now on.
+    ///
+    /// # Errors
+    /// The store is full.
+    pub fn write(&self) -> Result<()> {
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.unwritten, false) {
+            return Ok(());
+        }
+        let table = state.entries.table(&state.mirror.root, &state.shared);
+        let table = table.ok_or_else(|| Error::new("write the table of libraries", "it is too large"))?;
+        // With the lock: of two that write, the one who knows more is the later.
+        let newer = self.put(FILE, &table, Mode::RUSR)?;
+        if let Some(older) = state.written.replace(newer) {
+            rustix::io::pwrite(older, &1_u32.to_ne_bytes(), SUPERSEDED as u64).op("write into the store")?;
+        }
+        Ok(())
+    }
+
+    /// Puts a file into the store, at once and whole; returns it as it was written.
+    fn put(&self, name: &str, bytes: &[u8], mode: Mode) -> Result<OwnedFd> {
+        let (fresh, store) = (format!("{name}.fresh"), self.walker.store.directory());
+        let put = || {
+            let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(store, &fresh, flags, Mode::RUSR | Mode::WUSR)?;
+            std::io::Write::write_all(&mut std::fs::File::from(file.try_clone()?), bytes)?;
+            rustix::fs::fchmod(&file, mode)?;
+            rustix::fs::renameat(store, &fresh, store, name)?;
+            std::io::Result::Ok(file)
+        };
+        put().op_on("write into the store", name)
+    }
+
+    /// Answers an auditor's message.
+    pub fn answer(&self, message: &[u8]) -> Vec<u8> {
+        // What the asker did before it asked.
+        self.look_for_changes();
+        let mut words = message.splitn(2, |byte| *byte == 0);
+        let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let mut answer = match first.split_first() {
+            Some((&ASK_FILE, path)) if path.starts_with(b"/") => self.stage(path).unwrap_or_default(),
+            Some((&ASK_PROGRAM, path)) if path.starts_with(b"/") => {
+                let library_path = (!second.is_empty()).then(|| OsStr::from_bytes(second).to_owned());
+                let environment = Environment { cwd: "/".into(), library_path, ..Environment::default() };
+                let told = self.tell(Path::new(OsStr::from_bytes(path)), &environment).and_then(|_| self.write());
+                if let Err(error) = told {
+                    log::debug!("{error}");
+                }
+                Vec::new()
+            }
+            Some((&ASK_LIST, path)) if path.starts_with(b"/") => self.names(path).unwrap_or_default(),
+            Some((&ASK_MODULE, path)) if path.starts_with(b"/") => self.module(path, second).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        answer.push(0);
+        answer
+    }
+
+    /// The place of a staged file; `None`: the original is to be used.
+    fn stage(&self, path: &[u8]) -> Option<Vec<u8>> {
+        if self.state().is_changed(path) {
+            return None;
+        }
+        let mut steps = Vec::new();
+        let found = self.walker.find(path, true, |step| steps.push(step));
+        let Found::File { canonical, id: Some(id), .. } = found else { return None };
+        let mut state = self.state();
+        if state.is_changed(&canonical) {
+            return None;
+        }
+        if let Err(error) = state.mirror.add(self.walker.store.directory(), steps, &canonical, id) {
+            log::warn!("{}: {error}; the original is used", String::from_utf8_lossy(path));
+            return None;
+        }
+        let staged = state.mirror.place(path);
+        if !state.entries.has(&[kind::PATH, path]) {
+            state.entries.set(&[kind::PATH, path], &staged);
+            state.spelled.entry(canonical).or_default().push(path.to_vec());
+            state.unwritten = true;
+        }
+        Some(staged)
+    }
+
+    /// Whether something is known that the table does not say yet.
+    pub fn is_unwritten(&self) -> bool {
+        self.state().unwritten
+    }
+
+    /// Finds out what a program will load, and puts it into what the table will say.
+    ///
+    /// # Errors
+    /// The program's closure cannot be resolved.
+    pub fn tell(&self, program: &Path, environment: &Environment) -> Result<Audited> {
+        let closure = closure::resolve(&self.walker, environment, program, |_, _| {})?;
+        let audited = program::audited(&self.walker, &closure);
+        let Audited::Yes { static_tls } = audited else { return Ok(audited) };
+        let number = {
+            let mut state = self.state();
+            state.programs += 1;
+            state.programs.to_string()
+        };
+        let library_path = environment.library_path.as_deref().unwrap_or_default().as_bytes();
+        // What depends on a program's working directory is left to its linker.
+        let relative =
+            |path: &[u8]| !path.is_empty() && path.split(|b| b":;".contains(b)).any(|d| !d.starts_with(b"/"));
+        let places: Vec<Option<Vec<u8>>> = closure.objects.iter().map(|o| self.place_of(&o.path)).collect();
+        let mut names = Vec::new();
+        for (index, object) in closure.objects.iter().enumerate().skip(closure.program) {
+            let loader = if index == closure.program { &[][..] } else { object.path.as_os_str().as_bytes() };
+            for (name, target) in &object.needs {
+                let target = target.filter(|t| Some(*t) != closure.interpreter && *t != closure.program);
+                if let Some(place) = target.and_then(|target| places[target].as_ref())
+                    && !relative(library_path)
+                {
+                    names.push((loader.to_vec(), name.as_bytes().to_vec(), place.clone()));
+                }
+            }
+        }
+        let mut state = self.state();
+        for (loader, name, place) in names {
+            state.entries.set(&[kind::NAME, number.as_bytes(), &loader, &name], &place);
+        }
+        let canonical = closure.objects[closure.program].canonical.as_os_str().as_bytes();
+        let value = format!("{number} {static_tls}");
+        state.entries.set(&[kind::PROGRAM, canonical, library_path], value.as_bytes());
+        state.unwritten = true;
+        Ok(audited)
+    }
+
+    /// What the linker is to open for an object of the closure; `None`: what it finds itself.
+    fn place_of(&self, path: &Path) -> Option<Vec<u8>> {
+        let path = path.as_os_str().as_bytes();
+        path.starts_with(b"/").then(|| self.stage(path).unwrap_or_else(|| path.to_vec()))
+    }
+
+    /// The environment of a program that is to be audited; `static_tls`: [`Audited::Yes`].
+    pub fn environment(&self, variables: &[Vec<u8>], static_tls: u64) -> Vec<Vec<u8>> {
+        let auditor = [&self.place, &b"/"[..], NAME.as_bytes()].concat();
+        program::environment(variables, &auditor, &python::place(&self.place), static_tls)
+    }
+}
+
+impl State {
+    /// Whether a file, or a directory above it, was changed.
+    fn is_changed(&self, path: &[u8]) -> bool {
+        std::iter::successors(Some(path), |path| parent(path)).any(|path| self.changed.contains(path))
+    }
+
+    /// What was staged of this file, or below this directory, is not told any more.
+    fn outdate(&mut self, path: &[u8]) {
+        let concerned = |staged: &[u8]| staged == path || is_below(staged, path);
+        let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|staged| concerned(staged)).cloned().collect();
+        for staged in stale {
+            for spelled in self.spelled.remove(&staged).unwrap_or_default() {
+                let staged = self.mirror.place(&spelled);
+                self.entries.replace(&staged, &spelled);
+                self.changed.insert(spelled);
+                self.unwritten = true;
+            }
+        }
+        self.changed.insert(path.to_vec());
+    }
+}
+
+/// The auditor with its store's path in it.
+fn auditor(place: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = AUDITOR.to_vec();
+    let at = memchr::memmem::find(&bytes, &MARK).map(|at| at + MARK.len());
+    let room = at.and_then(|at| bytes.get_mut(at..at + STORE_MAX)).expect("tests look into the auditor that was built");
+    // A NUL has to follow.
+    match room.get_mut(..place.len()).filter(|_| place.len() < STORE_MAX) {
+        Some(room) => room.copy_from_slice(place),
+        None => {
+            let cause = format!("its path has more than {} bytes", STORE_MAX - 1);
+            return Err(Error::new("use the store", cause).remedy("choose a shorter one with --store DIR"));
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,89 @@
+//! What a job needs before its ranks can start: what its closure is made of, and what earlier runs loaded.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Load, Source, version};
+use crate::loader::catalog::is_below;
+use crate::loader::probe::{FileSystem, Listing, Names, Opened, Probe};
+use crate::loader::tally::Why;
+use crate::net::wire::control::Need;
+use crate::net::wire::record::LoadId;
+
+/// What a job needs before its ranks can start: [`Record::Preloaded`] follows when this is dropped and everything it asked for was sent.
+#[derive(Debug)]
+pub struct Preload {
+    pub(super) source: Arc<Source>,
+    pub(super) load: Arc<Load>,
+}
+
+impl Preload {
+    /// The load's number.
+    pub fn id(&self) -> LoadId {
+        self.load.id
+    }
+
+    /// A directory that was listed on the way.
+    pub fn directory(&self, listing: &Listing) {
+        let path = listing.canonical.as_os_str().as_bytes();
+        self.source.operation(path, Why::Search);
+        let mut state = self.source.state();
+        match state.told(path) {
+            Some(known) if known.version() == Some(version(&listing.stat)) => state.still(path),
+            _ => {
+                drop(state);
+                self.source.list(path, &listing.stat, &listing.names);
+            }
+        }
+    }
+
+    /// What will probably be asked for, if it lies below `roots`.
+    pub fn hint(&self, path: &[u8], need: Need, roots: &[Vec<u8>]) {
+        if roots.iter().any(|root| is_below(path, root)) {
+            self.source.ask(path.to_vec(), need, Why::Hint, Some(Arc::clone(&self.load)));
+        }
+    }
+
+    /// Anything else that will be asked for.
+    pub fn path(&self, path: &Path, need: Need) {
+        self.source.ask(path.as_os_str().as_bytes().to_vec(), need, Why::Closure, Some(Arc::clone(&self.load)));
+    }
+}
+
+/// Looks for a job's closure and captures what it opens on the way. A file is read from its beginning to its end before anybody looks
+/// into it: what follows comes from the page cache, and the file system saw one sequential read.
+impl Probe for Preload {
+    type File = File;
+    type Dir = OwnedFd;
+
+    fn open(&self, path: &Path) -> io::Result<Opened<File>> {
+        let opened = FileSystem.open(path)?;
+        let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
+        let path = opened.canonical.as_os_str().as_bytes();
+        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
+            self.source.operation(path, Why::Closure);
+            if let Some((id, version)) = self.source.begin(path, &opened.stat) {
+                self.source.transfer(id, path, &opened.file, version, (1, Why::Closure), Some(&self.load));
+            }
+        }
+        Ok(opened)
+    }
+
+    fn open_dir(&self, path: &Path) -> io::Result<Opened<OwnedFd>> {
+        FileSystem.open_dir(path)
+    }
+
+    fn names(&self, dir: &OwnedFd) -> io::Result<Names> {
+        FileSystem.names(dir)
+    }
+}
+
+impl Drop for Preload {
+    fn drop(&mut self) {
+        self.source.done(Some(&self.load));
+    }
+}

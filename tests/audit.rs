@@ -1,0 +1,449 @@
+//! Programs on hosts without user namespaces: their libraries come from the store through their dynamic linkers, the output is that of a
+//! plain run, and what cannot be shown so is refused or run plainly, with the reason.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+#[path = "common/site.rs"]
+mod site;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cluster::generate::libraries::Libraries;
+use cluster::{Cluster, Spec};
+use site::{HOSTS, RANKS, Run, Site, build, tool};
+
+const AUDIT: [&str; 2] = ["--view", "audit"];
+/// root, and one without a name or a home.
+const USERS: [u32; 2] = [0, 65534];
+
+/// One test: the cluster is made once.
+#[test]
+fn audited_programs() {
+    if let Some(obstacle) = Cluster::obstacle() {
+        return eprintln!("SKIPPED audited programs: {obstacle}");
+    }
+    if !["gcc", "g++"].into_iter().all(tool) {
+        return;
+    }
+    let site = Site::up("audit");
+    build(&site);
+    for uid in USERS {
+        linked(&site, uid);
+        opened(&site, uid);
+        paths(&site, uid);
+        not_audited(&site, uid);
+        chosen(&site, uid);
+        children(&site, uid);
+        python(&site, uid);
+        writing(&site, uid);
+        replaced(&site, uid);
+    }
+    session(&site, 65534);
+    killed(&site, 65534);
+    assert_eq!(stores(&site), Vec::<String>::new());
+    assert_eq!(site.cluster.leftovers().unwrap().len(), 0, "{:?}", site.cluster.leftovers().unwrap());
+}
+
+/// What sessions without namespaces have in their hosts' memory.
+fn stores(site: &Site) -> Vec<String> {
+    let find = ["find", "/dev/shm", "-maxdepth", "1", "-name", "hpcrt-store.*"];
+    let on = |host| String::from_utf8(site.cluster.exec(host, 0, &find).unwrap().stdout).unwrap();
+    HOSTS.split(',').flat_map(|host| on(host).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+/// The second job of a session finds its libraries there.
+fn session(site: &Site, uid: u32) {
+    let hpcrt = site.hpcrt.to_str().unwrap();
+    let run = |words: &[&str]| {
+        let words: Vec<&str> = [hpcrt, "session"].iter().chain(words).copied().collect();
+        let output = site.cluster.exec("hpc1", uid, &words).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let agent = site.cluster.agent_command();
+    let name = run(&["start", "--hosts", HOSTS, "--agent", &agent, "--view", "audit"]);
+    for _ in 0..2 {
+        site.cluster.reset_ops().unwrap();
+        assert_eq!(run(&["run", name.trim(), "-q", "--", "/shared/app/bin/tls"]).lines().count(), 2);
+    }
+    assert_eq!(site.cluster.ops().unwrap().read_bytes, 0, "everything is where it is needed");
+    run(&["stop", name.trim()]);
+}
+
+/// Whoever is killed, the libraries do not stay in memory: the others remove them, or the next session does.
+fn killed(site: &Site, uid: u32) {
+    use common::Role;
+    for (nth, victims) in
+        [&[Role::FrontEnd][..], &[Role::Agent], &[Role::Keeper], &[Role::JobKeeper], &[Role::Keeper, Role::Agent]]
+            .into_iter()
+            .enumerate()
+    {
+        let mark = format!("audit{nth}-{}", std::process::id());
+        let flags = ["--view", "audit", "--prefix", "/shared/app"];
+        let mut start = site.start(uid, HOSTS, &flags, &["sh", "-c", "/shared/app/bin/dynamic x; exec sleep 50"]);
+        let mut child = start.env("HPCRT_TEST_MARK", &mark).spawn().unwrap();
+        common::until(|| (common::role(&mark, Role::Rank).len() >= 2 && stores(site).len() == 2).then_some(()));
+        std::thread::sleep(Duration::from_millis(300));
+        let doomed: Vec<_> = victims.iter().flat_map(|role| common::role(&mark, *role)).collect();
+        assert!(!doomed.is_empty(), "{victims:?}");
+        for pid in doomed {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        let since = Instant::now();
+        let left = |expected: bool| stores(site).is_empty() == expected && common::marked(&mark).is_empty();
+        while !left(victims.len() == 1) {
+            assert!(since.elapsed() < common::GONE, "{victims:?} were killed: {:?}", stores(site));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child.wait().unwrap();
+    }
+    site.run(uid, HOSTS, &["-q", "--view", "audit"], &["/shared/app/bin/dynamic", "x"]).code(0);
+}
+
+/// [`Site::same`], and the ranks' hosts opened nothing on the shared file system but the program, once for each rank.
+#[track_caller]
+fn staged(site: &Site, uid: u32, flags: &[&str], plain: &[&str], program: &[&str]) {
+    let flags: Vec<&str> = AUDIT.iter().chain(flags).copied().collect();
+    site.same(uid, &flags, plain, program);
+    for host in site.cluster.host_ops().unwrap() {
+        if ["hpc2", "hpc3"].contains(&host.host.as_str()) {
+            assert!(host.ops.open <= 1, "{program:?} as {uid} on {}: {:?}", host.host, host.ops);
+        }
+    }
+}
+
+fn linked(site: &Site, uid: u32) {
+    for program in ["rpath", "runpath", "origin", "tls", "catcher", "dynamic"] {
+        staged(site, uid, &[], &[], &[&format!("/shared/app/bin/{program}"), "an argument"]);
+    }
+    let path = "LD_LIBRARY_PATH=/shared/app/other";
+    staged(site, uid, &["-x", path], &[path], &["/shared/app/bin/nopath"]);
+    staged(site, uid, &["-x", path], &[path], &["/shared/app/bin/rpath"]);
+    let preload = "LD_PRELOAD=/shared/app/other/libpart.so";
+    staged(site, uid, &["-x", preload], &[preload], &["/shared/app/bin/runpath"]);
+    // A library that only one host has in another version.
+    let local = site.run(uid, "hpc3,hpc4", &["-q", "--label", "--view", "audit"], &["/shared/hostlocal"]).code(0);
+    assert_eq!((local.rank(0), local.rank(1)), ("common\n".into(), "last\n".into()));
+}
+
+fn opened(site: &Site, uid: u32) {
+    let names = [
+        "libpart.so",
+        "/shared/app/run/libpart.so",
+        "/shared/link/other/libpart.so",
+        "/shared/app/bin/../lib/libtls.so",
+    ];
+    let open: Vec<&str> = ["/shared/app/bin/open"].into_iter().chain(names).collect();
+    staged(site, uid, &["--prefix", "/shared/app"], &[], &open);
+}
+
+fn paths(site: &Site, uid: u32) {
+    staged(site, uid, &[], &[], &["/shared/link/bin/origin"]);
+    staged(site, uid, &[], &[], &["/shared/app/lib/../bin/rpath"]);
+    site.same(uid, &AUDIT, &[], &["/shared/app/bin/script", "x"]);
+}
+
+/// A program whose linker cannot be told anything: refused where the view was asked for, else it runs plainly, and why is said once.
+fn not_audited(site: &Site, uid: u32) {
+    for (program, why) in [("static", "statically linked"), ("musl", "musl's"), ("muslstatic", "statically linked")] {
+        let program = format!("/shared/app/bin/{program}");
+        if !site.backing(program.strip_prefix("/shared/").unwrap()).exists() {
+            continue;
+        }
+        let refused = site.run(uid, HOSTS, &AUDIT, &[&program]).code(125);
+        refused.says(&[why, "--view none"]);
+        let plain = without_namespaces(site, uid, &["-q", "--label"], &[&program, "x"]).code(0);
+        assert_eq!(plain.rank(0), plain.rank(1));
+        assert_eq!(plain.err().matches("reads the shared file system itself").count(), 1, "{}", plain.err());
+        plain.says(&[why]);
+    }
+}
+
+/// On hosts that forbid namespaces, without a word on the command line.
+fn without_namespaces(site: &Site, uid: u32, flags: &[&str], program: &[&str]) -> Run {
+    let begun = Instant::now();
+    let output = site.start(uid, HOSTS, flags, program).env("HPCRT_WITHOUT", "userns").output().unwrap();
+    Run { output, took: begun.elapsed() }
+}
+
+/// Where namespaces are forbidden the audit view is chosen, and the reason is said once for all hosts.
+fn chosen(site: &Site, uid: u32) {
+    let run = without_namespaces(site, uid, &["--label"], &["/shared/app/bin/origin", "x"]).code(0);
+    assert_eq!(run.rank(0), "lib /shared/app/bin/origin /shared/app/bin/origin x\n");
+    assert_eq!(run.rank(1), run.rank(0));
+    assert_eq!(run.err().matches("HPCRT_WITHOUT forbids it").count(), 1, "{}", run.err());
+    run.says(&["hpc[2-3]: ", "dynamic linkers"]);
+    // A host whose RAM disk is not for programs.
+    let remount =
+        |how| assert!(site.cluster.exec("hpc2", 0, &["mount", "-o", how, "/dev/shm"]).unwrap().status.success());
+    remount("remount,noexec");
+    let flags = ["-q", "--view", "audit", "--prefix", "/shared/app"];
+    let moved = site.run(uid, "hpc2", &flags, &["sh", "-c", "echo $LD_AUDIT; /shared/app/bin/tls"]).code(0);
+    assert!(moved.out().starts_with("/tmp/hpcrt-store."), "{}", moved.out());
+    remount("remount,exec");
+    // Namespaces that are really not to be had, for an ordinary user.
+    if uid != 0 {
+        let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --ambient-caps=-all \
+                      --bounding-set=-all \"$@\"";
+        let own = ["unshare", "-U", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"];
+        let program =
+            [site.hpcrt.to_str().unwrap(), "exec", "--agent", "local", "--hosts", "a,b", "--", "/shared/app/bin/tls"];
+        let words: Vec<&str> = own.into_iter().chain(program).collect();
+        let output = site.cluster.exec("hpc3", uid, &words).unwrap();
+        Run { output, took: Duration::ZERO }.code(0).says(&["a,b: cannot make a user namespace: ", "dynamic linkers"]);
+    }
+    let namespace = without_namespaces(site, uid, &["--view", "namespace"], &["/shared/app/bin/origin"]).code(0);
+    namespace.says(&["read the shared file system themselves"]);
+}
+
+/// Python's modules: found and read through the agent, and what the job makes or changes is seen.
+fn python(site: &Site, uid: u32) {
+    site.same(uid, &AUDIT, &[], &["/shared/app/bin/pool.py", "a", "b"]);
+    site.place(uid, &format!("p{uid}"), &["modules.py"]);
+    let (script, modules) = (format!("/shared/p{uid}/modules.py"), format!("/shared/p{uid}/modules"));
+    // Where the tree was changed last: other hosts may see it as it was for a while.
+    let plain = |words: &[&str]| {
+        let output = site.cluster.exec("hpc2", uid, words).unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let expected = plain(&[&script, &modules]);
+    assert!(expected.contains("changed, and longer"), "{expected}");
+    let prefix = format!("/shared/p{uid}");
+    let flags = ["-q", "--view", "audit", "--prefix", &prefix];
+    let first = site.run(uid, "hpc2", &flags, &[&script, &modules]).code(0);
+    assert_eq!(first.out(), expected, "{}", first.err());
+    // One that the front end's host has not seen before, and with a sitecustomize of the user's.
+    let modules = format!("/shared/p{uid}/again");
+    plain(&[&script, &modules]);
+    let own = site.backing(&format!("p{uid}/own"));
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("sitecustomize.py"), "print('the user\\'s own')\n").unwrap();
+    let path = format!("PYTHONPATH=/shared/p{uid}/own");
+    let expected = plain(&["env", &path, &script, &modules, "second"]);
+    assert!(expected.starts_with("the user's own"), "{expected}");
+    site.cluster.reset_ops().unwrap();
+    let flags: Vec<&str> = flags.into_iter().chain(["-x", &path]).collect();
+    let second = site.run(uid, "hpc3", &flags, &[&script, &modules, "second"]).code(0);
+    assert_eq!(second.out(), expected, "{}", second.err());
+    let ops = site.cluster.host_ops().unwrap().into_iter().find(|host| host.host == "hpc3").unwrap().ops;
+    // The script, for the kernel and for Python; what the program itself lists and reads.
+    assert!(ops.open <= 5, "{ops:?}");
+}
+
+fn children(site: &Site, uid: u32) {
+    // Its child needs more thread-local storage than what it needs itself.
+    let tree = ["--view", "audit", "--prefix", "/shared/app"];
+    site.same(uid, &tree, &[], &["sh", "-c", "/shared/app/bin/tls; /shared/app/bin/origin"]);
+    for host in site.cluster.host_ops().unwrap() {
+        // The second program is started again, with more room, before it loads anything.
+        assert!(!["hpc2", "hpc3"].contains(&host.host.as_str()) || host.ops.open <= 3, "{host:?}");
+    }
+    if ["git", "rsync", "ssh"].into_iter().all(tool) {
+        let home = ["HOME=/tmp"];
+        let flags: Vec<&str> = tree.iter().chain(&["-x", home[0]]).copied().collect();
+        site.same(uid, &flags, &home, &["/shared/app/bin/children.sh"]);
+    }
+    if tool("gdb") {
+        let gdb =
+            ["gdb", "-batch", "-nx", "-ex", "break who", "-ex", "run", "-ex", "backtrace", "-ex", "info sharedlibrary"];
+        let words: Vec<&str> = gdb.into_iter().chain(["/shared/app/bin/rpath"]).collect();
+        let flags = ["-q", "--label", "--prefix", "/shared/app", "--view", "audit"];
+        let run = site.run(uid, HOSTS, &flags, &words).code(0);
+        for rank in RANKS {
+            let said = run.rank(rank);
+            for name in ["/shared/app/lib/libpart.so", "part.c:", "in main"] {
+                assert!(said.contains(name), "{name} is not in {said}{}", run.err());
+            }
+        }
+    }
+}
+
+/// A library that the job replaces: new processes, on its host and on others, get the new one. One that an outsider replaces stays as it was.
+fn replaced(site: &Site, uid: u32) {
+    let place = site.place(uid, &format!("r{uid}"), &["replaced.py"]);
+    let line = |rank| {
+        format!(
+            "p=/shared/r{uid}/bin/origin; $p; if [ {rank} = 1 ]; then sleep 0.5; mv /shared/r{uid}/new.so /shared/r{uid}/lib/libpart.so; fi; \
+             sleep 1.5; $p"
+        )
+    };
+    for directory in ["bin", "lib"] {
+        fs::create_dir(place.join(directory)).unwrap();
+        std::os::unix::fs::chown(place.join(directory), Some(uid), Some(uid)).unwrap();
+    }
+    for (from, to) in
+        [("bin/origin", "bin/origin"), ("lib/libpart.so", "lib/libpart.so"), ("other/libpart.so", "new.so")]
+    {
+        fs::copy(site.backing("app").join(from), place.join(to)).unwrap();
+        std::os::unix::fs::chown(place.join(to), Some(uid), Some(uid)).unwrap();
+    }
+    let prefix = format!("/shared/r{uid}");
+    let flags = ["-q", "--label", "--prefix", &prefix, "--view", "audit"];
+    let run = site.run(uid, HOSTS, &flags, &["sh", "-c", &line("$HPCRT_RANK")]).code(0);
+    let path = format!("/shared/r{uid}/bin/origin");
+    for rank in RANKS {
+        assert_eq!(
+            run.rank(rank),
+            format!("lib {path} {path}\nother {path} {path}\n"),
+            "{rank} as {uid}: {}",
+            run.err()
+        );
+    }
+}
+
+fn writing(site: &Site, uid: u32) {
+    let name = format!("w{uid}");
+    let place = site.place(uid, &name, &["writer.py", "together.py"]);
+    let writer = format!("/shared/{name}/writer.py");
+    let expected = site.cluster.exec("hpc4", uid, &[&writer, "plain"]).unwrap();
+    let expected = String::from_utf8_lossy(&expected.stdout).replace("_of_plain", "_of_X");
+    assert!(expected.contains("compiled"), "{expected}");
+    for rank in RANKS {
+        let own = format!("own{rank}");
+        let run: Run = site.run(uid, ["hpc2", "hpc3"][rank], &["-q", "--view", "audit"], &[&writer, &own]).code(0);
+        assert_eq!(run.out().replace(&format!("_of_{own}"), "_of_X"), expected, "as {uid}: {}", run.err());
+        assert_eq!(fs::read_to_string(place.join(format!("out.{own}/renamed"))).unwrap(), "ONE");
+    }
+    let script = format!("/shared/{name}/together.py");
+    let run = site.run(uid, "hpc2:2,hpc3,hpc4", &["-q", "--view", "audit"], &[&script, "t"]).code(0);
+    assert_eq!(run.out(), "together\n".repeat(4));
+}
+
+/// Milliseconds from the start of a process to its main, over many starts: least, median.
+fn starts(err: &[u8]) -> (f64, f64) {
+    let text = String::from_utf8_lossy(err);
+    let times = text.lines().filter_map(|line| line.strip_prefix("main_at ")?.rsplit_once(' ')?.1.parse::<f64>().ok());
+    let mut times: Vec<f64> = times.map(|seconds| seconds * 1e3).collect();
+    times.sort_by(f64::total_cmp);
+    assert!(times.len() > 2, "{text}");
+    // The first one of all fetches the libraries.
+    times.pop();
+    (times[0], times[times.len() / 2])
+}
+
+/// Figures for a program of 495 libraries, warm: beside a plain run of the same files in the host's page cache, and what its processes ask
+/// of the shared file system. `cargo xtask proofs audit`.
+#[test]
+#[ignore = "long: two minutes, 257 MB generated"]
+fn warm_start() {
+    if let Some(obstacle) = Cluster::obstacle() {
+        return eprintln!("SKIPPED warm start: {obstacle}");
+    }
+    let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = Libraries { at: Some("/shared/program".into()), ..Libraries::default() };
+    program.generate(&backing.path().join("program")).unwrap();
+    let spec = Spec { name: site::name("warm"), hosts: 2, backing: Some(backing.path().to_owned()), ..Spec::default() };
+    let cluster = Cluster::up(spec).unwrap();
+    let many = |count: u32| {
+        format!("for i in $(seq {count}); do GEN_T0=$(date +%s.%N) HPCRT_RANK=0 /shared/program/driver; done")
+    };
+    let source = backing.path().join("program");
+    let local = format!("mount --bind {} /shared/program && {}", source.display(), many(21));
+    let plain = cluster.exec("hpc2", 0, &["unshare", "-m", "sh", "-c", &local]).unwrap();
+    assert!(plain.status.success(), "{plain:?}");
+    let (agent, binary) = (cluster.agent_command(), env!("CARGO_BIN_EXE_hpcrt"));
+    let audited = |count: u32| {
+        cluster.reset_ops().unwrap();
+        let words = [
+            binary,
+            "exec",
+            "-q",
+            "--view",
+            "audit",
+            "--prefix",
+            "/shared/program",
+            "--hosts",
+            "hpc2",
+            "--agent",
+            &agent,
+        ];
+        let script = many(count);
+        let words: Vec<&str> = words.into_iter().chain(["--", "sh", "-c", &script]).collect();
+        let done = cluster.exec("hpc1", 65534, &words).unwrap();
+        assert!(done.status.success(), "{done:?}");
+        let ops = cluster.host_ops().unwrap().into_iter().find(|host| host.host == "hpc2").unwrap().ops;
+        (done, ops)
+    };
+    let ((_, few), (done, lots)) = (audited(3), audited(23));
+    let ((plain, median), (least, audited)) = (starts(&plain.stderr), starts(&done.stderr));
+    println!("milliseconds to main, least and median: plain {plain:.1} {median:.1}, audited {least:.1} {audited:.1}");
+    println!("operations of the host at the shared file system: 3 processes {few:?}");
+    println!("operations of the host at the shared file system: 23 processes {lots:?}");
+    let more = |a: u64, b: u64| b.saturating_sub(a);
+    assert!(more(few.open, lots.open) <= 20, "a process opens nothing there but its program");
+    assert_eq!((more(few.absent, lots.absent), more(few.read_bytes, lots.read_bytes)), (0, 0));
+    assert!(least - plain < 20.0, "at most 20 ms over plain");
+}
+
+/// A Debian of its own, with a compiler; kept, since it takes a minute. `None`, and why is said: it cannot be had here.
+fn debian(suite: &str) -> Option<PathBuf> {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("debian-{suite}"));
+    let whole = place.join("whole");
+    if !whole.exists() {
+        let _ = fs::remove_dir_all(&place);
+        let mut command = Command::new("debootstrap");
+        command.args(["--variant=minbase", "--include=gcc,libc6-dev", suite]).arg(&place);
+        match command.arg("http://deb.debian.org/debian").output() {
+            Ok(done) if done.status.success() => fs::write(&whole, "").unwrap(),
+            failed => {
+                eprintln!("SKIPPED the glibc of {suite}: debootstrap (as root, with a network) is needed: {failed:?}");
+                return None;
+            }
+        }
+    }
+    Some(place)
+}
+
+/// Programs of older and newer versions of glibc, which lie beside them on the shared file system: their libraries are staged, and calls
+/// cost what they cost plainly. `cargo xtask proofs glibc`.
+#[test]
+#[ignore = "long: installs two Debians"]
+fn other_versions_of_glibc() {
+    if let Some(obstacle) = Cluster::obstacle() {
+        return eprintln!("SKIPPED other versions of glibc: {obstacle}");
+    }
+    let site = Site::up("glibc");
+    for (suite, version) in [("bullseye", "2.31"), ("trixie", "2.41")] {
+        let Some(debian) = debian(suite) else { continue };
+        let place = site.backing(suite);
+        fs::create_dir(&place).unwrap();
+        fs::create_dir_all(debian.join("build")).unwrap();
+        fs::copy(site::source("calls.c"), debian.join("build/calls.c")).unwrap();
+        fs::copy(site::source("open.c"), debian.join("build/open.c")).unwrap();
+        let at = format!("/shared/{suite}");
+        let link = format!("-Wl,-z,lazy,-rpath,{at},--dynamic-linker={at}/ld.so");
+        let script = format!(
+            "cd /build && gcc -O1 -fPIC -shared -DLIBRARY calls.c -o libnext.so \
+             && gcc -O1 -fPIC -shared -DPLUGIN calls.c -o plugin.so -L. -lnext {link} \
+             && gcc -O1 calls.c -o calls -L. -lnext -ldl {link} && gcc open.c -o open -ldl {link} \
+             && cp /lib64/ld-linux-x86-64.so.2 ld.so && cp /lib/x86_64-linux-gnu/libc.so.6 . \
+             && cp /lib/x86_64-linux-gnu/libdl.so.2 . && ldd --version"
+        );
+        let built = Command::new("chroot").arg(&debian).args(["sh", "-c", &script]).output().unwrap();
+        assert!(String::from_utf8_lossy(&built.stdout).contains(version), "{built:?}");
+        for file in ["libnext.so", "plugin.so", "calls", "open", "ld.so", "libc.so.6", "libdl.so.2"] {
+            fs::copy(debian.join("build").join(file), place.join(file)).unwrap();
+        }
+        let (open, plugin) = (format!("{at}/open"), format!("{at}/plugin.so"));
+        site.same(65534, &AUDIT, &[], &[&open, "libnext.so", &plugin]);
+        let opened = site.cluster.host_ops().unwrap().into_iter().find(|host| host.host == "hpc2").unwrap().ops.open;
+        assert_eq!(opened, 2, "the kernel opens the program and its dynamic linker");
+        let calls = format!("{at}/calls");
+        let costs = |text: String| -> Vec<f64> { text.split_whitespace().map(|n| n.parse().unwrap()).collect() };
+        let plain = site.cluster.exec("hpc2", 65534, &[&calls, &plugin]).unwrap();
+        let plain = costs(String::from_utf8_lossy(&plain.stdout).into_owned());
+        let audited = costs(site.run(65534, "hpc2", &["-q", "--view", "audit"], &[&calls, &plugin]).code(0).out());
+        println!(
+            "glibc {version}, ns a call from the program and from what it opened: plain {plain:?}, audited {audited:?}"
+        );
+        for (plain, audited) in plain.iter().zip(&audited) {
+            // Through the linker it would be five times as much.
+            assert!(*audited < plain * 2.0 + 0.5, "{plain} and {audited} ns");
+        }
+    }
+}
