@@ -35,7 +35,7 @@ pub(crate) fn ci() -> Result<()> {
     other_processor()?;
     binary::check()?;
     // A minute of fuzzing in all.
-    run_tests(&[], &[("HPCRT_FUZZ_SECONDS", "10")])
+    run_tests(&[], &[("HPCRT_FUZZ_SECONDS", "5")])
 }
 
 /// Compiles for this processor, and for the other one where that is possible.

@@ -49,9 +49,6 @@ impl Directory {
             let name = format!("{PREFIX}{:016x}", fastrand::u64(..));
             rustix::fs::mkdirat(&parent, &name, Mode::RWXU)?;
             let own = rustix::fs::openat(&parent, &name, FLAGS, Mode::empty())?;
-            if !is_private(&own) {
-                return Err(Errno::PERM);
-            }
             rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive)?;
             // Between the first two steps another session may have taken it for a dead one's.
             rustix::fs::statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -60,7 +57,14 @@ impl Directory {
         let (name, own) = make()
             .or_else(|e| if matches!(e, Errno::NOENT | Errno::AGAIN) { make() } else { Err(e) })
             .map_err(|e| Error::new("make the store", e).on(place).remedy("choose a directory where you may write"))?;
-        Ok(Directory { parent, name, own })
+        let made = Directory { parent, name, own };
+        // Not on a file system that knows no owners or modes; and somebody may have exchanged it where others can rename.
+        if !is_private(&made.own) {
+            let _ = rustix::fs::unlinkat(&made.parent, &made.name, AtFlags::REMOVEDIR);
+            let error = Error::new("make the store", "what is made there can be reached by others").on(place);
+            return Err(error.remedy("choose a directory on a file system with owners and modes"));
+        }
+        Ok(made)
     }
 
     /// Removes it with its files.
