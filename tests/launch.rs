@@ -55,6 +55,39 @@ fn a_program_that_the_kernel_refuses() {
     assert!(done.err.lines().any(told), "{}", done.err);
 }
 
+/// The bootstrapper and what stands in for it do the same.
+#[test]
+fn with_the_bootstrapper_and_without() {
+    let place = tempfile::tempdir().unwrap();
+    let home = place.path().canonicalize().unwrap();
+    // Limits and descriptors.
+    const OPEN: &str = "ulimit -n; ls /proc/self/fd";
+    let plain = Command::new("sh").args(["-c", OPEN]).stdin(Stdio::null()).output().unwrap();
+    for without in ["", "memfd"] {
+        let abc = |flags: &str, script: &str| {
+            sh(&format!("{ABC} {flags}"), script).env("HPCRT_WITHOUT", without).env("HOME", &home).cwd(&home)
+        };
+        let done = abc("-n 6 -x GREETING=a=b --label", "echo $HPCRT_RANK/$HPCRT_LOCAL_RANK $GREETING $(pwd -P)").end();
+        let lines = (0..6).map(|rank| format!("[{rank}] {rank}/{} a=b {}", rank % 2, home.display()));
+        assert_eq!(done.code(0).lines(), lines.collect::<Vec<_>>());
+        let done = sh("-q --stdin none", OPEN).env("HPCRT_WITHOUT", without).end().code(0);
+        assert_eq!(done.text(), String::from_utf8(plain.stdout.clone()).unwrap());
+        abc("-n 6", "[ $HPCRT_RANK = 3 ] && exit 7; exec sleep 100").end().code(7).says("first rank 3 on b");
+        let done = abc("--cwd /nonexistent/directory", "pwd -P").end().code(0);
+        assert_eq!(done.text(), format!("{}\n", home.display()).repeat(3));
+        let lost = abc("--cwd /nonexistent/directory", "pwd").env("HOME", "/nonexistent").end();
+        lost.code(125).says("working directory");
+        let nothing = exec(ABC).program(&["/nonexistent/program"]).env("HPCRT_WITHOUT", without).end();
+        nothing.code(125).says("No such file");
+        let bound = sh("-n 2 -q --bind compact --label", "grep Cpus_allowed_list /proc/self/status");
+        let bound = bound.env("HPCRT_WITHOUT", without).end();
+        if hpcrt::launch::allocation::usable_cpus().len() > 1 {
+            let sets = bound.code(0).lines();
+            assert_ne!(sets[0].split_whitespace().last(), sets[1].split_whitespace().last(), "{sets:?}");
+        }
+    }
+}
+
 /// Where the agents' program is, and their environment, while a job runs.
 fn agents(run: Run) -> Vec<(String, String)> {
     let run = run.program(&["sleep", "100"]).start();
@@ -78,11 +111,11 @@ fn agents_run_what_is_installed_and_get_a_copy_elsewhere() {
     let run = |program: &std::path::Path| {
         let mut command = Command::new(program);
         command.args(flags);
-        Run::new(command).env("HPCRT_WITHOUT", "fuse,memfd")
+        Run::new(command).env("HPCRT_WITHOUT", "fuse,uffd")
     };
     for (exe, environment) in agents(run(ours.as_ref())) {
         assert_eq!(exe, fs::canonicalize(ours).unwrap().to_string_lossy());
-        assert!(environment.contains("HPCRT_WITHOUT=fuse,memfd"), "{environment}");
+        assert!(environment.contains("HPCRT_WITHOUT=fuse,uffd"), "{environment}");
     }
     // No shell can be told of this path.
     let place = tempfile::tempdir().unwrap();

@@ -54,6 +54,16 @@ impl Process {
         process::with_given_nofile(|| command.spawn()).map(Process)
     }
 
+    /// Waits until it has ended.
+    pub async fn end(&mut self) {
+        if let Ok(died) = process::watch(Pid::from_raw(self.0.id().cast_signed())).and_then(Async::new_nonblocking) {
+            let _ = died.readable().await;
+        }
+        while self.ended().is_none() {
+            Timer::after(Duration::from_millis(1)).await;
+        }
+    }
+
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().ok().flatten()

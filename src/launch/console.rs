@@ -51,7 +51,8 @@ const FORWARDED: [Signal; 9] = [
 pub fn catch_signals() -> Result<SignalFd> {
     process::default_action(Signal::SIGCHLD);
     // Blocked signals would be heard even if this process was started to ignore them, as by nohup.
-    let set: SigSet = FORWARDED.into_iter().filter(|signal| !process::ignores(*signal)).collect();
+    let ignored = process::ignored();
+    let set: SigSet = FORWARDED.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None).op("block signals")?;
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).op("watch signals")
 }

@@ -1,7 +1,7 @@
 //! The keeper of one job on one node: starts the ranks, reaps them, and ends only when no process of the job is left.
 
-use std::collections::{HashMap, HashSet};
-use std::io::{self, Read};
+use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -11,29 +11,31 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
-use super::plan::KEEPER_AT;
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Lacks, Mounts, Shared};
 use crate::net::seqpacket::Seqpacket;
+use crate::net::wire::control::Status;
 use crate::net::wire::keeper::{Ask, Ended, Tell};
-use crate::sys::boot_plan::{Failure as Excuse, STAGE_HOME};
+use crate::sys::boot::{Stage, Starter};
 use crate::sys::process;
 
+/// Keeps a job until nothing of it is left.
+///
+/// # Errors
+/// The agent is gone, or the kernel refuses what a keeper needs.
+pub(super) fn keep(agent: Seqpacket, plan: OwnedFd, image: Option<OwnedFd>, base: Option<Base>) -> io::Result<()> {
+    JobKeeper::new(agent, Starter::new(plan, image)?, base)?.serve()
+}
+
 /// See the module.
-pub(super) struct JobKeeper {
+struct JobKeeper {
     agent: Seqpacket,
     /// The session's namespaces; `None` when the session has no views.
     base: Option<Base>,
     view: Option<Mounts>,
-    plan: OwnedFd,
-    boot: OwnedFd,
+    starter: Starter,
     children_died: SignalFd,
-    /// Where ranks say why they could not become the program.
-    failures: std::fs::File,
-    failures_in: OwnedFd,
     ranks: HashMap<Pid, u32>,
-    /// Ranks that did not become the program: their exit code is the bootstrapper's.
-    not_started: HashSet<u32>,
     /// Every rank was asked for, so that none left means over.
     complete: bool,
     ending: Option<Ending>,
@@ -45,38 +47,23 @@ struct Ending {
     kill_at: Instant,
 }
 
-/// A plan with this process in it.
-fn with_keeper(plan: OwnedFd) -> io::Result<OwnedFd> {
-    let plan = process::above_standard(plan)?;
-    let pid = u32::try_from(getpid().as_raw()).unwrap_or(0);
-    rustix::io::pwrite(&plan, &pid.to_ne_bytes(), KEEPER_AT)?;
-    Ok(plan)
-}
-
 impl JobKeeper {
-    pub(super) fn new(agent: Seqpacket, plan: OwnedFd, boot: OwnedFd, base: Option<Base>) -> io::Result<JobKeeper> {
+    fn new(agent: Seqpacket, starter: Starter, base: Option<Base>) -> io::Result<JobKeeper> {
         process::become_subreaper();
         process::default_action(Signal::SIGPIPE);
-        let plan = with_keeper(plan)?;
-        let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
-        let (failures, failures_in) = rustix::pipe::pipe_with(flags)?;
         Ok(JobKeeper {
             agent,
             base,
             view: None,
-            plan,
-            boot,
+            starter,
             children_died: watch_children()?,
-            failures: failures.into(),
-            failures_in: process::above_standard(failures_in)?,
             ranks: HashMap::new(),
-            not_started: HashSet::new(),
             complete: false,
             ending: None,
         })
     }
 
-    pub(super) fn serve(mut self) -> io::Result<()> {
+    fn serve(mut self) -> io::Result<()> {
         let kept = self.keep();
         if let Err(error) = &kept {
             self.failed("keep the job", error.to_string())?;
@@ -133,10 +120,7 @@ impl JobKeeper {
                 Ok(())
             }
             Ask::Plan => match <[OwnedFd; 1]>::try_from(fds) {
-                Ok([plan]) => {
-                    self.plan = with_keeper(plan)?;
-                    Ok(())
-                }
+                Ok([plan]) => self.starter.follow(plan),
                 Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
             },
             Ask::Go => {
@@ -212,8 +196,7 @@ impl JobKeeper {
             if self.ending.is_some() {
                 continue;
             }
-            match process::spawn_rank(self.boot.as_fd(), self.plan.as_fd(), self.failures_in.as_fd(), &[a, b, c], index)
-            {
+            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd()]) {
                 Ok(pid) => {
                     self.ranks.insert(pid, index);
                 }
@@ -245,38 +228,25 @@ impl JobKeeper {
                     continue;
                 };
                 let Some(index) = self.ranks.remove(&pid) else { continue };
-                ranks.push(Ended { index, status, by_us: self.ending.is_some() });
+                let mut by_us = self.ending.is_some();
+                for (stage, errno) in self.starter.failed(index) {
+                    // Killed on the way: the signal says it all.
+                    if stage == Stage::Boot && matches!(status, Status::Signal(_)) {
+                        continue;
+                    }
+                    by_us |= !matches!(stage, Stage::Image | Stage::Home);
+                    self.agent.send(&Tell::NotStarted { stage, errno }, &[])?;
+                }
+                ranks.push(Ended { index, status, by_us });
             }
             if !held.is_empty() {
                 self.tell_pids(|pid| held.contains(pid))?;
             }
-            self.read_failures()?;
             if ranks.is_empty() {
                 return Ok(());
             }
-            ranks.iter_mut().for_each(|r| r.by_us |= self.not_started.contains(&r.index));
             self.agent.send(&Tell::Exited { ranks }, &[])?;
         }
-    }
-
-    fn read_failures(&mut self) -> io::Result<()> {
-        const WORD: usize = size_of::<u32>();
-        let mut bytes = [0; size_of::<Excuse>()];
-        // Writes below PIPE_BUF are atomic: a record is there whole or not at all.
-        while let Ok(got) = self.failures.read(&mut bytes) {
-            if got != bytes.len() {
-                break;
-            }
-            let word = |n: usize| {
-                u32::from_ne_bytes([bytes[n * WORD], bytes[n * WORD + 1], bytes[n * WORD + 2], bytes[n * WORD + 3]])
-            };
-            let errno = i32::try_from(word(2)).unwrap_or(0);
-            if word(1) != STAGE_HOME {
-                self.not_started.insert(word(0));
-            }
-            self.agent.send(&Tell::NotStarted { index: word(0), stage: word(1), errno }, &[])?;
-        }
-        Ok(())
     }
 
     fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {

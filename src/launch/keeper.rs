@@ -29,7 +29,8 @@ use crate::loader::view::namespace::{Base, Failure, Lacks, Place};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{JobId, View};
 use crate::net::wire::keeper::{Ask, Tell};
-use crate::sys::{process, without};
+use crate::sys::without::{self, Ability, Without};
+use crate::sys::{boot, process};
 
 /// How long what was killed may take to disappear before it is given up (it hangs in the kernel).
 pub(super) const KILLED: Duration = Duration::from_secs(3);
@@ -57,9 +58,10 @@ type Store = (Option<(Vec<u8>, Option<String>)>, OwnedFd);
 struct Keeper {
     agent: Seqpacket,
     children_died: SignalFd,
-    boot: io::Result<OwnedFd>,
     /// The session's namespaces, in which this process is since they were made.
     base: Option<Base>,
+    /// The bootstrapper; `None` where ranks start without it.
+    image: Option<OwnedFd>,
     /// The session's store, where it has no namespaces.
     directory: Option<Directory>,
     jobs: Vec<Pid>,
@@ -77,8 +79,8 @@ impl Keeper {
         Ok(Keeper {
             agent,
             children_died: watch_children()?,
-            boot: process::boot_image(),
             base: None,
+            image: image(),
             directory: None,
             jobs: Vec::new(),
         })
@@ -185,16 +187,6 @@ impl Keeper {
             return Err(io::Error::other("a job comes with two descriptors"));
         };
         let socket = Seqpacket::from_fd(socket);
-        let boot = match &self.boot {
-            Ok(boot) => boot.try_clone().and_then(process::above_standard),
-            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
-        };
-        let boot = match boot {
-            Ok(boot) => boot,
-            Err(error) => {
-                return socket.send(&failed(&crate::Error::new("make the bootstrapper executable", error)), &[]);
-            }
-        };
         let parent = getpid();
         if let Some(pid) = process::fork()? {
             self.jobs.push(pid);
@@ -204,10 +196,17 @@ impl Keeper {
             process::leave(1);
         }
         log::debug!("keeper of job {job} is process {}", getpid());
-        let kept =
-            job_keeper::JobKeeper::new(socket, plan, boot, self.base.take()).and_then(job_keeper::JobKeeper::serve);
-        process::leave(i32::from(kept.is_err()))
+        process::leave(i32::from(job_keeper::keep(socket, plan, self.image.take(), self.base.take()).is_err()))
     }
+}
+
+fn image() -> Option<OwnedFd> {
+    let without = Without::from_env().unwrap_or_else(|error| {
+        log::warn!("{error}");
+        Without::default()
+    });
+    let image = (!without.has(Ability::Memfd)).then(boot::image)?;
+    image.inspect_err(|error| log::debug!("ranks start without the bootstrapper: {error}")).ok()
 }
 
 /// Has a child make namespaces, to see whether that can be done.

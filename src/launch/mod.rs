@@ -1,4 +1,4 @@
-//! Starting programs: hosts, agents, plans, keepers, output, exit codes.
+//! Starting programs: hosts, agents, keepers, output, exit codes.
 
 pub mod agent;
 pub mod allocation;
@@ -18,7 +18,6 @@ pub mod output;
 pub mod output_files;
 pub mod overlay;
 pub mod placement;
-pub mod plan;
 pub mod progress;
 pub mod report;
 pub mod resident;

@@ -2,13 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
-use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use async_channel::{Sender, bounded, unbounded};
 use nix::sys::signal::Signal;
-use rkyv::util::AlignedVec;
 use smol::Async;
 use smol::future::FutureExt;
 
@@ -18,9 +16,9 @@ use super::overlay::Spawner;
 use super::session::Session;
 use super::stats::Phases;
 use super::status::Subject;
+use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::frame::Message;
-use crate::net::wire::session::{JobSpec, SessionAsk, SessionTell};
+use crate::net::wire::session::{SessionAsk, SessionTell};
 use crate::{Error, Result, error::Context};
 
 /// A request is at most this long: arguments and environment have limits of their own.
@@ -105,7 +103,7 @@ impl Resident {
             smol::future::pending().await
         };
         let job = async {
-            let spec = read_spec(spec)?;
+            let spec = memory_file::read(spec.into(), SPEC_MAX).op("read the request")?;
             let resolving = self.session.resolve(&self.tasks, &spec);
             self.session.run(&spec, resolving, Phases::default(), &console).await
         };
@@ -114,26 +112,6 @@ impl Resident {
             error.exit_code()
         })
     }
-}
-
-fn read_spec(mut file: File) -> Result<JobSpec> {
-    let mut bytes = Vec::new();
-    file.rewind().op("read the request")?;
-    file.take(SPEC_MAX).read_to_end(&mut bytes).op("read the request")?;
-    let mut aligned = AlignedVec::with_capacity(bytes.len());
-    aligned.extend_from_slice(&bytes);
-    JobSpec::decode(&aligned).op("read the request")
-}
-
-/// The file that carries a request.
-///
-/// # Errors
-/// Memory is short.
-pub fn write_spec(spec: &JobSpec) -> Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("hpcrt-job", rustix::fs::MemfdFlags::CLOEXEC).op("write the request")?;
-    io::Write::write_all(&mut File::from(fd.try_clone().op("write the request")?), &spec.encode())
-        .op("write the request")?;
-    Ok(fd)
 }
 
 /// Asks a session one thing.

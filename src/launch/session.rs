@@ -29,7 +29,7 @@ use super::timeline::{self, Moment};
 use crate::loader::capture;
 use crate::loader::closure::Environment;
 use crate::loader::hints::Hints;
-use crate::loader::source::{Compression, Counters, Finding, Source};
+use crate::loader::source::{Compression, Counters, Finding, READERS, Source};
 use crate::loader::tally::Tally;
 use crate::net::wire::control::View;
 use crate::net::wire::session::JobSpec;
@@ -78,12 +78,12 @@ pub struct Session {
 }
 
 impl Reading {
-    /// A reader that has read nothing.
+    /// A reader that has read nothing. `views`: jobs will have views.
     ///
     /// # Errors
     /// Its threads cannot be started.
-    pub fn start(compression: Compression) -> Result<Reading> {
-        let (source, found) = Source::start(compression)?;
+    pub fn start(compression: Compression, views: bool) -> Result<Reading> {
+        let (source, found) = Source::start(compression, if views { READERS } else { 1 })?;
         Ok(Reading { source, found })
     }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::future::FutureExt;
@@ -137,10 +137,15 @@ impl Subtree {
             start.cancel().await;
         }
         let mut processes = self.processes.take();
-        let late = Instant::now() + KILLED;
-        while processes.iter_mut().any(|p| p.ended().is_none()) && Instant::now() < late {
-            Timer::after(Duration::from_millis(1)).await;
-        }
+        let ended = async {
+            for process in &mut processes {
+                process.end().await;
+            }
+        };
+        let late = async {
+            Timer::after(KILLED).await;
+        };
+        ended.or(late).await;
     }
 }
 

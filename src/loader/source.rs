@@ -131,11 +131,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// Starts the readers; what they find comes out of the receiver.
+    /// Starts `readers` threads, [`READERS`] where there is anything to read; what they find comes out of the receiver.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(compression: Compression) -> Result<(Arc<Source>, Receiver<Finding>)> {
+    pub fn start(compression: Compression, readers: usize) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
         let queue = Arc::new(WorkQueue::new());
         let room = bounded(CHUNKS);
@@ -155,7 +155,7 @@ impl Source {
             counters,
             touched: Mutex::new(Tally::new(PATHS)),
         });
-        for reader in 0..READERS {
+        for reader in 0..readers {
             let (this, queue) = (Arc::downgrade(&this), Arc::clone(&queue));
             let serve = move || {
                 while let Some(work) = queue.pop(reader < GUESSERS)
@@ -772,7 +772,7 @@ mod tests {
         std::fs::write(directory.path().join("m.py"), "import other\n").unwrap();
         std::fs::write(directory.path().join("other.py"), "x = 1\n").unwrap();
         let tree = directory.path().canonicalize().unwrap().into_os_string().into_encoded_bytes();
-        let (source, found) = Source::start(Compression::Never).unwrap();
+        let (source, found) = Source::start(Compression::Never, READERS).unwrap();
         (directory, tree, source, found)
     }
 

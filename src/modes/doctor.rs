@@ -96,7 +96,7 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
         Check::probed("namespaces", namespaces, State::Limited),
         Check::probed("fuse", fuse, State::Limited),
         Check::probed("audit", found.audit.as_ref().cloned(), State::Note),
-        Check::probed("memfd", memfd, State::Broken),
+        Check::probed("memfd", memfd, State::Limited),
         uffd,
     ]
 }

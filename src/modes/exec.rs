@@ -49,7 +49,9 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         placement.notes.iter().for_each(say);
     }
     let mut setup = job::setup!(flags, &hosts, agent);
+    // Else the agents prepare no view, and nobody needs to know what the program loads.
     if !may_share(&spec) {
+        spec.view = View::None;
         setup.view = View::None;
     }
     // Before there are threads.
@@ -61,7 +63,7 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
         // The closure is found and read while the agents start, and sent on as soon as they are up.
-        let reading = Reading::start(flags.compress)?;
+        let reading = Reading::start(flags.compress, setup.view != View::None)?;
         let resolving = reading.resolve(&tasks, &spec);
         let subject = Rc::new(Subject {
             id: door::job_name(),

@@ -20,6 +20,7 @@ use crate::launch::progress::Progress;
 use crate::launch::resident;
 use crate::launch::session::{Reading, Session};
 use crate::launch::status::{Kind, Subject};
+use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::AgentKind;
 use crate::net::wire::session::{SessionAsk, SessionTell};
@@ -63,7 +64,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let served = smol::block_on(tasks.run(async {
         let mut console = Console::own(&tasks, signals)?;
         *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
-        let reading = Reading::start(flags.compress)?;
+        let reading = Reading::start(flags.compress, true)?;
         let subject = Rc::new(Subject {
             id: name.clone(),
             kind: Kind::Session,
@@ -115,7 +116,11 @@ pub(super) fn run(flags: &SessionRun, program: &[OsString]) -> Result<u8> {
     let spec = job::spec!(flags, program, &AgentKind::Ssh)?;
     let session = connect(&flags.session)?;
     let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("hand over the standard streams");
-    let mut fds = vec![resident::write_spec(&spec)?, copy(io::stdout().as_fd())?, copy(io::stderr().as_fd())?];
+    let mut fds = vec![
+        memory_file::write("hpcrt-job", &spec).op("write the request")?,
+        copy(io::stdout().as_fd())?,
+        copy(io::stderr().as_fd())?,
+    ];
     fds.extend(console::readable_stdin());
     resident::ask(&session, &SessionAsk::Run, &fds)?;
     drop::<Vec<OwnedFd>>(fds);

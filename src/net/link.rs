@@ -1,7 +1,7 @@
 //! A link: frames over a byte stream, with or without tags. Whatever the stream is (TCP, Unix, an agent's own pipe), the frames are
 //! the same.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,7 +86,12 @@ pub struct Reader {
 pub struct Writer {
     io: Box<dyn AsyncWrite + Send + Unpin>,
     tags: Option<Tags>,
+    /// Small parts of a frame, together.
+    small: Vec<u8>,
 }
+
+/// Bodies of at most this many bytes are copied behind their headers.
+const SMALL: usize = 4 << 10;
 
 /// Bytes read ahead for small frames; larger parts go straight to their place.
 const READ_AHEAD: usize = 32 << 10;
@@ -183,21 +188,21 @@ impl Writer {
                 body_tag_len = TAG;
             }
         }
-        let mut slices = [
-            IoSlice::new(&prefix),
-            IoSlice::new(&packet.header),
-            IoSlice::new(&header_tag[..header_tag_len]),
-            IoSlice::new(&packet.body),
-            IoSlice::new(&body_tag[..body_tag_len]),
-        ];
-        let mut rest = &mut slices[..];
-        IoSlice::advance_slices(&mut rest, 0);
-        while !rest.is_empty() {
-            let sent = self.io.write_vectored(rest).await?;
-            if sent == 0 {
-                return Err(LinkError::Closed);
+        // Small parts go together: the peer wakes up once for all of them.
+        self.small.clear();
+        for part in [&prefix, &packet.header[..], &header_tag[..header_tag_len]] {
+            self.small.extend_from_slice(part);
+        }
+        if packet.body.len() <= SMALL {
+            self.small.extend_from_slice(&packet.body);
+            self.small.extend_from_slice(&body_tag[..body_tag_len]);
+            self.io.write_all(&self.small).await?;
+        } else {
+            self.io.write_all(&self.small).await?;
+            self.io.write_all(&packet.body).await?;
+            if body_tag_len > 0 {
+                self.io.write_all(&body_tag).await?;
             }
-            IoSlice::advance_slices(&mut rest, sent);
         }
         Ok(self.io.flush().await?)
     }
@@ -209,7 +214,7 @@ pub fn trusted(
     output: impl AsyncWrite + Send + Unpin + 'static,
 ) -> (Reader, Writer) {
     let reader = Reader { io: Box::new(input), tags: None, buffer: Vec::new(), start: 0, ahead: READ_AHEAD };
-    (reader, Writer { io: Box::new(output), tags: None })
+    (reader, Writer { io: Box::new(output), tags: None, small: Vec::new() })
 }
 
 /// [`trusted`] over descriptors.

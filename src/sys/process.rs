@@ -4,22 +4,17 @@
 //! threaded one, a lock held by another thread is held for ever.
 #![allow(unsafe_code, reason = "fork, exec in the child, signal dispositions")]
 
-use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::AtFlags;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
-use rustix::fs::MemfdFlags;
-
-/// The bootstrapper, as `build.rs` made it.
-static BOOT: &[u8] = include_bytes!(env!("HPCRT_BOOT"));
 
 /// `fork(2)`: `None` in the child, which must end in [`leave`] and run no destructor that belongs to the parent's work.
 ///
@@ -36,57 +31,7 @@ pub fn fork() -> io::Result<Option<Pid>> {
     }
 }
 
-/// Forks a rank: the child gets `stdio`, the plan and the failure pipe at their places and becomes the bootstrapper.
-///
-/// The caller is single-threaded (a job's keeper checks it once, through [`fork`], by which it came to be).
-///
-/// # Errors
-/// `fork(2)`'s. What fails in the child ends it with code 125.
-pub fn spawn_rank(
-    boot: BorrowedFd<'_>,
-    plan: BorrowedFd<'_>,
-    failures: BorrowedFd<'_>,
-    stdio: &[OwnedFd; 3],
-    index: u32,
-) -> io::Result<Pid> {
-    use super::boot_plan::{FAILURE_FD, PLAN_FD};
-    let argv = [c"hpcrt-boot".to_owned(), CString::new(index.to_string()).expect("digits have no NUL")];
-    // SAFETY: the keeper is single-threaded, see above.
-    if let ForkResult::Parent { child } = unsafe { nix::unistd::fork() }? {
-        return Ok(child);
-    }
-    let places =
-        [(stdio[0].as_fd(), 0), (stdio[1].as_fd(), 1), (stdio[2].as_fd(), 2), (plan, PLAN_FD), (failures, FAILURE_FD)];
-    for (fd, at) in places {
-        // SAFETY: nothing owned by Rust lives at 0 to 4 in this process (the keeper moved its own descriptors above them), and the
-        // child leaves through exec or _exit, so no owner is dropped. F_DUPFD's copies are not close-on-exec, as wanted.
-        unsafe {
-            if nix::libc::dup2(fd.as_raw_fd(), at) < 0 {
-                nix::libc::_exit(125);
-            }
-        }
-    }
-    let _ = nix::unistd::execveat(boot, c"", &argv, &[] as &[&CStr], AtFlags::AT_EMPTY_PATH);
-    // SAFETY: ends the child without running destructors or exit handlers that belong to the parent.
-    unsafe { nix::libc::_exit(125) }
-}
-
-/// The bootstrapper as an executable descriptor.
-///
-/// # Errors
-/// The kernel refuses memfds, or executable ones (`vm.memfd_noexec`).
-pub fn boot_image() -> io::Result<OwnedFd> {
-    // MFD_EXEC is needed where `vm.memfd_noexec` is 1, and unknown before Linux 6.3.
-    let fd = rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC | MemfdFlags::EXEC)
-        .or_else(|_| rustix::fs::memfd_create("hpcrt-boot", MemfdFlags::CLOEXEC))?;
-    rustix::io::write(&fd, BOOT)?;
-    // Exec refuses a file that anybody has open for writing: reopen it read-only.
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let image = fs::File::open(path)?;
-    above_standard(image.into())
-}
-
-/// Moves a descriptor above those that [`spawn_rank`] puts in place.
+/// Moves a descriptor above the standard streams and what a shell script may name.
 ///
 /// # Errors
 /// No descriptor is free.
@@ -163,11 +108,15 @@ pub fn nofile() -> (u64, u64) {
     })
 }
 
-/// Raises this process's own RLIMIT_NOFILE to what it may: every rank has two pipes here.
+/// Raises this process's own RLIMIT_NOFILE to what it may: every rank has two pipes here. Before there are threads: the table of
+/// descriptors grows, too, and in a process with threads every doubling would wait for an RCU grace period, which is milliseconds.
 pub fn raise_nofile() {
+    const TABLE: u64 = 4096;
     let maximum = Some(nofile().1);
     let limit = rustix::process::Rlimit { current: maximum, maximum };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+    let last = i32::try_from(TABLE.min(nofile().1)).unwrap_or(0) - 1;
+    drop(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), last));
 }
 
 /// Runs `start` with the soft RLIMIT_NOFILE that this process was given: what it starts inherits that one.
@@ -187,24 +136,23 @@ pub fn leave(code: i32) -> ! {
     unsafe { nix::libc::_exit(code) }
 }
 
-/// Whether this process was started to ignore a signal, or ignores it now.
-pub fn ignores(signal: Signal) -> bool {
+/// The signals that this process was started to ignore, or ignores now; signal N is bit N - 1.
+pub fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    contains(&status, "SigIgn:", signal)
+    signals(&status, "SigIgn:")
 }
 
 /// Whether a thread of any process was killed and has not left the kernel yet. False also when it cannot be asked.
 pub fn is_dying(thread: u32) -> bool {
     // The kernel marks each thread of a process that is to end, by whatever signal.
     let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    ["SigPnd:", "ShdPnd:"].iter().any(|set| contains(&status, set, Signal::SIGKILL))
+    ["SigPnd:", "ShdPnd:"].iter().any(|set| signals(&status, set) >> (Signal::SIGKILL as u32 - 1) & 1 == 1)
 }
 
-/// Whether a set of signals in a status file of /proc has this one.
-fn contains(status: &str, set: &str, signal: Signal) -> bool {
+/// A set of signals in a status file of /proc; signal N is bit N - 1.
+fn signals(status: &str, set: &str) -> u64 {
     let set = status.lines().find_map(|line| line.strip_prefix(set));
-    let set = set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    set >> (signal as u32 - 1) & 1 == 1
+    set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Stops this process as a typed ^Z would have, had SIGTSTP not been blocked; returns when it is continued, or at once where nobody
@@ -256,9 +204,22 @@ pub fn kill_descendants(spare: &[Pid], deadline: Duration) -> bool {
     }
 }
 
+/// A descriptor that becomes readable when a child ends; non-blocking.
+///
+/// # Errors
+/// There is no such child, or no pidfd before Linux 5.3.
+pub fn watch(child: Pid) -> io::Result<OwnedFd> {
+    let child = rustix::process::Pid::from_raw(child.as_raw()).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(child, rustix::process::PidfdFlags::NONBLOCK)?)
+}
+
 /// Waits until a child has ended and reaps it, or the time is over.
 pub fn await_end(child: Pid, deadline: Duration) {
     let (end, mut pause) = (Instant::now() + deadline, Duration::from_micros(50));
+    if let Ok(died) = watch(child) {
+        let limit = PollTimeout::try_from(deadline).unwrap_or(PollTimeout::MAX);
+        let _ = poll(&mut [PollFd::new(died.as_fd(), PollFlags::POLLIN)], limit);
+    }
     while let Ok(WaitStatus::StillAlive) = waitpid(child, Some(WaitPidFlag::WNOHANG))
         && Instant::now() < end
     {

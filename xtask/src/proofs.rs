@@ -91,7 +91,13 @@ const PROOFS: &[Proof] = &[
         memory: 2,
         root: true,
     },
-    Proof { name: "launch", what: "times of the launch logic", how: How::Bench("launch"), memory: 1, root: false },
+    Proof {
+        name: "launch",
+        what: "1, 64 and 1,024 local processes beside a bare fork and exec loop and hydra; times of the launch logic",
+        how: How::Bench("launch"),
+        memory: 1,
+        root: false,
+    },
 ];
 
 /// Runs one proof or all of them; what is skipped is named with the reason at the end.

@@ -15,7 +15,7 @@ use smol::future::FutureExt;
 use smol::{Async, Timer};
 
 use super::Node;
-use super::job::{Job, plan, unheard};
+use super::job::{Job, unheard};
 use super::replica::Replica;
 use crate::loader::audit::Audit;
 use crate::loader::audit::program::Audited;
@@ -136,8 +136,8 @@ impl Job {
             Audited::Yes { static_tls } => {
                 let mut launch = launch.clone();
                 launch.env = audit.environment(&launch.env, static_tls);
-                let plan = plan(&self.node, &launch, &self.place).write().op("write the launch plan")?;
-                self.tell_keeper(&Ask::Plan, &[plan]).await.map_err(|e| unheard("start ranks", e))?;
+                let plan = super::job::program(&self.node, &launch, &self.place).write().op("write the launch plan")?;
+                self.tell_keeper(&Ask::Plan, &[plan.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
             }
             Audited::No(why) => {
                 let program = String::from_utf8_lossy(&launch.program).into_owned();

@@ -4,19 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded};
 use rustix::pipe::PipeFlags;
 use smol::future::FutureExt;
-use smol::io::{AsyncReadExt, AsyncWriteExt};
+use smol::io::AsyncWriteExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::streams::Streams;
 use super::view::View;
-use crate::launch::plan::PlanSpec;
 use crate::launch::{allocation, placement};
 use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
@@ -25,12 +25,10 @@ use crate::net::wire::control::{self, Binding, Exit, Launch, Place, Report, Stdi
 use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
-use crate::sys::boot_plan::{STAGE_CWD, STAGE_HOLD, STAGE_HOME};
+use crate::sys::boot::Stage;
 use crate::sys::process;
+use crate::sys::program::Program;
 use crate::{Error, Result, error::Context};
-
-/// Bytes of output in one frame, at most.
-const OUTPUT: usize = 64 << 10;
 
 /// See the module.
 pub(super) struct Job {
@@ -42,8 +40,7 @@ pub(super) struct Job {
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
     /// The other ends, by rank, until the ranks are spawned.
     readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
-    /// Output streams that are not at their end yet hold a clone; all gone = closed.
-    streams: RefCell<Option<Sender<()>>>,
+    streams: Streams,
     pub(super) warnings: RefCell<Vec<String>>,
     pub(super) view: RefCell<Option<Rc<View>>>,
     /// What the view had counted when the job began to look into it.
@@ -92,7 +89,7 @@ impl Job {
     }
 
     fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
-        let plan = plan(node, &launch, &place).write().op("write the launch plan")?;
+        let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
         // Made before the first bytes can come.
@@ -115,7 +112,7 @@ impl Job {
             keeper: Async::new(ours).op("start the keeper")?,
             stdin: RefCell::new(Some(stdin)),
             readers: RefCell::new(readers),
-            streams: RefCell::default(),
+            streams: Streams::new().op("watch the output of ranks")?,
             warnings: RefCell::default(),
             view: RefCell::default(),
             before: Cell::default(),
@@ -169,9 +166,8 @@ impl Job {
         self.node.tasks.spawn(async move { this.tell_keeper(&ask, &[]).await }).detach();
     }
 
-    pub(super) async fn tell_keeper(&self, ask: &Ask, fds: &[OwnedFd]) -> io::Result<()> {
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        self.keeper.write_with(|socket| socket.send(ask, &fds)).await
+    pub(super) async fn tell_keeper(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.keeper.write_with(|socket| socket.send(ask, fds)).await
     }
 
     /// Gives bytes from the front end to the ranks that read standard input; none means its end.
@@ -193,8 +189,6 @@ impl Job {
     }
 
     async fn run(self: Rc<Self>) {
-        let (streams, ended) = bounded::<()>(1);
-        *self.streams.borrow_mut() = Some(streams);
         let ended_early = async {
             // Nothing is ever sent: the channel closes when the job is ended.
             let _ = self.abort.1.recv().await;
@@ -205,18 +199,28 @@ impl Job {
             self.failed(error).await;
             let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
         }
+        let (complete, completed) = bounded::<()>(1);
         let spawning = async {
             let spawned = if shown.is_ok() && !self.abort.0.is_closed() { self.spawn().await } else { Ok(()) };
-            self.streams.borrow_mut().take();
+            complete.close();
             if let Err(error) = spawned {
                 self.failed(&error).await;
                 let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
             }
         };
-        // At the same time: a keeper that cannot say which ranks ended does not hear which ones to start either.
-        smol::future::zip(spawning, self.hear_keeper()).await;
-        // Every process of the job is gone, so every stream is at its end or will be at once.
-        let _ = ended.recv().await;
+        let relaying = async {
+            let relayed = self.streams.relay(&completed, async |rank, stream, bytes| {
+                self.mark(|times| &mut times.output);
+                let report = Report::Output { job: self.launch.job, rank, stream };
+                self.node.send_up(Packet::new(&report, bytes)).await;
+            });
+            if let Err(error) = relayed.await.op("read the output of ranks") {
+                self.failed(&error).await;
+            }
+        };
+        // At the same time: a keeper that cannot say which ranks ended does not hear which ones to start either. When every process
+        // of the job is gone, every stream is at its end or will be at once.
+        smol::future::zip(smol::future::zip(spawning, self.hear_keeper()), relaying).await;
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
@@ -271,8 +275,8 @@ impl Job {
     /// Has the keeper mount the view or join it; false when there is no FUSE.
     async fn mount(&self, view: &Rc<View>) -> Result<bool> {
         let mut mounted = view.mounted.lock().await;
-        let shared = mounted.as_ref().map_or(&[][..], |m| &m.shared);
-        self.tell_keeper(&Ask::View { roots: view.roots.clone() }, shared)
+        let shared: Vec<_> = mounted.iter().flat_map(|m| &m.shared).map(AsFd::as_fd).collect();
+        self.tell_keeper(&Ask::View { roots: view.roots.clone() }, &shared)
             .await
             .map_err(|e| unheard("mount the view", e))?;
         match self.heard().await? {
@@ -345,17 +349,21 @@ impl Job {
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
         const { assert!(BATCH as usize * 3 <= FDS_MAX) };
+        let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
         self.running.set(self.place.count);
         let mut first = 0;
         while first < self.place.count {
             let count = BATCH.min(self.place.count - first);
-            let mut fds = Vec::with_capacity(count as usize * 3);
+            let mut streams = Vec::with_capacity(count as usize);
             for index in first..first + count {
                 let rank = self.place.first + index;
-                fds.push(self.standard_input(rank).op("make a rank's standard input")?);
-                for stream in [Stream::Out, Stream::Err] {
-                    fds.push(self.standard_output(rank, stream).op("make a rank's output pipe")?);
-                }
+                let input = self.standard_input(rank).op("make a rank's standard input")?;
+                let output = |stream| self.streams.add(rank, stream).op("make a rank's output pipe");
+                streams.push((input, output(Stream::Out)?, output(Stream::Err)?));
+            }
+            let mut fds = Vec::with_capacity(count as usize * 3);
+            for (input, out, err) in &streams {
+                fds.extend([input.as_ref().unwrap_or(&null).as_fd(), out.as_fd(), err.as_fd()]);
             }
             self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
@@ -364,10 +372,9 @@ impl Job {
         self.tell_keeper(&Ask::Go, &[]).await.map_err(|e| unheard("start ranks", e))
     }
 
-    fn standard_input(self: &Rc<Self>, rank: u32) -> io::Result<OwnedFd> {
-        let Some(bytes) = self.readers.borrow_mut().remove(&rank) else {
-            return Ok(File::open("/dev/null")?.into());
-        };
+    /// The end to read from, for a rank that reads standard input.
+    fn standard_input(self: &Rc<Self>, rank: u32) -> io::Result<Option<OwnedFd>> {
+        let Some(bytes) = self.readers.borrow_mut().remove(&rank) else { return Ok(None) };
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let mut writer = Async::new(File::from(writer))?;
         let work = async move {
@@ -378,25 +385,7 @@ impl Job {
             }
         };
         self.node.tasks.spawn(work).detach();
-        Ok(reader)
-    }
-
-    fn standard_output(self: &Rc<Self>, rank: u32, stream: Stream) -> io::Result<OwnedFd> {
-        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        let mut reader = Async::new(File::from(reader))?;
-        let this = Rc::clone(self);
-        let open = self.streams.borrow().clone();
-        let work = async move {
-            let mut bytes = vec![0; OUTPUT];
-            while let Ok(got @ 1..) = reader.read(&mut bytes).await {
-                this.mark(|times| &mut times.output);
-                let report = Report::Output { job: this.launch.job, rank, stream };
-                this.node.send_up(Packet::new(&report, bytes[..got].to_vec())).await;
-            }
-            drop(open);
-        };
-        self.node.tasks.spawn(work).detach();
-        Ok(writer)
+        Ok(Some(reader))
     }
 
     /// Reports what the keeper says, until it is done or gone.
@@ -422,7 +411,7 @@ impl Job {
                     }));
                 }
                 Ok(Some((Tell::Pids { ranks }, _))) => self.tell_pids(ranks).await,
-                Ok(Some((Tell::NotStarted { stage, errno, .. }, _))) => self.not_started(stage, errno).await,
+                Ok(Some((Tell::NotStarted { stage, errno }, _))) => self.not_started(stage, errno).await,
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
                 Ok(Some(_)) => {}
@@ -441,11 +430,12 @@ impl Job {
         }
     }
 
-    async fn not_started(&self, stage: u32, errno: i32) {
+    async fn not_started(&self, stage: Stage, errno: i32) {
         let cause = io::Error::from_raw_os_error(errno);
         let path = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match stage {
-            STAGE_HOME => {
+            Stage::Image => log::debug!("a rank starts without the bootstrapper: {cause}"),
+            Stage::Home => {
                 let warning = format!("no directory {} here ({cause}); ranks start in HOME", path(&self.launch.cwd));
                 let mut warnings = self.warnings.borrow_mut();
                 if !warnings.contains(&warning) {
@@ -454,11 +444,15 @@ impl Job {
             }
             // Once per node is enough: the ranks of a node fail alike.
             _ if self.start_failed.replace(true) => {}
-            STAGE_CWD => {
+            Stage::Boot => {
+                let error = Error::new("read the launch plan", cause);
+                self.failed(&error.remedy("HPCRT_WITHOUT=memfd starts ranks without the bootstrapper")).await;
+            }
+            Stage::Cwd => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
-            STAGE_HOLD => self.failed(&Error::new("hold the ranks for the debugger", cause)).await,
-            _ => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
+            Stage::Hold => self.failed(&Error::new("hold the ranks for the debugger", cause)).await,
+            Stage::Exec => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }
     }
 
@@ -521,7 +515,7 @@ fn mask(cpus: &[u32]) -> Vec<u8> {
     mask.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-pub(super) fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
+pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
     // A job within a job: the outer one's are not for these ranks.
     let ours =
@@ -532,21 +526,17 @@ pub(super) fn plan(node: &Node, launch: &Launch, place: &Place) -> PlanSpec {
     env.push(pair("HPCRT_NODE", &node.id));
     env.push(pair("HPCRT_LOCAL_SIZE", &place.count));
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
-    let rank = |index| {
-        let own = vec![
-            pair("HPCRT_RANK", &(place.first + index) as &dyn std::fmt::Display),
-            pair("HPCRT_LOCAL_RANK", &index),
-        ];
-        (own, mask(placement::cpus(place.bind, &usable, index, place.count)))
-    };
+    let bound = if place.bind == Binding::None { 0 } else { place.count };
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
-    PlanSpec {
-        program: launch.program.clone(),
+    Program {
+        path: launch.program.clone(),
         cwd: launch.cwd.clone(),
         home: std::os::unix::ffi::OsStringExt::into_vec(home),
         argv: launch.argv.clone(),
         env,
-        ranks: (0..place.count).map(rank).collect(),
+        counted: vec![("HPCRT_RANK".to_owned(), place.first), ("HPCRT_LOCAL_RANK".to_owned(), 0)],
+        ranks: place.count,
+        masks: (0..bound).map(|index| mask(placement::cpus(place.bind, &usable, index, place.count))).collect(),
         nofile: process::nofile(),
         hold: launch.hold,
     }

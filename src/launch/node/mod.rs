@@ -4,6 +4,7 @@ mod audit;
 mod facts;
 mod job;
 mod replica;
+mod streams;
 mod view;
 
 use std::cell::RefCell;
@@ -285,10 +286,8 @@ impl Node {
 
     /// Without its keeper a node runs no more jobs; it stays, for those below it.
     async fn watch_keeper(self: Rc<Self>, keeper: Pid) {
-        let Some(keeper) = rustix::process::Pid::from_raw(keeper.as_raw()) else { return };
-        let flags = rustix::process::PidfdFlags::NONBLOCK;
         // Before Linux 5.3 it is noticed with the next job.
-        let Ok(Ok(died)) = rustix::process::pidfd_open(keeper, flags).map(Async::new) else { return };
+        let Ok(died) = process::watch(keeper).and_then(Async::new_nonblocking) else { return };
         if died.readable().await.is_err() {
             return;
         }

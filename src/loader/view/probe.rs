@@ -16,8 +16,10 @@ use super::directory;
 use super::namespace::{Base, Lacks, Mounts, Place};
 use crate::error::{Context, Result};
 use crate::loader::audit::program;
+use crate::sys::boot::{self, Stage, Starter};
 use crate::sys::node::{self, number};
 use crate::sys::process;
+use crate::sys::program::Program;
 use crate::sys::without::{Ability, VARIABLE, Without};
 
 /// The child answers within this time, or what it has not said counts as missing.
@@ -39,7 +41,7 @@ pub struct Capabilities {
     pub fuse: Result<String, Obstacle>,
     /// What the audit view needs: a glibc that it was tried with, and a place for libraries; both in words.
     pub audit: Result<String, Obstacle>,
-    /// The bootstrapper runs out of memory; without it no rank can be started.
+    /// The bootstrapper runs out of memory; else ranks start without it.
     pub memfd: Result<(), Obstacle>,
 }
 
@@ -145,21 +147,16 @@ fn say(out: &mut File, name: &str, result: Result<String, String>) {
     let _ = out.write_all(format!("{name} {word} {}\n", text.replace('\n', " ")).as_bytes());
 }
 
-/// Starts the bootstrapper as a rank without a plan: that it complains about the plan shows that it runs.
+/// Starts the bootstrapper as a rank that becomes nothing.
 fn try_memfd() -> std::io::Result<()> {
-    let boot = process::boot_image()?;
-    let null = || process::above_standard(File::options().read(true).write(true).open("/dev/null")?.into());
-    let (complaints, failures) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let failures = process::above_standard(failures)?;
-    let child = process::spawn_rank(boot.as_fd(), null()?.as_fd(), failures.as_fd(), &[null()?, null()?, null()?], 0)?;
-    drop(failures);
-    let mut complaint = Vec::new();
-    File::from(complaints).read_to_end(&mut complaint)?;
-    waitpid(child, None)?;
-    if complaint.is_empty() {
-        return Err(std::io::Error::other("a program in memory could not be executed"));
+    let plan = Program { ranks: 1, ..Program::default() }.write()?;
+    let mut starter = Starter::new(plan, Some(boot::image()?))?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    waitpid(starter.start(0, [null.as_fd(); 3])?, None)?;
+    match starter.failed(0).find(|(stage, _)| matches!(stage, Stage::Image | Stage::Boot)) {
+        Some((_, errno)) => Err(std::io::Error::from_raw_os_error(errno)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Mounts a view that nobody serves; the kernel's first request tells the version of its protocol.
@@ -252,8 +249,8 @@ mod tests {
 
     #[test]
     fn answers_that_do_not_come_are_obstacles() {
-        let answers = "memfd ok \nnamespaces no cannot x: y\n";
-        assert_eq!(answer(answers, "memfd"), Ok(String::new()));
+        let answers = "uffd ok \nnamespaces no cannot x: y\n";
+        assert_eq!(answer(answers, "uffd"), Ok(String::new()));
         assert_eq!(answer(answers, "namespaces"), Err("cannot x: y".to_owned()));
         assert!(answer(answers, "fuse").unwrap_err().contains("10 s"));
     }

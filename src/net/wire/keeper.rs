@@ -4,13 +4,15 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::control::{JobId, Status, View};
 use super::frame::{Kind, Message};
+use crate::sys::boot::Stage;
 
 /// What the agent asks of its keeper.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// Make what the session's view needs, and its store, of at most `bytes` where it is a RAM disk of its own; answered by [`Tell::Store`].
     Store { view: View, namespaces: bool, directory: Option<Vec<u8>>, bytes: u64 },
-    /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan.
+    /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan
+    /// ([`crate::sys::program::Program::write`]).
     Job { job: JobId },
     /// To a job's keeper: mount the view of these directory trees or, with the descriptors of one that is there, join it; answered by
     /// [`Tell::Fuse`], or by [`Tell::Plain`] where there is no FUSE.
@@ -52,7 +54,7 @@ pub enum Tell {
     /// Ranks ended.
     Exited { ranks: Vec<Ended> },
     /// A rank could not become the program.
-    NotStarted { index: u32, stage: u32, errno: i32 },
+    NotStarted { stage: Stage, errno: i32 },
     /// Something asked for could not be done.
     Failed { error: String },
     /// No process of the job is left; the keeper is about to exit.

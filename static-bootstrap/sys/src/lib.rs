@@ -1,7 +1,9 @@
-//! What code inside an application's process stands on: raw system calls and the plan's layout. No libc, no allocator, no TLS.
+//! What code inside an application's process stands on: raw system calls, the plan's layout and how a rank follows it. No libc, no
+//! allocator, no TLS. hpcrt compiles `plan`, `rank` and `syscall` into itself, too (`src/sys/mod.rs`).
 #![no_std]
 
 pub mod mem;
 pub mod plan;
+pub mod rank;
 pub mod syscall;
 pub mod table;

@@ -1,18 +1,21 @@
-//! The launch plan of one job on one node: written by the keeper into a sealed memfd, read by every rank's bootstrapper.
+//! The launch plan of one job on one node: a file in memory that the agent writes, and that the keeper and every rank's bootstrapper
+//! map shared, so that what a rank leaves in its place comes back to the keeper.
 //!
 //! One flat block of native-endian words; every offset counts bytes from the start of the block. Strings end with NUL. The
-//! writer (hpcrt) and the reader (boot) are built from this one file and embedded in one binary, so that they cannot disagree.
+//! writer (hpcrt) and the readers (hpcrt, boot) are built from this one file and embedded in one binary, so that they cannot disagree.
 
-/// First word of every plan ("HPCRTPL1").
-pub const MAGIC: u64 = u64::from_le_bytes(*b"HPCRTPL1");
+use core::sync::atomic::AtomicU32;
+
+/// First word of every plan ("HPCRTPL2").
+pub const MAGIC: u64 = u64::from_le_bytes(*b"HPCRTPL2");
 /// The descriptor at which a bootstrapper finds its plan.
-pub const PLAN_FD: i32 = 3;
-/// The descriptor to which a bootstrapper writes a [`Failure`]; closed by a successful exec.
-pub const FAILURE_FD: i32 = 4;
+pub const PLAN_FD: usize = 3;
+/// Exit code of a rank that could not become the program.
+pub const NOT_STARTED: i32 = 125;
 
 /// The head of the block.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Plan {
     pub magic: u64,
     /// Bytes in the whole block.
@@ -40,7 +43,7 @@ pub struct Plan {
 
 /// What differs between the ranks of a node.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Rank {
     /// `u32` offsets of additional environment strings.
     pub envc: u32,
@@ -48,25 +51,23 @@ pub struct Rank {
     /// Processor set for `sched_setaffinity(2)`, in bytes; 0 leaves it alone.
     pub mask_len: u32,
     pub mask: u32,
+    pub failures: Failures,
 }
 
-/// Why a rank could not become the program.
+/// The errno of what failed for a rank, written by itself; 0: that did not fail.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Failure {
-    /// Index into the rank table.
-    pub rank: u32,
-    pub stage: u32,
-    pub errno: u32,
+#[derive(Debug)]
+pub struct Failures {
+    /// Not fatal: the bootstrapper cannot be executed, the rank starts without it.
+    pub image: AtomicU32,
+    /// Not 0 while the bootstrapper is on its way to its plan: who ends in between never saw it.
+    pub boot: AtomicU32,
+    /// Not fatal: there is no such working directory, the fall-back is used.
+    pub home: AtomicU32,
+    /// Neither the working directory nor the fall-back can be entered.
+    pub cwd: AtomicU32,
+    /// The process may not be traced.
+    pub hold: AtomicU32,
+    /// The program cannot be executed.
+    pub exec: AtomicU32,
 }
-
-/// [`Failure::stage`]: the plan itself is unusable.
-pub const STAGE_PLAN: u32 = 0;
-/// [`Failure::stage`]: neither the working directory nor the fall-back can be entered.
-pub const STAGE_CWD: u32 = 1;
-/// [`Failure::stage`]: exec failed.
-pub const STAGE_EXEC: u32 = 2;
-/// [`Failure::stage`]: not fatal: the fall-back directory is used.
-pub const STAGE_HOME: u32 = 3;
-/// [`Failure::stage`]: the process may not be traced.
-pub const STAGE_HOLD: u32 = 4;
