@@ -332,8 +332,8 @@ pub fn may_share(job: &JobSpec) -> bool {
     let python = variable(job, "PYTHONPATH");
     let lists = [env.library_path, env.preload, python].into_iter().flatten();
     let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
-    let all = std::iter::once(path(&job.program)).chain(prefixes).chain(arguments).chain(listed);
-    job.view != View::None && all.into_iter().any(|path| capture::is_shared(&path))
+    let mut all = std::iter::once(path(&job.program)).chain(arguments).chain(listed);
+    job.view != View::None && (!prefixes.is_empty() || all.any(|path| capture::is_shared(&path)))
 }
 
 fn variable(job: &JobSpec, name: &str) -> Option<OsString> {
