@@ -52,7 +52,7 @@ macro_rules! flags {
     /// file of hosts, written as for MPICH, Open MPI, PBS or GNU parallel
     #[argh(option)]
     pub hostfile: Option<PathBuf>,
-    /// how to start agents: ssh (default with hosts), local (all on this machine) or a command with {host}
+    /// how to start agents: ssh (default with hosts), srun (default in Slurm), local (all on this machine) or a command with {host}
     #[argh(option)]
     pub agent: Option<AgentKind>,
     /// children of a node in the control tree, at most (default 32)
@@ -247,6 +247,9 @@ pub struct Serve {
     /// be nothing: only say, by exit code 0, that this binary has this hash
     #[argh(option, arg_name = "hash")]
     pub same: Option<String>,
+    /// go to the front end that wrote this file, which is for no other
+    #[argh(option, arg_name = "file")]
+    pub join: Option<PathBuf>,
 }
 
 /// Show what this node allows: how programs will see their files, limits, addresses, and a remedy for every problem.
@@ -331,6 +334,7 @@ impl std::str::FromStr for AgentKind {
             "" => Err("the command is empty".to_owned()),
             "local" => Ok(AgentKind::Local),
             "ssh" => Ok(AgentKind::Ssh),
+            "srun" => Ok(AgentKind::Srun),
             command => Ok(AgentKind::Command(command.to_owned())),
         }
     }

@@ -93,6 +93,17 @@ pub enum AgentKind {
     Ssh,
     /// A shell command; `{host}` is replaced, or the host appended.
     Command(String),
+    /// One step of the Slurm allocation starts all of them; they come to the front end by themselves.
+    Srun,
+    /// Somebody else starts them; they come to the front end by themselves.
+    Launched,
+}
+
+impl AgentKind {
+    /// Agents connect to the front end instead of being started one by one.
+    pub fn come(&self) -> bool {
+        matches!(self, AgentKind::Srun | AgentKind::Launched)
+    }
 }
 
 /// One node of a sub-tree to start.
