@@ -70,6 +70,7 @@ pub enum News {
     Done { node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
+    Open { node: NodeId },
     Pids(Vec<(u32, u32)>),
     Lost { node: NodeId, error: String },
 }
@@ -453,6 +454,7 @@ impl Root {
             }
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
+            Report::Open { job, node } => self.tell(job, News::Open { node }).await,
             Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)).await,
             Report::Facts { node, facts } => {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));

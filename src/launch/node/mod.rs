@@ -2,6 +2,7 @@
 
 mod audit;
 mod facts;
+mod guests;
 mod job;
 mod replica;
 mod streams;
