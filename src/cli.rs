@@ -248,7 +248,7 @@ pub struct Serve {
     /// be nothing: only say, by exit code 0, that this binary has this hash
     #[argh(option, arg_name = "hash")]
     pub same: Option<String>,
-    /// go to the front end that wrote this file, which is for no other
+    /// go to the front end that wrote this file; -: it is told on standard input
     #[argh(option, arg_name = "file")]
     pub join: Option<PathBuf>,
 }

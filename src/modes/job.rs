@@ -74,6 +74,7 @@ macro_rules! setup {
             view: $flags.view,
             fresh: $flags.fresh,
             store: $flags.store.as_ref().map(|d| $crate::modes::job::bytes(d)),
+            meeting: None,
         }
     };
 }
