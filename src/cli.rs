@@ -189,6 +189,9 @@ flags! {
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "start")]
 SessionStart [start] {
+    /// end the session when nothing ran in it for this many seconds (default: never)
+    #[argh(option, from_str_fn(seconds))]
+    pub idle: Option<Duration>,
     /// how programs will see their captured files: auto (default), namespace or audit
     #[argh(option, default = "View::Auto")]
     pub view: View,

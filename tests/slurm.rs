@@ -241,16 +241,15 @@ fn mpi(slurm: &Slurm<'_>, hpcrt: &str) {
     .unwrap();
     let built = Command::new("mpicc.mpich").arg(&source).arg("-o").arg(slurm.site.backing("job/mpi")).status();
     assert!(built.unwrap().success());
-    for way in [
+    let ways = [
         format!("{hpcrt} exec -q -- srun -N 2 -n 2 ./mpi"),
         format!("srun -N 2 -n 2 {hpcrt} exec -q -- ./mpi"),
         format!("{hpcrt} exec -q -- mpiexec.hydra -ppn 1 -n 2 ./mpi"),
         format!("mpiexec.hydra -ppn 1 -n 2 {hpcrt} exec -q -- ./mpi"),
-    ] {
-        let (code, output) = slurm.batch(USER, [2, 2], "/shared/job", &format!("{UCX}\n{way}"));
-        assert_eq!(code, 0, "{way}: {output}");
-        for rank in 0..2 {
-            assert!(output.contains(&format!("rank {rank} of 2, sum 3")), "{way}: {output}");
-        }
+    ];
+    let (code, output) = slurm.batch(USER, [2, 2], "/shared/job", &format!("{UCX}\nset -e\n{}", ways.join("\n")));
+    assert_eq!(code, 0, "{output}");
+    for rank in 0..2 {
+        assert_eq!(count(&output, &format!("rank {rank} of 2, sum 3")), ways.len(), "{output}");
     }
 }
