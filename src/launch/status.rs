@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -119,8 +118,7 @@ impl Subject {
         }
         let jobs: Vec<Value> =
             jobs.iter().map(|(job, card)| job_json(*job, card, told.get(job), root.filter(|_| pids))).collect();
-        let counters = &self.source.counters;
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let read = self.source.counters.read();
         json!({
             "schema": SCHEMA,
             "hpcrt": env!("CARGO_PKG_VERSION"),
@@ -132,11 +130,11 @@ impl Subject {
             "seconds": self.begun.elapsed().as_secs_f64(),
             "hosts": { "named": self.hosts, "up": up, "starting": starting, "lost": lost, "silent": silent.len() },
             "reader": {
-                "files": count(&counters.files),
-                "bytes": count(&counters.bytes),
-                "operations": count(&counters.operations),
-                "cache_hits": count(&counters.hits),
-                "misses": count(&counters.misses),
+                "files": read.files,
+                "bytes": read.bytes,
+                "operations": read.operations,
+                "cache_hits": read.hits,
+                "misses": read.misses,
             },
             "paths": stats::paths_json(&self.source.touched()),
             "jobs": jobs,

@@ -21,6 +21,6 @@ pub mod source;
 pub mod store;
 pub mod tally;
 mod told;
-mod version;
+pub mod version;
 pub mod view;
 mod work_queue;

@@ -1,11 +1,8 @@
 //! A node without namespaces: the agent's side of what the dynamic linkers of its programs are told.
 
 use std::cell::Cell;
-use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +16,7 @@ use super::job::{Job, unheard};
 use super::replica::Replica;
 use crate::loader::audit::Audit;
 use crate::loader::audit::program::Audited;
+use crate::loader::catalog::as_path;
 use crate::loader::closure::Environment;
 use crate::net::wire::control::{Report, View};
 use crate::net::wire::keeper::Ask;
@@ -69,11 +67,7 @@ async fn serve(node: Rc<Node>, door: Async<OwnedFd>, audit: Arc<Audit>) {
 async fn watch(changes: Async<OwnedFd>, audit: Arc<Audit>) {
     while changes.readable().await.is_ok() {
         let audit = Arc::clone(&audit);
-        let written = smol::unblock(move || {
-            audit.look_for_changes();
-            audit.write()
-        });
-        if let Err(error) = written.await {
+        if let Err(error) = smol::unblock(move || audit.refresh()).await {
             log::warn!("{error}");
         }
     }
@@ -86,9 +80,7 @@ async fn answer(auditor: &Async<OwnedFd>, audit: &Arc<Audit>) -> io::Result<()> 
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut message = vec![0; MESSAGE_MAX];
-    let receive = |fd: &OwnedFd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0);
-    let mut receive = receive;
-    let len = auditor.read_with(|fd| receive(fd)).await?;
+    let len = auditor.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await?;
     message.truncate(len);
     let audit = Arc::clone(audit);
     let answer = smol::unblock(move || audit.answer(&message)).await;
@@ -121,14 +113,14 @@ impl Job {
             replica.reserve(launch.bytes)?;
             return Err(error);
         }
-        let environment = environment(&launch.env, &launch.cwd);
-        let program = Path::new(OsStr::from_bytes(&launch.program)).to_owned();
+        let environment = Environment::of(&launch.env, &launch.cwd);
+        let program = as_path(&launch.program).to_owned();
         let told = {
             let audit = Arc::clone(&audit);
             smol::unblock(move || {
                 // Before the ranks change anything.
                 audit.look_for_changes();
-                audit.tell(&program, &environment).and_then(|audited| audit.write().map(|()| audited))
+                audit.tell(&program, &environment)
             })
             .await
         };
@@ -153,19 +145,5 @@ impl Job {
         self.mark(|times| &mut times.loaded);
         self.node.report(&Report::Loaded { job, node }).await;
         Ok(())
-    }
-}
-
-/// What steers the dynamic linker of the ranks.
-fn environment(variables: &[Vec<u8>], cwd: &[u8]) -> Environment {
-    let value = |name: &[u8]| {
-        let found = variables.iter().rev().find_map(|line| line.strip_prefix(name)?.strip_prefix(b"="));
-        found.map(|value| OsStr::from_bytes(value).to_owned())
-    };
-    Environment {
-        cwd: OsStr::from_bytes(cwd).into(),
-        library_path: value(b"LD_LIBRARY_PATH"),
-        preload: value(b"LD_PRELOAD"),
-        path: value(b"PATH"),
     }
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
 use rustix::fs::Stat;
@@ -34,6 +34,7 @@ use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
+use crate::loader::version::now;
 pub use crate::net::wire::control::Need;
 use crate::sys::process;
 
@@ -321,12 +322,6 @@ impl Skeleton {
         )?;
         Ok(Serving { ended })
     }
-}
-
-/// Seconds and nanoseconds since the epoch.
-fn now() -> (i64, u32) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    (now.as_secs().cast_signed(), now.subsec_nanos())
 }
 
 /// A poisoned lock means that a thread panicked between two consistent states of a table of independent entries.
