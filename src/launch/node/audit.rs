@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags};
 use smol::future::FutureExt;
 use smol::{Async, Timer};
 
@@ -18,6 +18,7 @@ use crate::loader::audit::Audit;
 use crate::loader::audit::program::Audited;
 use crate::loader::catalog::as_path;
 use crate::loader::closure::Environment;
+use crate::net::seqpacket::{Listener, Seqpacket};
 use crate::net::wire::control::{Report, View};
 use crate::net::wire::keeper::Ask;
 use crate::sys::audit_table::MESSAGE_MAX;
@@ -30,8 +31,7 @@ const GATHER: Duration = Duration::from_millis(50);
 pub(super) fn open(node: &Rc<Node>, replica: &Replica, place: &[u8]) {
     let opened = replica.audit_at(place).and_then(|audit| {
         let audit = Arc::new(audit);
-        let door = Async::new(audit.door()?).op("watch the auditors' socket")?;
-        node.tasks.spawn(serve(Rc::clone(node), door, Arc::clone(&audit))).detach();
+        node.tasks.spawn(serve(Rc::clone(node), audit.door()?, Arc::clone(&audit))).detach();
         let changes = Async::new(audit.changes()?).op("watch files for changes")?;
         node.tasks.spawn(watch(changes, Arc::clone(&audit))).detach();
         Ok(audit)
@@ -39,22 +39,15 @@ pub(super) fn open(node: &Rc<Node>, replica: &Replica, place: &[u8]) {
     *replica.audit.borrow_mut() = Some(opened.map_err(|error| error.to_string()));
 }
 
-async fn serve(node: Rc<Node>, door: Async<OwnedFd>, audit: Arc<Audit>) {
+async fn serve(node: Rc<Node>, door: Listener, audit: Arc<Audit>) {
     let writing = Rc::new(Cell::new(false));
     loop {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = door.read_with(|fd| Ok(rustix::net::accept_with(fd, flags)?)).await;
-        let Ok(auditor) = accepted.and_then(Async::new) else {
-            // Out of descriptors: those who wait are served when some are closed.
-            Timer::after(GATHER).await;
-            continue;
-        };
+        let auditor = door.accept().await;
         let (audit, writing, tasks) = (Arc::clone(&audit), Rc::clone(&writing), Rc::clone(&node.tasks));
         let answer = async move {
-            if let Err(error) = answer(&auditor, &audit).await {
+            if let Err(error) = answer(auditor, &audit).await {
                 log::debug!("an auditor was not answered: {error}");
             }
-            drop(auditor);
             if audit.is_unwritten() && !writing.replace(true) {
                 tasks.spawn(write_later(audit, writing)).detach();
             }
@@ -73,18 +66,14 @@ async fn watch(changes: Async<OwnedFd>, audit: Arc<Audit>) {
     }
 }
 
-async fn answer(auditor: &Async<OwnedFd>, audit: &Arc<Audit>) -> io::Result<()> {
-    // The store's directory keeps others out already.
-    let peer = rustix::net::sockopt::socket_peercred(auditor)?;
-    if peer.uid != rustix::process::geteuid() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
+async fn answer(auditor: Seqpacket, audit: &Arc<Audit>) -> io::Result<()> {
+    let auditor = Async::new(auditor)?;
     let mut message = vec![0; MESSAGE_MAX];
     let len = auditor.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await?;
     message.truncate(len);
     let audit = Arc::clone(audit);
     let answer = smol::unblock(move || audit.answer(&message)).await;
-    rustix::net::send(auditor.as_fd(), &answer, SendFlags::NOSIGNAL)?;
+    rustix::net::send(&auditor, &answer, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 

@@ -19,7 +19,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use self::mirror::{Mirror, file_systems};
 use self::program::Audited;
@@ -32,6 +31,7 @@ use super::store::Store;
 use super::version::now;
 use super::view::Upcall;
 use crate::error::{Context, Error, Result};
+use crate::net::seqpacket::Listener;
 use crate::net::wire::record::Record;
 use crate::sys::audit_table::{
     ASK_FILE, ASK_LIST, ASK_MODULE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, SUPERSEDED, kind,
@@ -123,15 +123,8 @@ impl Audit {
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn door(&self) -> Result<OwnedFd> {
-        let path = [&self.place, &b"/"[..], DOOR.as_bytes()].concat();
-        let path = as_path(&path);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let socket = socket.op("make a socket")?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path).op_on("name the socket", path)?).op_on("make", path)?;
-        rustix::net::listen(&socket, 1024).op_on("listen on", path)?;
-        Ok(socket)
+    pub fn door(&self) -> Result<Listener> {
+        Listener::bind(as_path(&[&self.place, &b"/"[..], DOOR.as_bytes()].concat()), 1024)
     }
 
     /// Adds the directory trees of one more job.
