@@ -209,7 +209,13 @@ pub fn resolve(
         Ok(path) if word.contains(&b'/') => path.into_os_string().into_vec(),
         _ => word.clone(),
     };
-    source.capture(Capture { excludes: wishes.excludes.iter().map(canonical).collect(), ..Capture::default() });
+    let mut prefixes = Vec::new();
+    for prefix in wishes.prefixes.iter().map(|prefix| as_path(prefix)) {
+        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
+        prefixes.push(prefix.into_os_string().into_vec());
+    }
+    let excludes = wishes.excludes.iter().map(canonical).collect();
+    source.capture(Capture { excludes, shared: prefixes.clone(), ..Capture::default() });
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
     let (mut pythons, mut scripts) = (Vec::new(), Vec::new());
@@ -240,11 +246,7 @@ pub fn resolve(
         }
     }
     let environment = capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec());
-    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).collect();
-    for prefix in wishes.prefixes.iter().map(|prefix| as_path(prefix)) {
-        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
-        trees.push(prefix.as_os_str().as_bytes().to_vec());
-    }
+    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).chain(prefixes).collect();
     trees.retain(|tree| source.shares(as_path(tree)));
     directories.extend(trees.iter().cloned());
     // A script that an interpreter is given by name.

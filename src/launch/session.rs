@@ -312,8 +312,8 @@ pub fn may_share(job: &JobSpec) -> bool {
     let python = closure::variable(&job.env, "PYTHONPATH");
     let lists = [env.library_path, env.preload, python].into_iter().flatten();
     let listed = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>());
-    let named = job.prefixes.iter().chain([&job.program]).map(|path| as_path(path).to_owned());
-    job.view != View::None && named.chain(arguments(job)).chain(listed).any(|path| capture::is_shared(&path))
+    let mut all = std::iter::once(as_path(&job.program).to_owned()).chain(arguments(job)).chain(listed);
+    job.view != View::None && (!job.prefixes.is_empty() || all.any(|path| capture::is_shared(&path)))
 }
 
 fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> Result<()> {

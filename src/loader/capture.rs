@@ -55,7 +55,7 @@ pub struct Capture {
     pub trees: Vec<Vec<u8>>,
     /// File names, and absolute paths with all below them, that are left to each node.
     pub excludes: Vec<Vec<u8>>,
-    /// Tests and demonstrations on one machine treat these as shared, too.
+    /// Taken for shared whatever file system they lie on (`--prefix`).
     pub shared: Vec<Vec<u8>>,
 }
 

@@ -236,11 +236,15 @@ impl Source {
         }
     }
 
-    /// Whether a path lies on a file system that the hosts share.
+    /// Whether a path lies on a file system that the hosts share, or is said to.
     pub fn shares(&self, path: &Path) -> bool {
+        self.is_said_to_be_shared(path) || capture::is_shared(path)
+    }
+
+    fn is_said_to_be_shared(&self, path: &Path) -> bool {
         let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
-        let path_bytes = path.as_os_str().as_bytes();
-        rule.shared.iter().any(|shared| is_within(path_bytes, shared)) || capture::is_shared(path)
+        let path = path.as_os_str().as_bytes();
+        rule.shared.iter().any(|shared| is_within(path, shared))
     }
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
@@ -254,10 +258,13 @@ impl Source {
 
     /// [`Source::shares`], asked once for each device.
     pub fn shares_device(&self, device: u64, at: &Path) -> bool {
+        if self.is_said_to_be_shared(at) {
+            return true;
+        }
         if let Some(shared) = self.state().devices.get(&device) {
             return *shared;
         }
-        let shared = self.shares(at);
+        let shared = capture::is_shared(at);
         self.state().devices.insert(device, shared);
         shared
     }
