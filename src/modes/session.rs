@@ -64,7 +64,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let served = smol::block_on(tasks.run(async {
         let mut console = Console::own(&tasks, signals)?;
         *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
-        let reading = Reading::start(flags.compress, true)?;
+        let reading = Reading::start(flags.compress, true, flags.pull)?;
         let subject = Rc::new(Subject {
             id: name.clone(),
             kind: Kind::Session,
