@@ -17,6 +17,7 @@ pub mod probe;
 pub mod resolver;
 pub mod script;
 pub mod search;
+pub mod shelf;
 pub mod source;
 pub mod store;
 pub mod tally;

@@ -4,6 +4,7 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
+mod held;
 mod preload;
 
 use std::fs::File;
@@ -34,8 +35,9 @@ use super::work_queue::WorkQueue;
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::Need;
-use crate::net::wire::record::{CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
+use crate::net::wire::record::{CHUNK_MAX, FileId, LoadId, Name, Record, Supply};
 
+use held::Held;
 pub use preload::Preload;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
@@ -147,6 +149,8 @@ pub struct Source {
     /// Bytes of the files that were guessed.
     guessed: AtomicU64,
     capture: RwLock<Capture>,
+    /// What is not sent to all, with `--pull`.
+    held: Option<Held>,
     compress: AtomicBool,
     /// Nobody has said yet whether to compress.
     undecided: AtomicBool,
@@ -156,11 +160,12 @@ pub struct Source {
 }
 
 impl Source {
-    /// Starts `readers` threads, [`READERS`] where there is anything to read; what they find comes out of the receiver.
+    /// Starts `readers` threads, [`READERS`] where there is anything to read; what they find comes out of the receiver. `pull`: what no
+    /// program needs to start goes to those who ask.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(compression: Compression, readers: usize) -> Result<(Arc<Source>, Receiver<Finding>)> {
+    pub fn start(compression: Compression, readers: usize, pull: bool) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
         let queue = Arc::new(WorkQueue::new());
         let room = bounded(CHUNKS);
@@ -174,6 +179,7 @@ impl Source {
             prefetch,
             guessed,
             capture,
+            held: pull.then(Held::new),
             compress: AtomicBool::new(compression == Compression::Always),
             undecided: AtomicBool::new(compression == Compression::Auto),
             loads: AtomicU32::new(1),
@@ -532,7 +538,7 @@ impl Source {
                     && known == version(&stat)
                 {
                     // Said again to who did not hear it.
-                    let content = Supply::Log(id);
+                    let content = self.supply(id);
                     return self.find(Record::File { path: path.to_vec(), attr: attr(&stat), content }, Vec::new());
                 }
                 self.operation(path, why);
@@ -566,7 +572,7 @@ impl Source {
                 return self.offer(path, &opened.stat);
             }
         }
-        if let Some((id, version)) = self.begin(path, &opened.stat) {
+        if let Some((id, version)) = self.begin(path, &opened.stat, Why::Guess) {
             self.transfer(id, path, &opened.file, version, (1, Why::Guess), None);
         }
     }
@@ -631,13 +637,15 @@ impl Source {
 
     /// Puts a captured file into the log, unless this version of it is there.
     fn publish(&self, path: &[u8], stat: &Stat, file: File, (tries, why): (u32, Why), job: Option<&Arc<Load>>) {
-        if let Some((id, version)) = self.begin(path, stat) {
-            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, why, job: job.cloned() });
+        if let Some((id, version)) = self.begin(path, stat, why) {
+            // Nobody's start waits for what he has not asked for.
+            let job = job.filter(|_| self.held(id).is_none()).cloned();
+            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, why, job });
         }
     }
 
     /// Announces a file's content, unless this version of it is in the log.
-    fn begin(&self, path: &[u8], stat: &Stat) -> Option<(FileId, Version)> {
+    fn begin(&self, path: &[u8], stat: &Stat, why: Why) -> Option<(FileId, Version)> {
         let version = version(stat);
         let id = {
             let mut state = self.state();
@@ -649,6 +657,11 @@ impl Source {
                 return None;
             }
             let id = state.next;
+            if self.withholds(why).is_some_and(|held| !self.hold(held, id, version.size)) {
+                drop(state);
+                self.pass_through(path, stat);
+                return None;
+            }
             state.next += 1;
             state.tell(path, Described::Content(version, id));
             id
@@ -660,7 +673,7 @@ impl Source {
             let warning = format!("{name} is set-user-ID or set-group-ID: ranks run it with their own rights");
             self.state().warnings.push(warning);
         }
-        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Log(id) }, Vec::new());
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: self.supply(id) }, Vec::new());
         Some((id, version))
     }
 
@@ -676,6 +689,7 @@ impl Source {
     ) {
         if let Err(errno) = self.read(id, path, file, version, why) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
+            self.held.iter().for_each(|held| held.remove(id));
             self.unsteady(path, errno, (tries, why), job);
         } else if is_code(file_name(path))
             && !imports::is_module(path)
@@ -709,7 +723,7 @@ impl Source {
 
     /// Reads a file once, from its beginning to its end.
     fn read(&self, id: FileId, path: &[u8], file: &File, version: Version, why: Why) -> Result<(), Errno> {
-        let (mut offset, mut buffer) = (0, Vec::new());
+        let (mut offset, mut buffer, held) = (0, Vec::new(), self.held(id));
         while offset < version.size {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
             buffer.resize(want, 0);
@@ -722,25 +736,21 @@ impl Source {
             if got as u64 == version.size && imports::is_module(path) {
                 self.handle_module(path, &buffer);
             }
-            let (codec, body) = self.encode(&mut buffer);
-            self.find(Record::Chunk { file: id, offset, len, codec }, body);
+            if let Some(held) = held {
+                held.add(id, &buffer).map_err(|_| Errno::NOMEM)?;
+            } else {
+                let (codec, body) = chunk::encode(&mut buffer, self.compress.load(Ordering::Relaxed));
+                self.find(Record::Chunk { file: id, offset, len, codec }, body);
+            }
             offset += got as u64;
         }
         if current(file)? != version {
             return Err(Errno::STALE);
         }
-        self.find(Record::Complete { file: id }, Vec::new());
-        Ok(())
-    }
-
-    fn encode(&self, raw: &mut Vec<u8>) -> (Codec, Vec<u8>) {
-        // What does not shrink by an eighth is not worth every node's time.
-        let worth_it = |small: &Vec<u8>| small.len() < raw.len() - raw.len() / 8;
-        let small = if self.compress.load(Ordering::Relaxed) { chunk::compress(raw).filter(worth_it) } else { None };
-        match small {
-            Some(small) => (Codec::Zstd, small),
-            None => (Codec::Raw, std::mem::take(raw)),
+        if held.is_none() {
+            self.find(Record::Complete { file: id }, Vec::new());
         }
+        Ok(())
     }
 
     /// Reads a chunk again for a node that fell behind; `None` when the file is no longer what it was.
@@ -765,7 +775,7 @@ impl Source {
         if got < body.len() {
             return None;
         }
-        let (codec, body) = self.encode(&mut body);
+        let (codec, body) = chunk::encode(&mut body, self.compress.load(Ordering::Relaxed));
         Some((Record::Chunk { file: id, offset, len, codec }, body))
     }
 }
@@ -802,7 +812,7 @@ mod tests {
         std::fs::write(directory.path().join("m.py"), "import other\n").unwrap();
         std::fs::write(directory.path().join("other.py"), "x = 1\n").unwrap();
         let tree = directory.path().canonicalize().unwrap().into_os_string().into_encoded_bytes();
-        let (source, found) = Source::start(Compression::Never, READERS).unwrap();
+        let (source, found) = Source::start(Compression::Never, READERS, false).unwrap();
         (directory, tree, source, found)
     }
 
