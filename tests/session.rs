@@ -109,6 +109,19 @@ fn a_command_that_goes_takes_its_job_along() {
 }
 
 #[test]
+fn a_job_whose_output_cannot_be_written_is_ended() {
+    let session = Session::start(&[]);
+    let mark = session.runtime.path().join("pids");
+    let script = format!("echo $$ >> {}; echo words; exec sleep 1000", mark.display());
+    let mut command = session.run(&["--", "sh", "-c", &script]).0;
+    let done = command.stdout(fs::File::options().write(true).open("/dev/full").unwrap()).output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!((done.status.code(), said.matches("No space left").count()), (Some(125), 1), "{said}");
+    let pids = fs::read_to_string(&mark).unwrap();
+    assert!(pids.lines().all(|pid| !fs::exists(format!("/proc/{pid}")).unwrap()), "ranks outlive their job");
+}
+
+#[test]
 fn a_stopped_session_is_gone() {
     let session = Session::start(&[]);
     let job = session.run(&["--", "sleep", "1000"]).run().start();
