@@ -20,11 +20,16 @@ struct Session {
 
 impl Session {
     fn start(flags: &[&str]) -> Session {
+        Session::start_without("", flags)
+    }
+
+    /// On hosts that lack these abilities.
+    fn start_without(abilities: &str, flags: &[&str]) -> Session {
         let runtime = tempfile::tempdir().unwrap();
         fs::set_permissions(runtime.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let mut session = Session { name: String::new(), runtime };
         let mut begun = session.command(&["start", "--hosts", "a,b,c", "--agent", "local"]).arg_all(flags).0;
-        let begun = begun.output().unwrap();
+        let begun = begun.env("HPCRT_WITHOUT", abilities).output().unwrap();
         assert!(begun.status.success(), "{}", String::from_utf8_lossy(&begun.stderr));
         session.name = String::from_utf8(begun.stdout).unwrap().trim().to_owned();
         session
@@ -106,6 +111,19 @@ fn a_command_that_goes_takes_its_job_along() {
         drop(job.end());
     }
     session.run(&["--", "true"]).end().code(0);
+}
+
+#[test]
+fn the_first_job_hears_what_hosts_lack() {
+    let session = Session::start_without("userns", &[]);
+    let tree = tempfile::tempdir().unwrap();
+    let prefix = tree.path().to_str().unwrap();
+    let said = |times: usize| {
+        let done = session.run(&["--prefix", prefix, "--", "true"]).end().code(0);
+        assert_eq!(done.err.matches("a,b,c: ").count(), times, "{}", done.err);
+    };
+    said(1);
+    said(0);
 }
 
 #[test]
