@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cluster::Cluster;
-use site::{HOSTS, Run, Shown, Site, build, mode, name, tool};
+use cluster::{Cluster, Spec};
+use site::{HOSTS, Run, Shown, Site, build, mode, tool};
 
 /// root, the cluster's ordinary user, and one without a name or a home.
 const USERS: [u32; 3] = [0, 20001, 65534];
@@ -144,7 +144,7 @@ fn stores(site: &Site, uid: u32) {
 
 /// The default store in a memory cgroup (version 1) that is too small for the program.
 fn small_memory(site: &Site, uid: u32, program: &str) {
-    let group = Path::new("/sys/fs/cgroup/memory").join(name("programs"));
+    let group = Path::new("/sys/fs/cgroup/memory").join(Spec::of("t-programs").name);
     let _ = fs::remove_dir(&group);
     if fs::create_dir(&group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "204M").is_err() {
         return eprintln!("SKIPPED the small memory cgroup: no version 1 memory controller to write to");

@@ -17,7 +17,7 @@ use common::Run;
 /// A shared directory that is kept, so that what is expensive to make is made once; `None` without the means.
 fn shared() -> Option<PathBuf> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
     let backing = Path::new(env!("CARGO_TARGET_TMPDIR")).join("py-programs");
@@ -27,8 +27,8 @@ fn shared() -> Option<PathBuf> {
 
 /// Fresh hosts, so that none has anything cached.
 fn up(backing: &Path, hosts: usize) -> Cluster {
-    let name = format!("t-py-{hosts}");
-    let cluster = Cluster::up(Spec { name, hosts, backing: Some(backing.to_owned()), ..Spec::default() }).unwrap();
+    let cluster =
+        Cluster::up(Spec { hosts, backing: Some(backing.to_owned()), ..Spec::of(&format!("t-py-{hosts}")) }).unwrap();
     cluster.reset_ops().unwrap();
     cluster
 }

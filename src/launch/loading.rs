@@ -101,9 +101,6 @@ fn topology(nodes: u32) -> Topology {
 
 impl Loading {
     /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system.
-    ///
-    /// # Errors
-    /// The reader's threads cannot be started.
     pub fn start(
         tasks: &Spawner,
         arrivals: &Arrivals,

@@ -194,6 +194,7 @@ impl Session {
         if !needs.roots.is_empty() {
             self.source.begin_log();
             let _ = self.log.recv().await;
+            self.source.warnings().iter().for_each(|warning| console.say(warning));
         }
         // Hosts may have been lost since the start. A job of its own needs those it was given; a session's takes what is left.
         if self.root.lost().len() > self.missing {

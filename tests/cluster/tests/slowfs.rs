@@ -8,10 +8,10 @@ use cluster::{Cluster, Ops, Spec};
 
 fn up(name: &str, spec: Spec) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{name}: {obstacle}");
+        eprintln!("SKIPPED {name}: {obstacle}");
         return None;
     }
-    Some(Cluster::up(Spec { name: name.into(), ..spec }).expect("cluster up"))
+    Some(Cluster::up(Spec { name: Spec::of(name).name, ..spec }).expect("cluster up"))
 }
 
 fn python(c: &Cluster, host: &str, uid: u32, script: &str) -> String {
