@@ -6,6 +6,7 @@
 
 mod preload;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -20,7 +21,7 @@ use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{file_name, is_below, is_code, join, kind};
+use super::catalog::{file_name, is_below, is_code, join, kind, parent};
 use super::chunk;
 use super::elf::Elf;
 use super::hints::Hint;
@@ -49,6 +50,9 @@ const GUESSED_MAX: u64 = 1 << 30;
 const CHUNKS: usize = 8;
 /// Paths of which it is known what they cost.
 const PATHS: usize = 4096;
+/// Operations for a short listing, and names that each further one brings with their attributes, about.
+const LISTING: usize = 3;
+const LISTED_AT_ONCE: usize = 128;
 /// A file that changes while it is read is read again this often.
 const TRIES: u32 = 3;
 
@@ -347,12 +351,31 @@ impl Source {
                 self.enqueue(Work::Describe { path, need: Need::Attributes, why: Why::Changes, job: None });
             }
         }
+        self.fetch_attributes(&captured);
         for (path, known) in captured {
             let now = look(&path);
             if now.as_ref().map(version) != Ok(known) {
                 let name = String::from_utf8_lossy(&path).into_owned();
                 self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
                 self.changed(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)));
+            }
+        }
+    }
+
+    /// Lists directories in which many files are to be looked at: network file systems bring the attributes of what a listing names, and
+    /// the kernel answers from them.
+    fn fetch_attributes(&self, files: &[(Vec<u8>, Version)]) {
+        let mut directories = HashMap::<&[u8], usize>::new();
+        for directory in files.iter().filter_map(|(path, _)| parent(path)) {
+            *directories.entry(directory).or_default() += 1;
+        }
+        let names = |path: &[u8]| self.state().listed.get(path).map_or(usize::MAX, |names| names.len());
+        directories.retain(|path, files| names(path) / LISTED_AT_ONCE + LISTING < *files);
+        for path in directories.into_keys() {
+            self.operation(path, Why::Changes);
+            if let Ok(opened) = FileSystem.open_dir(Path::new(std::ffi::OsStr::from_bytes(path))) {
+                // Only the kernel needs to hear of them.
+                let _ = FileSystem.names(&opened.file);
             }
         }
     }
