@@ -67,6 +67,9 @@ macro_rules! flags {
     /// start with at least this many hosts when others cannot be reached (default: all)
     #[argh(option)]
     pub min_hosts: Option<u32>,
+    /// send what ranks load late only to the hosts that ask for it, not to all
+    #[argh(switch)]
+    pub pull: bool,
     /// compress what the nodes send each other: auto (default), always or never
     #[argh(option, default = "Compression::Auto")]
     pub compress: Compression,

@@ -65,7 +65,7 @@ pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { node: NodeId, error: String },
-    Done { node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
+    Done { node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
     Pids(Vec<(u32, u32)>),
@@ -258,7 +258,7 @@ impl Root {
             say(format_args!("{}: {lack}", super::fold::fold(&hosts)));
         }
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
-        let loading = Loading::start(&self.tasks, &self.arrivals, nodes, source, found);
+        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
         let nodes = loading::feeders(self.addresses.clone(), able);
@@ -428,6 +428,12 @@ impl Root {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));
             }
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),
+            Report::Fetch { node, piece } => {
+                if let Some(loading) = self.loading() {
+                    loading.hand(node, piece);
+                }
+            }
+            Report::Followed { file, next } => self.reader(|source| source.followed(file, next)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
             Report::Rate { rate } => {
                 if let Some(loading) = self.loading() {

@@ -2,11 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +25,7 @@ use super::placement::Placement;
 use super::root::{News, Root};
 use super::timeline::Line;
 use crate::error::EXIT_FAILED;
+use crate::loader::catalog::as_path;
 use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::JobSpec;
@@ -53,8 +51,8 @@ pub struct Outcome {
     pub loading: Duration,
     pub ran: Duration,
     pub cleanup: Duration,
-    /// Bytes of files that nodes passed on to nodes.
-    pub received: u64,
+    /// Bytes of files that nodes passed on to nodes, and of these to nodes that asked.
+    pub received: (u64, u64),
     /// How it went on each host.
     pub card: Rc<Card>,
 }
@@ -92,7 +90,7 @@ struct Running<'a> {
     interrupts: u32,
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
-    received: u64,
+    received: (u64, u64),
     card: Rc<Card>,
     /// The ranks wait until a debugger has seen their processes.
     held: bool,
@@ -157,7 +155,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
-        received: 0,
+        received: (0, 0),
         card,
         held,
     };
@@ -325,7 +323,7 @@ impl Running<'_> {
                 self.end(Duration::ZERO).await;
             }
             News::Done { node, warnings, received, facts } => {
-                self.received += received;
+                self.received = (self.received.0 + received.0, self.received.1 + received.1);
                 self.finished(node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);
@@ -503,7 +501,7 @@ impl Presenter {
         let same = out.is_terminal() && err.is_terminal();
         let files = match &job.output {
             Some(directory) => {
-                let directory = Path::new(OsStr::from_bytes(directory));
+                let directory = as_path(directory);
                 Some(super::output_files::OutputFiles::create(directory, placement.ranks())?)
             }
             None => None,

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
 use rustix::fs::Stat;
@@ -34,7 +34,9 @@ use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
+use crate::loader::version::now;
 pub use crate::net::wire::control::Need;
+use crate::net::wire::record::FileId;
 use crate::sys::process;
 
 /// Time between two looks for questions that are late or whose askers were killed,
@@ -50,10 +52,13 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// A question that the log does not answer is asked again after this long: it, or its answer, may have been lost with a node.
 const REPEAT: Duration = Duration::from_secs(10);
 
-/// The way up to the root. Both are called from FUSE threads and must not wait.
+/// The way up to the root. All are called from FUSE threads and must not wait.
 pub trait Upcall: Send + Sync {
     /// The log is to say something about `path`.
     fn want(&self, path: &[u8], need: Need);
+    /// Somebody needs the content of this file, which the root holds ([`Supply::Held`](crate::net::wire::record::Supply::Held)). To be
+    /// said whenever somebody does.
+    fn fetch(&self, file: FileId);
     /// A job on this node changed `path`; now it is a `d_type`, or gone. The log is to say `Changed` to all, this node included.
     fn changed(&self, path: &[u8], exists: Option<u8>);
 }
@@ -321,12 +326,6 @@ impl Skeleton {
         )?;
         Ok(Serving { ended })
     }
-}
-
-/// Seconds and nanoseconds since the epoch.
-fn now() -> (i64, u32) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    (now.as_secs().cast_signed(), now.subsec_nanos())
 }
 
 /// A poisoned lock means that a thread panicked between two consistent states of a table of independent entries.

@@ -4,7 +4,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::facts::{Birth, Facts, JobFacts};
 use super::frame::{Kind, Message};
-use super::record::LoadId;
+use super::record::{Codec, FileId, LoadId, Piece};
 
 /// Number of a node in the session: 0 is the root (the front end), agents count from 1.
 pub type NodeId = u32;
@@ -46,6 +46,8 @@ pub enum Order {
     Facts,
     /// Tell which processes are the job's ranks: [`Report::Pids`].
     Pids { job: JobId },
+    /// The answer to [`Report::Fetch`]: `len` raw bytes, encoded by `codec`, in the body.
+    Piece { piece: Piece, len: u32, codec: Codec },
     /// Everything is over: clean up and leave.
     Leave,
     /// Nothing; keeps the link's watchdog content.
@@ -179,6 +181,10 @@ pub enum Report {
     Want { path: Vec<u8>, need: Need },
     /// A rank below changed the shared file system.
     Changed { path: Vec<u8>, exists: Option<u8> },
+    /// `node` is to be sent this piece. Who has it answers, in place of the root; who can keep it asks for it in its own name.
+    Fetch { node: NodeId, piece: Piece },
+    /// Ranks below needed the content of `next` after that of `file`.
+    Followed { file: FileId, next: FileId },
     /// Output of a rank; the body holds the bytes, an empty one is the end of the stream.
     Output { job: JobId, rank: u32, stream: Stream },
     /// These ranks ended.
@@ -186,8 +192,8 @@ pub enum Report {
     /// The node could not run its part of the job. The error does not name the host: where many fail alike, it is said once.
     Failed { job: JobId, node: NodeId, error: String },
     /// Every process of the job on this node is gone. `received`: bytes of files that came to the node since its last job's end, as on the
-    /// wire.
-    Done { job: JobId, node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
+    /// wire, and how many of them because it asked ([`Report::Fetch`]).
+    Done { job: JobId, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     /// The job's standard input was taken by its readers on this node: send more.
     StdinTaken { job: JobId, node: NodeId },
     /// The node has the job's files and starts its ranks.
