@@ -4,6 +4,7 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
+mod changes;
 mod held;
 mod preload;
 
@@ -21,7 +22,7 @@ use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{as_path, file_name, is_below, is_code, is_within, join, kind};
+use super::catalog::{as_path, file_name, is_below, is_code, is_within, join};
 use super::chunk;
 use super::elf::Elf;
 use super::hints::Hint;
@@ -305,20 +306,6 @@ impl Source {
         self.find(Record::Changed { path, exists }, Vec::new());
     }
 
-    /// Looks whether what the log says below `roots` is still true, where nobody looked since `begun`; what is not is said anew before the
-    /// job starts.
-    pub fn compare(&self, roots: &[Vec<u8>], begun: Instant, job: &Preload) {
-        let old: Vec<Vec<u8>> = {
-            let state = self.state();
-            let below = |path: &[u8]| roots.iter().any(|root| is_within(path, root));
-            let old = state.described.iter().filter(|(path, told)| told.at < begun && below(path));
-            old.map(|(path, _)| path.clone()).collect()
-        };
-        for path in old {
-            self.enqueue(Work::Compare { path, job: Some(Arc::clone(&job.load)) });
-        }
-    }
-
     /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
     pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
         let state = self.state();
@@ -329,65 +316,6 @@ impl Source {
         let told = told.filter(|(path, told)| !unasked(path, told.what));
         let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
         told.map(|(path, told)| (path.clone(), need(told.what))).collect()
-    }
-
-    /// Says a path anew if it is not what the log says any more.
-    fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
-        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
-        let stat = self.look_at(path, Why::Changes).ok();
-        let mut state = self.state();
-        if state.told(path) != Some(known) {
-            return;
-        }
-        if stat.as_ref().map(version) == known.version() {
-            return state.still(path);
-        }
-        let is_listed = state.listed.contains_key(path);
-        drop(state);
-        match stat {
-            Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
-                self.describe_directory(path, Why::Changes);
-            }
-            stat => {
-                self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
-                if matches!(known, Described::Content(..)) {
-                    self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
-                }
-            }
-        }
-    }
-
-    /// Compares what the log says with the shared file system while a job runs: directories that others changed are listed again, and, with
-    /// `files`, captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
-    pub fn look_for_changes(&self, files: bool) {
-        let (directories, captured) = {
-            let state = self.state();
-            let versions =
-                state.described.iter().filter_map(|(path, told)| Some((path, told.what, told.what.version()?)));
-            let (mut directories, mut captured) = (Vec::new(), Vec::new());
-            for (path, what, version) in versions {
-                if state.listed.contains_key(path) {
-                    directories.push((path.clone(), version));
-                } else if files && matches!(what, Described::Content(..)) {
-                    captured.push((path.clone(), version));
-                }
-            }
-            (directories, captured)
-        };
-        for (path, known) in directories {
-            if self.look_at(&path, Why::Changes).as_ref().map(version) != Ok(known) {
-                log::debug!("{} changed", String::from_utf8_lossy(&path));
-                self.enqueue(Work::Describe { path, need: Need::Attributes, why: Why::Changes, job: None });
-            }
-        }
-        for (path, known) in captured {
-            let now = self.look_at(&path, Why::Changes);
-            if now.as_ref().map(version) != Ok(known) {
-                let name = String::from_utf8_lossy(&path).into_owned();
-                self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
-                self.changed(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)));
-            }
-        }
     }
 
     /// Begins what a job needs before it can start; see [`Preload`].
