@@ -47,6 +47,8 @@ pub struct Setup {
     /// How jobs will see their captured files, if there are any.
     pub view: View,
     pub store: Option<Vec<u8>>,
+    /// Hosts that read from the shared file system; at least 1, the front end's.
+    pub roots: u32,
     /// What others change on the shared file system is seen within this time.
     pub fresh: Duration,
 }
@@ -57,6 +59,11 @@ pub fn parents(count: u32, fan_out: u32) -> Vec<NodeId> {
     let cost =
         StartCost { remote: Duration::from_millis(250), sequential: Duration::from_millis(7), cap: fan_out.max(1) };
     start_tree::plan(count, &cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
+}
+
+/// The host of "address:port".
+fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 /// What a job hears.
@@ -90,6 +97,7 @@ pub struct Root {
     /// Where this process listens.
     addresses: Vec<String>,
     arrivals: Arrivals,
+    roots: u32,
     loading: RefCell<Option<Rc<Loading>>>,
     nodes: RefCell<BTreeMap<NodeId, State>>,
     changed: (Sender<()>, Receiver<()>),
@@ -150,6 +158,7 @@ impl Root {
             hosts: setup.hosts.clone(),
             addresses,
             arrivals,
+            roots: setup.roots.max(1),
             loading: RefCell::default(),
             nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
             changed: bounded(1),
@@ -262,6 +271,11 @@ impl Root {
         let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
+        // This host reads anyway.
+        let here: Vec<&str> = self.addresses.iter().map(|address| host_of(address)).collect();
+        let elsewhere = able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&host_of(a))));
+        let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
+        self.reader(|source| source.forest.plant(elsewhere.map(|(node, _)| *node).take(others).collect()));
         let nodes = loading::feeders(self.addresses.clone(), able);
         self.order(Target::All, Order::Feed { two_trees, nodes }, Vec::new()).await;
     }
@@ -373,6 +387,9 @@ impl Root {
                 Event::Report { report: Report::Output { job, rank, stream }, packet, .. } => {
                     self.tell(job, News::Output { rank, stream, packet }).await;
                 }
+                Event::Report { report: Report::Read { ticket }, packet, .. } => {
+                    self.reader(|source| source.forest.answer(ticket, packet.body.to_vec()));
+                }
                 Event::Report { report, .. } => self.note(report, false).await,
                 Event::Log { child, packet } => {
                     let loading = self.loading.borrow().clone();
@@ -441,7 +458,7 @@ impl Root {
                     loading.hear_rate(rate);
                 }
             }
-            Report::Output { .. } | Report::Ping => {}
+            Report::Output { .. } | Report::Read { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());
     }
@@ -453,6 +470,7 @@ impl Root {
     }
 
     async fn lose(&self, node: NodeId, error: String) {
+        self.reader(|source| source.forest.fell(node));
         let error = Error::new("reach the agent", error).at(self.host(node).to_owned()).to_string();
         self.nodes.borrow_mut().insert(node, State::Gone { error: error.clone() });
         let jobs: Vec<JobId> = self.jobs.borrow().keys().copied().collect();

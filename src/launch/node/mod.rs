@@ -2,6 +2,7 @@
 
 mod audit;
 mod facts;
+mod forest;
 mod job;
 mod pull;
 mod replica;
@@ -124,6 +125,8 @@ pub(super) struct Node {
     audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
     couriers: Couriers,
+    /// Files of which parts are read for the root.
+    opened: RefCell<HashMap<Vec<u8>, forest::Opened>>,
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
@@ -192,6 +195,7 @@ async fn live(
         session: enroll.session.clone(),
         parent,
         couriers: Couriers::new(Rc::clone(&tasks), Rc::clone(&children)),
+        opened: RefCell::default(),
         children,
         subtree,
         keeper,
@@ -424,6 +428,7 @@ impl Node {
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
             Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
+            Order::Read(extent) => self.read(extent),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
