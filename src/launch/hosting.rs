@@ -58,7 +58,7 @@ struct Hosting<'a> {
     /// What failed, by host.
     errors: BTreeMap<String, BTreeSet<NodeId>>,
     warnings: BTreeMap<String, BTreeSet<NodeId>>,
-    received: u64,
+    received: (u64, u64),
     card: Rc<Card>,
 }
 
@@ -124,7 +124,7 @@ pub async fn run(
         busy: nodes,
         errors: BTreeMap::new(),
         warnings: BTreeMap::new(),
-        received: 0,
+        received: (0, 0),
         card,
     };
     let started = Instant::now();
@@ -172,7 +172,7 @@ impl Hosting<'_> {
                 }
             }
             News::Done { node, warnings, received, facts } => {
-                self.received += received;
+                self.received = (self.received.0 + received.0, self.received.1 + received.1);
                 noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);

@@ -2,11 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +25,7 @@ use super::placement::Placement;
 use super::root::{News, Root};
 use super::timeline::Line;
 use crate::error::EXIT_FAILED;
+use crate::loader::catalog::as_path;
 use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::JobSpec;
@@ -53,8 +51,8 @@ pub struct Outcome {
     pub loading: Duration,
     pub ran: Duration,
     pub cleanup: Duration,
-    /// Bytes of files that nodes passed on to nodes.
-    pub received: u64,
+    /// Bytes of files that nodes passed on to nodes, and of these to nodes that asked.
+    pub received: (u64, u64),
     /// How it went on each host.
     pub card: Rc<Card>,
 }
@@ -66,6 +64,8 @@ enum Next {
     Input(io::Result<Vec<u8>>),
     Time,
     Written,
+    /// Our own output cannot be written.
+    Broken(crate::Error),
     Closed,
 }
 
@@ -92,7 +92,7 @@ struct Running<'a> {
     interrupts: u32,
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
-    received: u64,
+    received: (u64, u64),
     card: Rc<Card>,
     /// The ranks wait until a debugger has seen their processes.
     held: bool,
@@ -158,13 +158,13 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
-        received: 0,
+        received: (0, 0),
         card,
         held,
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
-    running.drive(job, &news).await?;
+    running.drive(job, &news).await;
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
     }
@@ -218,14 +218,15 @@ pub(super) fn noted(root: &Root, card: &Card, node: NodeId, facts: &JobFacts) {
 }
 
 impl Running<'_> {
-    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) -> Result<()> {
+    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) {
         let limit = job.timeout_ms.map(Duration::from_millis);
         let timeout = limit.map(|limit| Instant::now() + limit);
         let mut timed_out = false;
         let mut input = Input::new(job.stdin, self.console);
         while !self.busy.is_empty() {
             let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake()].into_iter().flatten().min();
-            match self.next(news, &mut input, wake).await? {
+            let next = self.next(news, &mut input, wake).await;
+            match next.unwrap_or_else(Next::Broken) {
                 Next::News(news) => self.handle(news, &mut input).await,
                 Next::Signal(signal) => self.signalled(signal).await,
                 Next::Input(bytes) => {
@@ -237,6 +238,10 @@ impl Running<'_> {
                     }
                 }
                 Next::Written if self.output.closed && self.give_up.is_none() => self.end(FAILED_GRACE).await,
+                Next::Broken(error) => {
+                    self.fail(error.to_string());
+                    self.end(FAILED_GRACE).await;
+                }
                 Next::Time | Next::Written => {}
                 Next::Closed => break,
             }
@@ -257,7 +262,6 @@ impl Running<'_> {
                 break;
             }
         }
-        Ok(())
     }
 
     async fn next(&mut self, news: &Receiver<News>, input: &mut Input, wake: Option<Instant>) -> Result<Next> {
@@ -336,7 +340,7 @@ impl Running<'_> {
                 self.end(Duration::ZERO).await;
             }
             News::Done { node, warnings, received, facts } => {
-                self.received += received;
+                self.received = (self.received.0 + received.0, self.received.1 + received.1);
                 noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);
@@ -504,7 +508,7 @@ impl Presenter {
         let same = out.is_terminal() && err.is_terminal();
         let files = match &job.output {
             Some(directory) => {
-                let directory = Path::new(OsStr::from_bytes(directory));
+                let directory = as_path(directory);
                 Some(super::output_files::OutputFiles::create(directory, placement.ranks())?)
             }
             None => None,

@@ -1,6 +1,5 @@
 //! `hpcrt exec`: runs a program on many hosts.
 
-use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::rc::Rc;
@@ -24,7 +23,7 @@ use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::stats::Phases;
-use crate::launch::status::{Kind, Subject};
+use crate::launch::status::Subject;
 use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
 use crate::net::wire::session::JobSpec;
 use crate::sys::process;
@@ -94,17 +93,10 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
         // The closure is found and read while the agents start, and sent on as soon as they are up.
-        let reading = Reading::start(flags.compress, setup.view != View::None)?;
+        let reading = Reading::start(flags.compress, setup.view != View::None, flags.pull)?;
         let resolving = reading.resolve(&tasks, &spec);
-        let subject = Rc::new(Subject {
-            id: door::job_name(),
-            kind: Kind::Job,
-            program: Some(words[0].to_string_lossy().into_owned()),
-            begun,
-            hosts: hosts.len(),
-            source: reading.source(),
-            root: OnceCell::new(),
-        });
+        let name = words[0].to_string_lossy().into_owned();
+        let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());
         let job = async {
             let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
             phases.start_agents = session.started;
@@ -141,17 +133,10 @@ fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
             let mut setup = job::setup!(flags, &hosts, AgentKind::Launched);
             setup.meeting = Some(party.meeting);
             let console = Console::own(&tasks, signals)?;
-            let reading = Reading::start(flags.compress, true)?;
+            let reading = Reading::start(flags.compress, true, flags.pull)?;
             let resolving = reading.resolve(&tasks, &spec);
-            let subject = Rc::new(Subject {
-                id: door::job_name(),
-                kind: Kind::Job,
-                program: Some(program[0].to_string_lossy().into_owned()),
-                begun,
-                hosts: hosts.len(),
-                source: reading.source(),
-                root: OnceCell::new(),
-            });
+            let name = program[0].to_string_lossy().into_owned();
+            let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());
             let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
             let phases = Phases { start_agents: session.started, ..Phases::default() };
             let spec = JobSpec { quiet, ..spec };

@@ -2,8 +2,10 @@
 
 mod audit;
 mod facts;
+mod forest;
 mod guests;
 mod job;
+mod pull;
 mod replica;
 mod streams;
 mod view;
@@ -28,12 +30,14 @@ use self::facts::Clock;
 use self::job::Job;
 use self::replica::{Replica, feeders};
 use self::view::Views;
+use super::couriers::Couriers;
 use super::invitation::Invitation;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::welcome::welcome;
 use super::{agent, keeper, slurm};
 use crate::error::Context;
+use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, Packet, Reader, Writer};
@@ -166,6 +170,9 @@ pub(super) struct Node {
     /// The path of the store, where it is not in a namespace.
     audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
+    couriers: Couriers,
+    /// Files of which parts are read for the root.
+    opened: RefCell<HashMap<Vec<u8>, forest::Opened>>,
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
@@ -212,7 +219,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
     let (audit, audits) = audit.map_or((None, None), |(place, why)| (Some(place), why));
     // The directory in which the store's own was made.
     let place = match &audit {
-        Some(own) => Path::new(OsStr::from_bytes(own)).parent().map(Path::to_owned),
+        Some(own) => as_path(own).parent().map(Path::to_owned),
         None => enroll.store.as_ref().map(|place| OsStr::from_bytes(place).into()),
     };
     if let (Some(place), Some(store)) = (place, &store) {
@@ -230,6 +237,8 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         host: me,
         session: enroll.session.clone(),
         parent,
+        couriers: Couriers::new(Rc::clone(&tasks), Rc::clone(&children)),
+        opened: RefCell::default(),
         children,
         subtree,
         keeper,
@@ -377,6 +386,9 @@ impl Node {
                 }
                 Event::Report { report: Report::Want { path, need }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
+                Event::Report { report: Report::Fetch { node, piece }, .. } if self.hands_out(node, piece) => {}
+                Event::Report { report: Report::Followed { file, next }, .. }
+                    if self.replica.borrow().as_ref().is_some_and(|r| !r.pulls.is_news(file, next)) => {}
                 Event::Report { report: Report::Rate { rate }, .. } if rate >= slowest => {}
                 Event::Report { report, packet, .. } => {
                     if let Report::Rate { rate } = report {
@@ -458,6 +470,8 @@ impl Node {
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
+            Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
+            Order::Read(extent) => self.read(extent),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
@@ -476,6 +490,7 @@ impl Node {
         }
         self.tasks.spawn(Rc::clone(self).ask(Rc::clone(&replica), questions)).detach();
         self.tasks.spawn(Rc::clone(&replica).apply(Rc::clone(self))).detach();
+        self.tasks.spawn(Rc::clone(&replica).pull()).detach();
         let log: Vec<_> = self.fed.iter().map(|(_, receiver)| receiver.clone()).collect();
         for (stripe, feeders) in (0..).zip(feeders(self.id, two_trees, nodes)) {
             self.tasks.spawn(Rc::clone(&replica).follow(stripe, feeders, self.key.clone(), log.clone())).detach();
@@ -520,9 +535,9 @@ impl Node {
         self.subtree.reap().await;
     }
 
-    /// Bytes of files that this node received since the last job's end.
-    fn received(&self) -> u64 {
-        self.replica.borrow().as_ref().map_or(0, |r| r.received())
+    /// Bytes of files that this node received since the last job's end, and how many of them because it asked.
+    fn received(&self) -> (u64, u64) {
+        self.replica.borrow().as_ref().map_or((0, 0), |r| r.received())
     }
 
     /// Hands a job to the keeper, which forks one for it.
