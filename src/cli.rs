@@ -67,6 +67,12 @@ macro_rules! flags {
     /// start with at least this many hosts when others cannot be reached (default: all)
     #[argh(option)]
     pub min_hosts: Option<u32>,
+    /// hosts that read from the shared file system at the same time, the front end's included (default 1)
+    #[argh(option, default = "NonZeroU32::MIN")]
+    pub roots: NonZeroU32,
+    /// send what ranks load late only to the hosts that ask for it, not to all
+    #[argh(switch)]
+    pub pull: bool,
     /// compress what the nodes send each other: auto (default), always or never
     #[argh(option, default = "Compression::Auto")]
     pub compress: Compression,

@@ -127,12 +127,12 @@ fn late(count: usize, shapes: &[(usize, &str)]) {
 
 #[test]
 fn libraries_opened_late_and_known_the_next_time() {
-    late(40, &[(1, ""), (3, "--ppn 4")]);
+    late(40, &[(1, ""), (3, "--ppn 4"), (3, "--ppn 4 --pull")]);
 }
 
 /// `cargo xtask proofs late`.
 #[test]
 #[ignore = "long: a minute"]
 fn three_hundred_libraries_opened_late() {
-    late(300, &[(1, ""), (4, "--ppn 1"), (4, "--ppn 4")]);
+    late(300, &[(1, ""), (4, "--ppn 1"), (4, "--ppn 4"), (4, "--ppn 4 --pull")]);
 }

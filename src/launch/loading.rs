@@ -1,7 +1,7 @@
 //! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
 
-use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -13,8 +13,9 @@ use async_channel::{Receiver, Sender, bounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
+use super::couriers::{Couriers, Pieces};
 use super::node::feed_arrivals;
-use super::overlay::Spawner;
+use super::overlay::{Children, Spawner};
 use super::subtree::Arrivals;
 use crate::Result;
 use crate::error::Context;
@@ -25,8 +26,8 @@ use crate::loader::elf;
 use crate::loader::source::{Finding, Preload, READERS, Source};
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
-use crate::net::wire::control::{Feeder, Need, NodeId};
-use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
+use crate::net::wire::control::{Feeder, Need, NodeId, Order, Target};
+use crate::net::wire::record::{CHUNK_MAX, Codec, LoadId, Piece, Record};
 
 /// Bytes sent before the nodes are heard of how fast they come.
 const MEASURED: u64 = 4 << 20;
@@ -69,6 +70,9 @@ pub struct Loading {
     /// Bytes per second at the node that content reaches slowest, and how many have spoken.
     slowest: Cell<(u64, u32)>,
     heard: (Sender<()>, Receiver<()>),
+    couriers: Couriers,
+    /// Who waits for pieces that are not here yet.
+    waiting: RefCell<HashMap<Piece, BTreeSet<NodeId>>>,
 }
 
 impl std::fmt::Debug for Loading {
@@ -100,6 +104,7 @@ impl Loading {
     pub fn start(
         tasks: &Spawner,
         arrivals: &Arrivals,
+        children: &Rc<Children>,
         nodes: u32,
         source: Arc<Source>,
         found: Receiver<Finding>,
@@ -107,8 +112,12 @@ impl Loading {
         let topology = topology(nodes);
         let log = Log::new(true, topology.stripes());
         let slowest = Cell::new((u64::MAX, 0));
-        let this = Rc::new(Loading { source, log, topology, slowest, heard: bounded(1) });
+        let couriers = Couriers::new(Rc::clone(tasks), Rc::clone(children));
+        let waiting = RefCell::default();
+        let this = Rc::new(Loading { source, log, topology, slowest, heard: bounded(1), couriers, waiting });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
+        tasks.spawn(Rc::clone(&this).hand_out()).detach();
+        tasks.spawn(order(Arc::clone(&this.source), Rc::clone(children))).detach();
         let (spawner, arrivals, feeder) = (Rc::clone(tasks), arrivals.clone(), Rc::clone(&this));
         tasks.spawn(async move { feed_arrivals(spawner, arrivals, feeder).await }).detach();
         this
@@ -146,6 +155,23 @@ impl Loading {
         }
     }
 
+    /// A node asks for a piece of a file that is held here.
+    pub fn hand(self: &Rc<Self>, to: NodeId, piece: Piece) {
+        if self.source.has(piece) {
+            self.couriers.send(self, to, piece);
+        } else if self.source.holds(piece.file) {
+            self.waiting.borrow_mut().entry(piece).or_default().insert(to);
+        }
+    }
+
+    /// Hands pieces to those who wait for them, as they are read.
+    async fn hand_out(self: Rc<Self>) {
+        while let Some(piece) = self.source.fresh().await {
+            let waiting = self.waiting.borrow_mut().remove(&piece).unwrap_or_default();
+            waiting.into_iter().for_each(|node| self.couriers.send(&self, node, piece));
+        }
+    }
+
     /// Hears how fast content comes to a node.
     pub fn hear_rate(&self, rate: u64) {
         let (slowest, heard) = self.slowest.get();
@@ -177,10 +203,24 @@ impl FeedsLog for Loading {
     }
 }
 
+impl Pieces for Loading {
+    async fn piece(&self, piece: Piece) -> Option<(u32, Codec, Vec<u8>)> {
+        let source = Arc::clone(&self.source);
+        smol::unblock(move || source.piece(piece)).await
+    }
+}
+
 impl Rebuild for Loading {
     async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
         let (source, record) = (Arc::clone(&self.source), record.clone());
         smol::unblock(move || source.read_again(&record)).await
+    }
+}
+
+/// Tells nodes what to read.
+async fn order(source: Arc<Source>, children: Rc<Children>) {
+    while let Some((node, extent)) = source.forest.order().await {
+        children.order(Target::Node(node), Order::Read(extent), Vec::new()).await;
     }
 }
 

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod allocation;
 pub mod card;
 pub mod console;
+pub mod couriers;
 pub mod door;
 pub mod exit;
 pub mod fold;

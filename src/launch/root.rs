@@ -47,6 +47,8 @@ pub struct Setup {
     /// How jobs will see their captured files, if there are any.
     pub view: View,
     pub store: Option<Vec<u8>>,
+    /// Hosts that read from the shared file system; at least 1, the front end's.
+    pub roots: u32,
     /// What others change on the shared file system is seen within this time.
     pub fresh: Duration,
 }
@@ -59,13 +61,18 @@ pub fn parents(count: u32, fan_out: u32) -> Vec<NodeId> {
     start_tree::plan(count, &cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
 }
 
+/// The host of "address:port".
+fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
+
 /// What a job hears.
 #[derive(Debug)]
 pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { node: NodeId, error: String },
-    Done { node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
+    Done { node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
     Pids(Vec<(u32, u32)>),
@@ -90,6 +97,7 @@ pub struct Root {
     /// Where this process listens.
     addresses: Vec<String>,
     arrivals: Arrivals,
+    roots: u32,
     loading: RefCell<Option<Rc<Loading>>>,
     nodes: RefCell<BTreeMap<NodeId, State>>,
     changed: (Sender<()>, Receiver<()>),
@@ -150,6 +158,7 @@ impl Root {
             hosts: setup.hosts.clone(),
             addresses,
             arrivals,
+            roots: setup.roots.max(1),
             loading: RefCell::default(),
             nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
             changed: bounded(1),
@@ -259,9 +268,14 @@ impl Root {
             source.warn(format!("{}: {lack}", super::fold::fold(&hosts)));
         }
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
-        let loading = Loading::start(&self.tasks, &self.arrivals, nodes, source, found);
+        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
+        // This host reads anyway.
+        let here: Vec<&str> = self.addresses.iter().map(|address| host_of(address)).collect();
+        let elsewhere = able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&host_of(a))));
+        let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
+        self.reader(|source| source.forest.plant(elsewhere.map(|(node, _)| *node).take(others).collect()));
         let nodes = loading::feeders(self.addresses.clone(), able);
         self.order(Target::All, Order::Feed { two_trees, nodes }, Vec::new()).await;
     }
@@ -373,6 +387,9 @@ impl Root {
                 Event::Report { report: Report::Output { job, rank, stream }, packet, .. } => {
                     self.tell(job, News::Output { rank, stream, packet }).await;
                 }
+                Event::Report { report: Report::Read { ticket }, packet, .. } => {
+                    self.reader(|source| source.forest.answer(ticket, packet.body.to_vec()));
+                }
                 Event::Report { report, .. } => self.note(report, false).await,
                 Event::Log { child, packet } => {
                     let loading = self.loading.borrow().clone();
@@ -429,13 +446,19 @@ impl Root {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));
             }
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),
+            Report::Fetch { node, piece } => {
+                if let Some(loading) = self.loading() {
+                    loading.hand(node, piece);
+                }
+            }
+            Report::Followed { file, next } => self.reader(|source| source.followed(file, next)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
             Report::Rate { rate } => {
                 if let Some(loading) = self.loading() {
                     loading.hear_rate(rate);
                 }
             }
-            Report::Output { .. } | Report::Ping => {}
+            Report::Output { .. } | Report::Read { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());
     }
@@ -447,6 +470,7 @@ impl Root {
     }
 
     async fn lose(&self, node: NodeId, error: String) {
+        self.reader(|source| source.forest.fell(node));
         let error = Error::new("reach the agent", error).at(self.host(node).to_owned()).to_string();
         self.nodes.borrow_mut().insert(node, State::Gone { error: error.clone() });
         let jobs: Vec<JobId> = self.jobs.borrow().keys().copied().collect();

@@ -51,8 +51,8 @@ pub struct Outcome {
     pub loading: Duration,
     pub ran: Duration,
     pub cleanup: Duration,
-    /// Bytes of files that nodes passed on to nodes.
-    pub received: u64,
+    /// Bytes of files that nodes passed on to nodes, and of these to nodes that asked.
+    pub received: (u64, u64),
     /// How it went on each host.
     pub card: Rc<Card>,
 }
@@ -92,7 +92,7 @@ struct Running<'a> {
     interrupts: u32,
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
-    received: u64,
+    received: (u64, u64),
     card: Rc<Card>,
     /// The ranks wait until a debugger has seen their processes.
     held: bool,
@@ -157,7 +157,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
-        received: 0,
+        received: (0, 0),
         card,
         held,
     };
@@ -329,7 +329,7 @@ impl Running<'_> {
                 self.end(Duration::ZERO).await;
             }
             News::Done { node, warnings, received, facts } => {
-                self.received += received;
+                self.received = (self.received.0 + received.0, self.received.1 + received.1);
                 self.finished(node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);

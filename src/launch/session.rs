@@ -77,12 +77,12 @@ pub struct Session {
 }
 
 impl Reading {
-    /// A reader that has read nothing. `views`: jobs will have views.
+    /// A reader that has read nothing. `views`: jobs will have views. `pull`: what is asked for late goes to those who ask.
     ///
     /// # Errors
     /// Its threads cannot be started.
-    pub fn start(compression: Compression, views: bool) -> Result<Reading> {
-        let (source, found) = Source::start(compression, if views { READERS } else { 1 })?;
+    pub fn start(compression: Compression, views: bool, pull: bool) -> Result<Reading> {
+        let (source, found) = Source::start(compression, if views { READERS } else { 1 }, pull)?;
         Ok(Reading { source, found })
     }
 
@@ -227,7 +227,8 @@ impl Session {
             phases,
             files: now.files - before.files,
             bytes_read: now.bytes - before.bytes,
-            bytes_sent: outcome.received,
+            bytes_sent: outcome.received.0,
+            bytes_pulled: outcome.received.1,
             cache_hits: now.hits - before.hits,
             misses: now.misses - before.misses,
             operations_done: now.operations - before.operations,

@@ -60,6 +60,8 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Bytes put on the network, by all nodes together.
     pub bytes_sent: u64,
+    /// Of these, to nodes that asked.
+    pub bytes_pulled: u64,
     /// Files that were already in the stores of the nodes when the job asked for them.
     pub cache_hits: u64,
     /// Questions of the hosts that only the shared file system could answer.
@@ -98,7 +100,12 @@ impl Stats {
             "files": self.files,
             "cache_hits": self.cache_hits,
             "misses": self.misses,
-            "bytes": { "read": self.bytes_read, "sent": self.bytes_sent, "original": self.original.1 },
+            "bytes": {
+                "read": self.bytes_read,
+                "sent": self.bytes_sent,
+                "pulled": self.bytes_pulled,
+                "original": self.original.1,
+            },
             "operations": {
                 "done": self.operations_done,
                 "avoided": self.operations_avoided,
@@ -187,6 +194,7 @@ mod tests {
             files,
             bytes_read,
             bytes_sent,
+            bytes_pulled: 0,
             cache_hits,
             misses: 0,
             operations_done,

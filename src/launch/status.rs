@@ -222,6 +222,7 @@ fn node_json(
     let mut shown = json!({ "node": node, "parent": parent, "host": host, "state": name, "why": why });
     if let (Some(facts), Value::Object(shown)) = (facts, &mut shown) {
         shown.insert("received".into(), facts.received.into());
+        shown.insert("pulled".into(), facts.pulled.into());
         shown.insert("stored".into(), facts.stored.into());
         shown.insert("misses".into(), facts.misses.into());
         shown.insert("jobs".into(), facts.jobs.iter().map(part_json).collect());

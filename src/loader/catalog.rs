@@ -42,7 +42,7 @@ pub enum Known<'a> {
     Dir { attr: &'a Attr, listing: &'a Arc<Listing> },
     /// Stable.
     Link { attr: &'a Attr, target: &'a [u8] },
-    /// Stable. `content` is [`Supply::Original`] also when its capture failed.
+    /// Stable. `content` is [`Supply::Original`] also when its capture failed, [`Supply::Log`] also when all of what is held elsewhere came.
     File { attr: &'a Attr, content: Supply },
     /// Stable: the error of whoever tries to reach it.
     Absent(Errno),
@@ -198,7 +198,8 @@ impl Catalog {
             Some(Entry::File { attr, content }) => {
                 let void = |id| matches!(self.contents.get(id), Some(Content::Void));
                 let content = match content {
-                    Supply::Log(id) if void(id) => Supply::Original,
+                    Supply::Log(id) | Supply::Held(id) if void(id) => Supply::Original,
+                    Supply::Held(id) if self.is_complete(*id) => Supply::Log(*id),
                     content => *content,
                 };
                 return Known::File { attr, content };
@@ -235,7 +236,7 @@ impl Catalog {
                 // Perhaps older than what was changed here since. Whoever asked is answered by that, or asks again when it comes back.
                 effects.settled.push(path.clone().into_boxed_slice());
                 effects.listed = matches!(record, Record::Dir { .. }).then(|| path.clone().into_boxed_slice());
-                if let Record::File { content: Supply::Log(id), .. } = record {
+                if let Record::File { content: Supply::Log(id) | Supply::Held(id), .. } = record {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
                 }
             }
@@ -252,7 +253,7 @@ impl Catalog {
             }
             Record::File { path, attr, content } => {
                 self.put(path, Entry::File { attr: *attr, content: *content }, &mut effects);
-                if let Supply::Log(id) = content {
+                if let Supply::Log(id) | Supply::Held(id) = content {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
                 }
             }
@@ -297,7 +298,7 @@ impl Catalog {
                 }
                 self.amend(path, *exists, ask, now, &mut effects);
             }
-            Record::Preloaded { .. } => {}
+            Record::Preloaded { .. } | Record::Follows { .. } => {}
         }
         effects
     }

@@ -62,7 +62,7 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
         // The closure is found and read while the agents start, and sent on as soon as they are up.
-        let reading = Reading::start(flags.compress, setup.view != View::None)?;
+        let reading = Reading::start(flags.compress, setup.view != View::None, flags.pull)?;
         let resolving = reading.resolve(&tasks, &spec);
         let name = program[0].to_string_lossy().into_owned();
         let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());

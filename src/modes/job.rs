@@ -59,6 +59,7 @@ macro_rules! setup {
             fan_out: $flags.fan_out,
             min_hosts: $flags.min_hosts,
             view: $flags.view,
+            roots: $flags.roots.get(),
             fresh: $flags.fresh,
             store: $flags.store.as_ref().map(|d| $crate::modes::job::bytes(d)),
         }

@@ -63,7 +63,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let served = smol::block_on(tasks.run(async {
         let mut console = Console::own(&tasks, signals)?;
         *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
-        let reading = Reading::start(flags.compress, true)?;
+        let reading = Reading::start(flags.compress, true, flags.pull)?;
         let subject = Subject::new(name.clone(), None, begun, hosts.len(), reading.source());
         let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
         console.clear();

@@ -2,7 +2,9 @@
 
 mod audit;
 mod facts;
+mod forest;
 mod job;
+mod pull;
 mod replica;
 mod streams;
 mod view;
@@ -26,6 +28,7 @@ use self::facts::Clock;
 use self::job::Job;
 use self::replica::{Replica, feeders};
 use self::view::Views;
+use super::couriers::Couriers;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::welcome::welcome;
@@ -121,6 +124,9 @@ pub(super) struct Node {
     /// The path of the store, where it is not in a namespace.
     audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
+    couriers: Couriers,
+    /// Files of which parts are read for the root.
+    opened: RefCell<HashMap<Vec<u8>, forest::Opened>>,
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
@@ -188,6 +194,8 @@ async fn live(
         host: me,
         session: enroll.session.clone(),
         parent,
+        couriers: Couriers::new(Rc::clone(&tasks), Rc::clone(&children)),
+        opened: RefCell::default(),
         children,
         subtree,
         keeper,
@@ -335,6 +343,9 @@ impl Node {
                 }
                 Event::Report { report: Report::Want { path, need }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
+                Event::Report { report: Report::Fetch { node, piece }, .. } if self.hands_out(node, piece) => {}
+                Event::Report { report: Report::Followed { file, next }, .. }
+                    if self.replica.borrow().as_ref().is_some_and(|r| !r.pulls.is_news(file, next)) => {}
                 Event::Report { report: Report::Rate { rate }, .. } if rate >= slowest => {}
                 Event::Report { report, packet, .. } => {
                     if let Report::Rate { rate } = report {
@@ -416,6 +427,8 @@ impl Node {
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
+            Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
+            Order::Read(extent) => self.read(extent),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
@@ -434,6 +447,7 @@ impl Node {
         }
         self.tasks.spawn(Rc::clone(self).ask(Rc::clone(&replica), questions)).detach();
         self.tasks.spawn(Rc::clone(&replica).apply(Rc::clone(self))).detach();
+        self.tasks.spawn(Rc::clone(&replica).pull()).detach();
         let log: Vec<_> = self.fed.iter().map(|(_, receiver)| receiver.clone()).collect();
         for (stripe, feeders) in (0..).zip(feeders(self.id, two_trees, nodes)) {
             self.tasks.spawn(Rc::clone(&replica).follow(stripe, feeders, self.key.clone(), log.clone())).detach();
@@ -478,9 +492,9 @@ impl Node {
         self.subtree.reap().await;
     }
 
-    /// Bytes of files that this node received since the last job's end.
-    fn received(&self) -> u64 {
-        self.replica.borrow().as_ref().map_or(0, |r| r.received())
+    /// Bytes of files that this node received since the last job's end, and how many of them because it asked.
+    fn received(&self) -> (u64, u64) {
+        self.replica.borrow().as_ref().map_or((0, 0), |r| r.received())
     }
 
     /// Hands a job to the keeper, which forks one for it.

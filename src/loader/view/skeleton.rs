@@ -36,7 +36,7 @@ use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, p
 use crate::loader::store::Store;
 use crate::loader::version::{self, now};
 pub use crate::net::wire::control::Need;
-use crate::net::wire::record::Attr;
+use crate::net::wire::record::{Attr, FileId};
 use crate::sys::process;
 
 /// Time between two looks for questions that are late or whose askers were killed,
@@ -52,10 +52,13 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// A question that the log does not answer is asked again after this long: it, or its answer, may have been lost with a node.
 const REPEAT: Duration = Duration::from_secs(10);
 
-/// The way up to the root. Both are called from FUSE threads and must not wait.
+/// The way up to the root. All are called from FUSE threads and must not wait.
 pub trait Upcall: Send + Sync {
     /// The log is to say something about `path`.
     fn want(&self, path: &[u8], need: Need);
+    /// Somebody needs the content of this file, which the root holds ([`Supply::Held`](crate::net::wire::record::Supply::Held)). To be
+    /// said whenever somebody does.
+    fn fetch(&self, file: FileId);
     /// A job on this node changed `path`; now it is a `d_type`, or gone. The log is to say `Changed` to all, this node included.
     fn changed(&self, path: &[u8], exists: Option<u8>);
 }
