@@ -155,7 +155,7 @@ impl JobKeeper {
     fn shown(&self, result: Result<(), Failure>) -> io::Result<()> {
         match result {
             Ok(()) => self.agent.send(&Tell::Shown, &[]),
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => self.refused(&failure.error),
         }
     }
 
@@ -173,7 +173,7 @@ impl JobKeeper {
         };
         let (view, fds) = match mounted {
             Ok(mounted) => mounted,
-            Err(failure) => return self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => return self.refused(&failure.error),
         };
         self.view = Some(view);
         match fds {
@@ -183,7 +183,7 @@ impl JobKeeper {
                 self.agent.send(&Tell::Fuse { keeper: getpid().as_raw().cast_unsigned() }, &fds)
             }
             Err(Failure { lacks: Some(Lacks::Fuse), .. }) => self.agent.send(&Tell::Plain, &[]),
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => self.refused(&failure.error),
         }
     }
 
@@ -250,7 +250,11 @@ impl JobKeeper {
     }
 
     fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {
-        self.agent.send(&failed(&Error::new(operation, error)), &[])
+        self.refused(&Error::new(operation, error))
+    }
+
+    fn refused(&self, error: &Error) -> io::Result<()> {
+        self.agent.send(&failed(error), &[])
     }
 
     /// Removes what ranks left running.

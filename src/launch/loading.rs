@@ -20,6 +20,7 @@ use super::subtree::Arrivals;
 use crate::Result;
 use crate::error::Context;
 use crate::loader::capture::{self, Capture};
+use crate::loader::catalog::as_path;
 use crate::loader::closure::{self, Environment, How};
 use crate::loader::elf;
 use crate::loader::source::{Finding, Preload, READERS, Source};
@@ -51,14 +52,14 @@ pub struct Needs {
 }
 
 /// What is to be captured besides the closure.
-#[derive(Debug, Clone, Default)]
-pub struct Wishes {
+#[derive(Debug, Clone, Copy)]
+pub struct Wishes<'a> {
     /// `--prefix`.
-    pub prefixes: Vec<PathBuf>,
+    pub prefixes: &'a [Vec<u8>],
     /// `--exclude`.
-    pub excludes: Vec<Vec<u8>>,
-    /// Arguments of the program: a script among them is as good as part of it.
-    pub arguments: Vec<PathBuf>,
+    pub excludes: &'a [Vec<u8>],
+    /// Scripts among the program's arguments, without symbolic links: they are as good as part of it.
+    pub scripts: &'a [PathBuf],
 }
 
 /// See the module.
@@ -100,9 +101,6 @@ fn topology(nodes: u32) -> Topology {
 
 impl Loading {
     /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system.
-    ///
-    /// # Errors
-    /// The reader's threads cannot be started.
     pub fn start(
         tasks: &Spawner,
         arrivals: &Arrivals,
@@ -241,14 +239,20 @@ pub fn resolve(
     preload: &Preload,
     program: &Path,
     env: &Environment,
-    wishes: &Wishes,
+    wishes: &Wishes<'_>,
 ) -> Result<Needs> {
     // Of all jobs of a session, and before anything is found.
-    let canonical = |word: &Vec<u8>| match path(word).canonicalize() {
+    let canonical = |word: &Vec<u8>| match as_path(word).canonicalize() {
         Ok(path) if word.contains(&b'/') => path.into_os_string().into_vec(),
         _ => word.clone(),
     };
-    source.capture(Capture { excludes: wishes.excludes.iter().map(canonical).collect(), ..Capture::default() });
+    let mut prefixes = Vec::new();
+    for prefix in wishes.prefixes.iter().map(|prefix| as_path(prefix)) {
+        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
+        prefixes.push(prefix.into_os_string().into_vec());
+    }
+    let excludes = wishes.excludes.iter().map(canonical).collect();
+    source.capture(Capture { excludes, shared: prefixes.clone(), ..Capture::default() });
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
     let (mut pythons, mut scripts) = (Vec::new(), Vec::new());
@@ -279,20 +283,13 @@ pub fn resolve(
         }
     }
     let environment = capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec());
-    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).collect();
-    for prefix in &wishes.prefixes {
-        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
-        trees.push(prefix.as_os_str().as_bytes().to_vec());
-    }
-    trees.retain(|tree| source.shares(path(tree)));
+    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).chain(prefixes).collect();
+    trees.retain(|tree| source.shares(as_path(tree)));
     directories.extend(trees.iter().cloned());
     // A script that an interpreter is given by name.
-    for argument in wishes.arguments.iter().filter(|argument| is_script(argument)) {
-        let Ok(canonical) = argument.canonicalize() else { continue };
-        if source.shares(&canonical) {
-            directories.insert(directory_of(&canonical));
-            scripts.push((canonical, None));
-        }
+    for script in wishes.scripts.iter().filter(|script| source.shares(script)) {
+        directories.insert(directory_of(script));
+        scripts.push((script.clone(), None));
     }
     source.capture(Capture { trees: trees.clone(), ..Capture::default() });
     if !pythons.is_empty() {
@@ -312,7 +309,7 @@ pub fn resolve(
     }
     needs.roots = capture::roots(directories);
     for root in &needs.roots {
-        preload.path(path(root), Need::Attributes);
+        preload.path(as_path(root), Need::Attributes);
     }
     Ok(needs)
 }
@@ -325,8 +322,4 @@ pub fn is_script(path: &Path) -> bool {
 
 fn directory_of(file: &Path) -> Vec<u8> {
     file.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes().to_vec()
-}
-
-fn path(bytes: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(bytes))
 }

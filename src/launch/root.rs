@@ -243,7 +243,8 @@ impl Root {
         nodes.values().filter_map(error).collect()
     }
 
-    /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.
+    /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it. What nodes
+    /// lack is among the reader's warnings then.
     pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
         let mut able = Vec::new();
         let mut lacking = BTreeMap::<String, Vec<&str>>::new();
@@ -264,7 +265,7 @@ impl Root {
             }
         }
         for (lack, hosts) in lacking {
-            say(format_args!("{}: {lack}", super::fold::fold(&hosts)));
+            source.warn(format!("{}: {lack}", super::fold::fold(&hosts)));
         }
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
         let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
@@ -389,7 +390,7 @@ impl Root {
                 Event::Report { report: Report::Read { ticket }, packet, .. } => {
                     self.reader(|source| source.forest.answer(ticket, packet.body.to_vec()));
                 }
-                Event::Report { child, report, .. } => self.note(report, child == 0).await,
+                Event::Report { report, .. } => self.note(report, false).await,
                 Event::Log { child, packet } => {
                     let loading = self.loading.borrow().clone();
                     if let Some(loading) = loading {

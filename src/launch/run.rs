@@ -2,11 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +25,7 @@ use super::placement::Placement;
 use super::root::{News, Root};
 use super::timeline::Line;
 use crate::error::EXIT_FAILED;
+use crate::loader::catalog::as_path;
 use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::JobSpec;
@@ -66,6 +64,8 @@ enum Next {
     Input(io::Result<Vec<u8>>),
     Time,
     Written,
+    /// Our own output cannot be written.
+    Broken(crate::Error),
     Closed,
 }
 
@@ -163,7 +163,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
-    running.drive(job, &news).await?;
+    running.drive(job, &news).await;
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
     }
@@ -207,14 +207,15 @@ fn nodes_of(placement: &Placement, up: &[(NodeId, usize)], hosts: &[Host]) -> Ve
 }
 
 impl Running<'_> {
-    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) -> Result<()> {
+    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) {
         let limit = job.timeout_ms.map(Duration::from_millis);
         let timeout = limit.map(|limit| Instant::now() + limit);
         let mut timed_out = false;
         let mut input = Input::new(job.stdin, self.console);
         while !self.busy.is_empty() {
             let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake()].into_iter().flatten().min();
-            match self.next(news, &mut input, wake).await? {
+            let next = self.next(news, &mut input, wake).await;
+            match next.unwrap_or_else(Next::Broken) {
                 Next::News(news) => self.handle(news, &mut input).await,
                 Next::Signal(signal) => self.signalled(signal).await,
                 Next::Input(bytes) => {
@@ -226,6 +227,10 @@ impl Running<'_> {
                     }
                 }
                 Next::Written if self.output.closed && self.give_up.is_none() => self.end(FAILED_GRACE).await,
+                Next::Broken(error) => {
+                    self.fail(error.to_string());
+                    self.end(FAILED_GRACE).await;
+                }
                 Next::Time | Next::Written => {}
                 Next::Closed => break,
             }
@@ -246,7 +251,6 @@ impl Running<'_> {
                 break;
             }
         }
-        Ok(())
     }
 
     async fn next(&mut self, news: &Receiver<News>, input: &mut Input, wake: Option<Instant>) -> Result<Next> {
@@ -503,7 +507,7 @@ impl Presenter {
         let same = out.is_terminal() && err.is_terminal();
         let files = match &job.output {
             Some(directory) => {
-                let directory = Path::new(OsStr::from_bytes(directory));
+                let directory = as_path(directory);
                 Some(super::output_files::OutputFiles::create(directory, placement.ranks())?)
             }
             None => None,

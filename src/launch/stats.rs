@@ -129,13 +129,15 @@ impl Stats {
     pub fn summary(&self) -> String {
         let phase = |(name, time): &(&str, Duration)| format!("{} {:.2} s", name.replace('_', " "), time.as_secs_f64());
         let took: Vec<String> = self.phases.named().iter().filter(|(_, time)| !time.is_zero()).map(phase).collect();
+        let loaded = self.files + self.cache_hits + self.operations_done + self.operations_avoided;
+        let first =
+            format!("{}, exit code {}, {:.2} s", self.size(), self.exit_code, self.phases.total().as_secs_f64());
+        let first = format!("hpcrt: {first} ({})", took.join(", "));
+        if loaded == 0 {
+            return format!("{first}\nhpcrt: no file was captured: each host read its own\n");
+        }
         format!(
-            "hpcrt: {}, exit code {}, {:.2} s ({})\n\
-             hpcrt: {}, {} read, {} sent, {} at the shared file system, {} avoided\n",
-            self.size(),
-            self.exit_code,
-            self.phases.total().as_secs_f64(),
-            took.join(", "),
+            "{first}\nhpcrt: {}, {} read, {} sent, {} at the shared file system, {} avoided\n",
             counted(self.files, "file"),
             HumanBytes(self.bytes_read),
             HumanBytes(self.bytes_sent),
@@ -221,6 +223,8 @@ mod tests {
             "hpcrt: 2 ranks on 1 host, exit code 3, 3.25 s (load 1.25 s, run 2.00 s)\n\
              hpcrt: 1,234 files, 5.00 MiB read, 3.00 GiB sent, 20 operations at the shared file system, 98,765 avoided\n"
         );
+        let nothing = Stats { files: 0, cache_hits: 0, operations_done: 0, operations_avoided: 0, ..sample() };
+        assert_eq!(nothing.summary().lines().nth(1), Some("hpcrt: no file was captured: each host read its own"));
     }
 
     fn fields(value: &Value, path: &str, found: &mut BTreeSet<String>) {

@@ -5,6 +5,9 @@
 //! further changes. *Unknown*: the root has to be asked.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -115,6 +118,11 @@ pub struct Catalog {
     told: HashMap<Box<[u8]>, u32>,
 }
 
+/// The same path, for whoever wants it by this type.
+pub fn as_path(path: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(path))
+}
+
 /// The directory of an absolute path; `None` for `/`.
 pub fn parent(path: &[u8]) -> Option<&[u8]> {
     let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -149,6 +157,11 @@ pub fn is_below(path: &[u8], directory: &[u8]) -> bool {
     }
 }
 
+/// Whether `path` is `directory` or lies below it.
+pub fn is_within(path: &[u8], directory: &[u8]) -> bool {
+    path == directory || is_below(path, directory)
+}
+
 fn find(listing: &Listing, name: &[u8]) -> Result<usize, usize> {
     listing.binary_search_by(|(n, _)| (**n).cmp(name))
 }
@@ -170,7 +183,7 @@ impl Catalog {
     }
 
     fn covers(&self, path: &[u8]) -> bool {
-        self.roots.iter().any(|r| **r == *path || is_below(path, r))
+        self.roots.iter().any(|root| is_within(path, root))
     }
 
     /// What is known about `path`. A name missing in a complete listing is `Absent` without any question.

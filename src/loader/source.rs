@@ -4,6 +4,7 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
+mod changes;
 mod held;
 mod preload;
 
@@ -22,7 +23,7 @@ use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{file_name, is_below, is_code, join, kind};
+use super::catalog::{as_path, file_name, is_below, is_code, is_within, join};
 use super::chunk;
 use super::elf::Elf;
 use super::forest::Forest;
@@ -95,6 +96,31 @@ pub struct Counters {
     pub hits: AtomicU64,
     /// Questions of nodes that came all the way.
     pub misses: AtomicU64,
+}
+
+/// [`Counters`] at one time.
+#[derive(Debug, Clone, Copy)]
+pub struct Counted {
+    pub files: u64,
+    pub bytes: u64,
+    pub operations: u64,
+    pub hits: u64,
+    pub misses: u64,
+}
+
+impl Counters {
+    /// What they say now.
+    pub fn read(&self) -> Counted {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { files, bytes, operations, hits, misses } = self;
+        Counted {
+            files: get(files),
+            bytes: get(bytes),
+            operations: get(operations),
+            hits: get(hits),
+            misses: get(misses),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -222,11 +248,15 @@ impl Source {
         }
     }
 
-    /// Whether a path lies on a file system that the hosts share.
+    /// Whether a path lies on a file system that the hosts share, or is said to.
     pub fn shares(&self, path: &Path) -> bool {
+        self.is_said_to_be_shared(path) || capture::is_shared(path)
+    }
+
+    fn is_said_to_be_shared(&self, path: &Path) -> bool {
         let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
-        let path_bytes = path.as_os_str().as_bytes();
-        rule.shared.iter().any(|s| is_below(path_bytes, s) || **s == *path_bytes) || capture::is_shared(path)
+        let path = path.as_os_str().as_bytes();
+        rule.shared.iter().any(|shared| is_within(path, shared))
     }
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
@@ -240,10 +270,13 @@ impl Source {
 
     /// [`Source::shares`], asked once for each device.
     pub fn shares_device(&self, device: u64, at: &Path) -> bool {
+        if self.is_said_to_be_shared(at) {
+            return true;
+        }
         if let Some(shared) = self.state().devices.get(&device) {
             return *shared;
         }
-        let shared = self.shares(at);
+        let shared = capture::is_shared(at);
         self.state().devices.insert(device, shared);
         shared
     }
@@ -278,20 +311,6 @@ impl Source {
         self.find(Record::Changed { path, exists }, Vec::new());
     }
 
-    /// Looks whether what the log says below `roots` is still true, where nobody looked since `begun`; what is not is said anew before the
-    /// job starts.
-    pub fn compare(&self, roots: &[Vec<u8>], begun: Instant, job: &Preload) {
-        let old: Vec<Vec<u8>> = {
-            let state = self.state();
-            let below = |path: &[u8]| roots.iter().any(|root| **root == *path || is_below(path, root));
-            let old = state.described.iter().filter(|(path, told)| told.at < begun && below(path));
-            old.map(|(path, _)| path.clone()).collect()
-        };
-        for path in old {
-            self.enqueue(Work::Compare { path, job: Some(Arc::clone(&job.load)) });
-        }
-    }
-
     /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
     pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
         let state = self.state();
@@ -302,70 +321,6 @@ impl Source {
         let told = told.filter(|(path, told)| !unasked(path, told.what));
         let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
         told.map(|(path, told)| (path.clone(), need(told.what))).collect()
-    }
-
-    /// Says a path anew if it is not what the log says any more.
-    fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
-        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
-        self.operation(path, Why::Changes);
-        let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
-        let mut state = self.state();
-        if state.told(path) != Some(known) {
-            return;
-        }
-        if stat.as_ref().map(version) == known.version() {
-            return state.still(path);
-        }
-        let is_listed = state.listed.contains_key(path);
-        drop(state);
-        match stat {
-            Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
-                self.describe_directory(path, Path::new(std::ffi::OsStr::from_bytes(path)), Why::Changes);
-            }
-            stat => {
-                self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
-                if matches!(known, Described::Content(..)) {
-                    self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
-                }
-            }
-        }
-    }
-
-    /// Compares what the log says with the shared file system while a job runs: directories that others changed are listed again, and, with
-    /// `files`, captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
-    pub fn look_for_changes(&self, files: bool) {
-        let (directories, captured) = {
-            let state = self.state();
-            let versions =
-                state.described.iter().filter_map(|(path, told)| Some((path, told.what, told.what.version()?)));
-            let (mut directories, mut captured) = (Vec::new(), Vec::new());
-            for (path, what, version) in versions {
-                if state.listed.contains_key(path) {
-                    directories.push((path.clone(), version));
-                } else if files && matches!(what, Described::Content(..)) {
-                    captured.push((path.clone(), version));
-                }
-            }
-            (directories, captured)
-        };
-        let look = |path: &[u8]| {
-            self.operation(path, Why::Changes);
-            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path)))
-        };
-        for (path, known) in directories {
-            if look(&path).as_ref().map(version) != Ok(known) {
-                log::debug!("{} changed", String::from_utf8_lossy(&path));
-                self.enqueue(Work::Describe { path, need: Need::Attributes, why: Why::Changes, job: None });
-            }
-        }
-        for (path, known) in captured {
-            let now = look(&path);
-            if now.as_ref().map(version) != Ok(known) {
-                let name = String::from_utf8_lossy(&path).into_owned();
-                self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
-                self.changed(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)));
-            }
-        }
     }
 
     /// Begins what a job needs before it can start; see [`Preload`].
@@ -394,6 +349,11 @@ impl Source {
 
     fn operation(&self, path: &[u8], why: Why) {
         self.touch(path, why, 1, 0);
+    }
+
+    fn look_at(&self, path: &[u8], why: Why) -> Result<Stat, Errno> {
+        self.operation(path, why);
+        rustix::fs::lstat(path)
     }
 
     fn touch(&self, path: &[u8], why: Why, operations: u64, bytes: u64) {
@@ -455,7 +415,7 @@ impl Source {
         } else {
             state.warnings.push(format!("{name} changed while it was read; it was read again"));
             drop(state);
-            match FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(path))) {
+            match FileSystem.open(as_path(path)) {
                 Ok(opened) => self.publish(path, &opened.stat, opened.file, (tries + 1, why), job),
                 Err(error) => self.absent(path, &error),
             }
@@ -473,25 +433,23 @@ impl Source {
         if self.excludes(path) {
             return self.leave_alone(path, Described::Absent);
         }
-        let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation(path, why);
-            if let Ok(opened) = FileSystem.open(name)
+            if let Ok(opened) = FileSystem.open(as_path(path))
                 && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
             {
                 return self.publish(path, &opened.stat, opened.file, (1, why), job);
             }
         }
-        self.operation(path, why);
-        let stat = match rustix::fs::lstat(name) {
+        let stat = match self.look_at(path, why) {
             Ok(stat) => stat,
             Err(error) => return self.absent(path, &error.into()),
         };
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::Directory => self.describe_directory(path, name, why),
+            rustix::fs::FileType::Directory => self.describe_directory(path, why),
             rustix::fs::FileType::Symlink => {
                 self.operation(path, why);
-                match rustix::fs::readlink(name, Vec::new()) {
+                match rustix::fs::readlink(path, Vec::new()) {
                     Ok(target) => {
                         self.state().tell(path, Described::Whole(version(&stat)));
                         self.find(
@@ -517,7 +475,7 @@ impl Source {
                     return self.find(Record::File { path: path.to_vec(), attr: attr(&stat), content }, Vec::new());
                 }
                 self.operation(path, why);
-                match FileSystem.open(name) {
+                match FileSystem.open(as_path(path)) {
                     Ok(opened) => self.publish(path, &opened.stat, opened.file, (1, why), job),
                     // Not readable by us: whoever may, reads it himself.
                     Err(_) => self.pass_through(path, &stat),
@@ -530,8 +488,8 @@ impl Source {
 
     /// Reads a file that nobody has asked for yet; in this thread, so that some are left for questions.
     fn read_ahead(&self, path: &[u8], look: u64) {
-        let name = Path::new(std::ffi::OsStr::from_bytes(path));
         self.operation(path, Why::Guess);
+        let name = as_path(path);
         let opened = FileSystem.open(name).ok().filter(|opened| {
             let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
             regular && opened.canonical == name && self.takes(path, &opened.stat)
@@ -582,9 +540,9 @@ impl Source {
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
-    fn describe_directory(&self, path: &[u8], name: &Path, why: Why) {
+    fn describe_directory(&self, path: &[u8], why: Why) {
         self.operation(path, why);
-        let listed = FileSystem.open_dir(name).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
+        let listed = FileSystem.open_dir(as_path(path)).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
         match listed {
             Ok((names, stat)) => self.list(path, &stat, &names),
             Err(error) => self.absent(path, &error),
@@ -757,7 +715,7 @@ impl Source {
             found?
         };
         self.operation(&path, Why::Again);
-        let opened = FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(&path))).ok()?;
+        let opened = FileSystem.open(as_path(&path)).ok()?;
         if self::version(&opened.stat) != version {
             return None;
         }

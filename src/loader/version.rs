@@ -1,6 +1,7 @@
 //! Whether a file is still what it was.
 
 use std::os::fd::AsFd;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
@@ -17,6 +18,12 @@ pub(super) struct Version {
     pub(super) size: u64,
     mtime: (i64, u32),
     ctime: (i64, u32),
+}
+
+/// Seconds and nanoseconds since the epoch, as in [`Attr`].
+pub(crate) fn now() -> (i64, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_secs().cast_signed(), now.subsec_nanos())
 }
 
 impl Version {

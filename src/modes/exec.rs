@@ -1,6 +1,5 @@
 //! `hpcrt exec`: runs a program on many hosts.
 
-use std::cell::OnceCell;
 use std::io::{self, Write};
 use std::rc::Rc;
 use std::time::Instant;
@@ -20,7 +19,7 @@ use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::stats::Phases;
-use crate::launch::status::{Kind, Subject};
+use crate::launch::status::Subject;
 use crate::net::wire::control::View;
 use crate::sys::process;
 
@@ -65,15 +64,8 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         // The closure is found and read while the agents start, and sent on as soon as they are up.
         let reading = Reading::start(flags.compress, setup.view != View::None, flags.pull)?;
         let resolving = reading.resolve(&tasks, &spec);
-        let subject = Rc::new(Subject {
-            id: door::job_name(),
-            kind: Kind::Job,
-            program: Some(program[0].to_string_lossy().into_owned()),
-            begun,
-            hosts: hosts.len(),
-            source: reading.source(),
-            root: OnceCell::new(),
-        });
+        let name = program[0].to_string_lossy().into_owned();
+        let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());
         let job = async {
             let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
             phases.start_agents = session.started;

@@ -34,6 +34,7 @@ use super::subtree::{Arrivals, Subtree};
 use super::welcome::welcome;
 use super::{agent, keeper};
 use crate::error::Context;
+use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, Packet, Reader, Writer};
@@ -175,7 +176,7 @@ async fn live(
     let (audit, audits) = audit.map_or((None, None), |(place, why)| (Some(place), why));
     // The directory in which the store's own was made.
     let place = match &audit {
-        Some(own) => Path::new(OsStr::from_bytes(own)).parent().map(Path::to_owned),
+        Some(own) => as_path(own).parent().map(Path::to_owned),
         None => enroll.store.as_ref().map(|place| OsStr::from_bytes(place).into()),
     };
     if let (Some(place), Some(store)) = (place, &store) {

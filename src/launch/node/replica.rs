@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::io::Errno;
@@ -15,9 +15,10 @@ use smol::future::FutureExt;
 use super::Node;
 use super::pull::Pulls;
 use crate::loader::audit::Audit;
-use crate::loader::catalog::{Catalog, is_below, parent};
+use crate::loader::catalog::{Catalog, is_below, is_within, parent};
 use crate::loader::chunk;
 use crate::loader::store::Store;
+use crate::loader::version::now;
 use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, LinkError, Packet};
@@ -455,7 +456,7 @@ impl Replica {
                 self.store.remove(*file)?;
             }
             Record::Changed { path, .. } => {
-                self.images.borrow_mut().retain(|(known, _)| known != path && !is_below(known, path));
+                self.images.borrow_mut().retain(|(known, _)| !is_within(known, path));
             }
             Record::Preloaded { load } => {
                 self.preloaded.borrow_mut().insert(*load);
@@ -484,9 +485,7 @@ impl Replica {
 
     /// Tells the catalog and the views.
     pub(super) fn learn(&self, record: &Record) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
-        let effects = self.catalog.write().unwrap_or_else(PoisonError::into_inner).apply(record, now);
+        let effects = self.catalog.write().unwrap_or_else(PoisonError::into_inner).apply(record, now());
         self.views.borrow_mut().retain(|view| view.strong_count() > 0);
         for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
             view.applied(&effects);
@@ -495,11 +494,7 @@ impl Replica {
             && audit.applied(record)
         {
             let audit = Arc::clone(audit);
-            let write = move || {
-                audit.look_for_changes();
-                audit.write().unwrap_or_else(|error| log::warn!("{error}"));
-            };
-            smol::unblock(write).detach();
+            smol::unblock(move || audit.refresh().unwrap_or_else(|error| log::warn!("{error}"))).detach();
         }
     }
 

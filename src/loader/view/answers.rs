@@ -266,10 +266,12 @@ impl View {
                         }
                         None => {
                             drop(catalog);
-                            match (fallback.get(), original::open(path, 0)) {
-                                (Some(file), _) => file,
-                                (None, Ok(file)) => fallback.get_or_init(|| file),
-                                (None, Err(e)) => return reply.error(errno(e)),
+                            match fallback.get() {
+                                Some(file) => file,
+                                None => match original::open(path, 0) {
+                                    Ok(file) => fallback.get_or_init(|| file),
+                                    Err(e) => return reply.error(errno(e)),
+                                },
                             }
                         }
                     }
