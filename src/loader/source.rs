@@ -657,6 +657,10 @@ impl Source {
     /// Reads a file once, from its beginning to its end.
     fn read(&self, id: FileId, path: &[u8], file: &File, version: Version, why: Why) -> Result<(), Errno> {
         let (held, mut shares) = (self.held(id), self.forest.shares(version.size));
+        if shares.are_shared() {
+            // What lies behind a part is another host's to read.
+            let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+        }
         // The next parts, in order, and who was asked for each.
         let (mut parts, mut end) = (VecDeque::new(), 0);
         loop {
