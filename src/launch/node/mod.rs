@@ -13,6 +13,7 @@ mod view;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,18 @@ pub fn join(file: &Path) -> Result<u8> {
         let _ = std::fs::remove_file(file);
     }
     ended
+}
+
+/// The same for an agent whose starter tells it everything on standard input: first its number, then the [`Invitation`].
+///
+/// # Errors
+/// As [`serve`].
+pub fn join_told() -> Result<u8> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).op("read the invitation")?;
+    let told = text.split_once('\n').and_then(|(node, rest)| Some((node.parse().ok()?, Invitation::parse(rest)?)));
+    let (node, invitation) = told.ok_or_else(|| Error::new("join", "standard input holds no invitation"))?;
+    run(|_, _| Ok(Way::Join(node, invitation)))
 }
 
 fn run(way: impl FnOnce(OwnedFd, OwnedFd) -> Result<Way>) -> Result<u8> {
