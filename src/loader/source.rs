@@ -29,6 +29,7 @@ use super::hints::Hint;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Names, Probe};
+use super::store::read_vec;
 use super::tally::{Tally, Why, requests};
 use super::told::{Described, State};
 use super::version::{Version, attr, current, version};
@@ -153,8 +154,7 @@ pub struct Source {
     /// What is not sent to all, with `--pull`.
     held: Option<Held>,
     compress: AtomicBool,
-    /// Nobody has said yet whether to compress.
-    undecided: AtomicBool,
+    compression: Compression,
     loads: AtomicU32,
     pub counters: Counters,
     touched: Mutex<Tally>,
@@ -182,7 +182,7 @@ impl Source {
             capture,
             held: pull.then(Held::new),
             compress: AtomicBool::new(compression == Compression::Always),
-            undecided: AtomicBool::new(compression == Compression::Auto),
+            compression,
             loads: AtomicU32::new(1),
             counters,
             touched: Mutex::new(Tally::new(PATHS)),
@@ -628,15 +628,12 @@ impl Source {
         }
     }
 
-    /// Whether somebody who knows the links should [`decide`](Source::decide).
-    pub fn is_undecided(&self) -> bool {
-        self.undecided.load(Ordering::Relaxed)
-    }
-
-    /// Whether chunks are compressed from now on, if they shrink.
-    pub fn decide(&self, compress: bool) {
-        self.undecided.store(false, Ordering::Relaxed);
-        self.compress.store(compress, Ordering::Relaxed);
+    /// The links are slower than this machine compresses: unless somebody decided otherwise, chunks are compressed from now on, if they
+    /// shrink.
+    pub fn compress_slow_links(&self) {
+        if self.compression == Compression::Auto {
+            self.compress.store(true, Ordering::Relaxed);
+        }
     }
 
     /// There will be a log, even if no file is captured.
@@ -651,11 +648,11 @@ impl Source {
 
     /// Reads a file once, from its beginning to its end.
     fn read(&self, id: FileId, path: &[u8], file: &File, version: Version, why: Why) -> Result<(), Errno> {
-        let (mut offset, mut buffer, held) = (0, Vec::new(), self.held(id));
+        let (mut offset, held) = (0, self.held(id));
         while offset < version.size {
             let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
-            buffer.resize(want, 0);
-            let got = super::store::read_at(file, offset, &mut buffer)?;
+            let mut buffer = read_vec(file, offset, want)?;
+            let got = buffer.len();
             self.touch(path, why, requests(got as u64), got as u64);
             if got < want {
                 return Err(Errno::STALE);
@@ -697,10 +694,10 @@ impl Source {
         if self::version(&opened.stat) != version {
             return None;
         }
-        let mut body = vec![0; len as usize];
-        let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
+        let mut body = read_vec(&opened.file, offset, len as usize).ok()?;
+        let got = body.len();
         self.touch(&path, Why::Again, requests(got as u64), got as u64);
-        if got < body.len() {
+        if got < len as usize {
             return None;
         }
         let (codec, body) = chunk::encode(&mut body, self.compress.load(Ordering::Relaxed));
