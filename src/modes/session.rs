@@ -81,7 +81,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         let signalled = async {
             console.ended_by().await;
         };
-        resident::serve(door, &tasks, session, subject, signalled).await;
+        resident::serve(door, &tasks, session, subject, signalled, flags.idle).await;
         Ok(())
     }));
     if let Err(error) = &served {
