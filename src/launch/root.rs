@@ -26,6 +26,7 @@ use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
+use crate::net::replicate::FeedsLog;
 use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };

@@ -13,7 +13,7 @@ use crate::net::wire::control::{Extent, NodeId};
 /// A smaller file is not worth another host's opening it.
 const WORTH: u64 = 4 << 20;
 /// Bytes for which one more host opens a file.
-const SHARE: u64 = 8 << 20;
+const SHARE: u64 = 4 << 20;
 /// Parts of a file that one host is asked for at a time.
 const AHEAD: usize = 4;
 /// A reader that is silent for so long is asked no more.
@@ -134,8 +134,12 @@ impl Shares {
         (others * AHEAD).max(1)
     }
 
-    /// Whether the next part but one of the same reader's would lie at or behind `end`, the parts being `len` long: the one at `offset` is his
-    /// last.
+    /// Whether the root is not the only reader.
+    pub fn are_shared(&self) -> bool {
+        self.readers.iter().any(Option::is_some)
+    }
+
+    /// Whether the part at `offset` is the last of its reader, in a file that ends at `end` and has parts of `len` bytes.
     pub fn is_last(&self, offset: u64, len: u64, end: u64) -> bool {
         offset + len * self.readers.len() as u64 >= end
     }

@@ -39,6 +39,18 @@ pub fn above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 10)?)
 }
 
+/// Has the standard streams lead to `/dev/null`, which is returned.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn let_go_of_streams() -> io::Result<fs::File> {
+    let null = fs::File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(null)
+}
+
 /// A descriptor that this process was started with, by the number that its environment tells; programs it starts do not get it. To be
 /// called once for a number, before anything else is opened.
 ///

@@ -92,6 +92,13 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "roots",
+        what: "libraries opened late over slow ways to the file server: the gain of 2 and 4 hosts that read, beside one",
+        how: How::Test(&["--test", "roots"], "four_readers_beside_one"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
         name: "faults",
         what: "a thousand processes killed or stopped and links cut while a program is started on 8 hosts, loaded and run",
         how: How::Test(&["--test", "loading_faults"], "a_thousand_hit_at_any_moment"),

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::fs::{Advice, fadvise};
+
 use super::Node;
 use crate::loader::store::read_at;
 use crate::loader::version;
@@ -50,6 +52,11 @@ fn read(opened: &Opened, extent: &Extent) -> Option<Vec<u8>> {
             Some(file) => Arc::clone(file),
             None => {
                 let file = Arc::new(File::open(Path::new(std::ffi::OsStr::from_bytes(&extent.path))).ok()?);
+                if version::seen(&*file) != Ok(extent.seen) {
+                    return None;
+                }
+                // What lies behind a part is another host's to read.
+                let _ = fadvise(&*file, 0, None, Advice::Random);
                 *opened = Some(Arc::clone(&file));
                 file
             }
@@ -57,6 +64,6 @@ fn read(opened: &Opened, extent: &Extent) -> Option<Vec<u8>> {
     };
     let mut bytes = vec![0; (extent.len as usize).min(CHUNK_MAX)];
     let got = read_at(&*file, extent.offset, &mut bytes).ok()?;
-    // After reading: what is not the same was changed before or while it was read.
+    // What was changed meanwhile is not the same either.
     (got == bytes.len() && version::seen(&*file) == Ok(extent.seen)).then_some(bytes)
 }

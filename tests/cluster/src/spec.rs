@@ -36,6 +36,9 @@ pub struct Service {
     pub per_op: Duration,
     /// Nanoseconds that each byte read or written keeps the server busy.
     pub ns_per_byte: f64,
+    /// Nanoseconds that each byte keeps the host busy that reads or writes it.
+    #[serde(default)]
+    pub host_ns_per_byte: f64,
     /// Added to every operation; operations overlap in it.
     pub latency: Duration,
 }
@@ -57,6 +60,7 @@ impl Default for Spec {
             service: Service {
                 per_op: Duration::from_micros(50),
                 ns_per_byte: 1.0,
+                host_ns_per_byte: 0.0,
                 latency: Duration::from_micros(200),
             },
         }

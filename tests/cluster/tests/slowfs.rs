@@ -112,7 +112,7 @@ print(old, new)";
 #[test]
 fn parallel_operations_overlap_in_latency_only() {
     let ms = Duration::from_millis;
-    let service = Service { per_op: ms(5), ns_per_byte: 0.0, latency: ms(50) };
+    let service = Service { per_op: ms(5), ns_per_byte: 0.0, host_ns_per_byte: 0.0, latency: ms(50) };
     let Some(c) = up("t-time", Spec { hosts: 2, service, ..Spec::default() }) else { return };
     let script = |threads: usize, stats: usize| {
         format!(
