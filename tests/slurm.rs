@@ -178,6 +178,7 @@ fn slurms_own_launcher(slurm: &Slurm<'_>, hpcrt: &str) {
         "{hpcrt} exec -q -- srun -l ./grep -c hpcrt /proc/self/mountinfo\necho code $?\n\
          {hpcrt} exec -q -- srun -n 4 sh -c 'exit $((SLURM_PROCID + 2))' 2>/dev/null\necho code $?\n\
          {hpcrt} exec -q -- srun -n 4 ./grep nothing /dev/null 2>/dev/null\necho code $?\n\
+         HPCRT_WITHOUT=userns {hpcrt} exec -q -- srun -n 4 ./sh -c 'echo audited by $LD_AUDIT' 2>/dev/null\n\
          {hpcrt} exec -q --label -- srun ./grep x\necho code $?\n{hpcrt} exec -q -- srun --no-such-option ./grep x\necho code $?\n\
          ls /tmp | grep hpcrt\ntrue"
     );
@@ -190,6 +191,7 @@ fn slurms_own_launcher(slurm: &Slurm<'_>, hpcrt: &str) {
     for expected in ["code 0", "code 5", "code 1", "code 2", "use its own option", "hpcrt does not know this option"] {
         assert!(output.contains(expected), "{expected}: {output}");
     }
+    assert_eq!(count(&output, "audited by /"), 4, "without namespaces its linker is told: {output}");
     assert_eq!(count(&output, "hpcrt-guests"), 0, "{output}");
     // A job that is cancelled takes its guests along.
     let script = format!("exec {hpcrt} exec -q -- srun ./sh -c 'echo begun; exec sleep 1000'");
