@@ -12,6 +12,7 @@ pub mod hostfile;
 pub mod hostlist;
 mod job_keeper;
 pub mod keeper;
+pub mod limits;
 pub mod loading;
 pub mod node;
 pub mod output;

@@ -12,6 +12,7 @@ use smol::future::FutureExt;
 
 use super::card::Card;
 use super::keeper::KILLED;
+use super::limits;
 use super::loading::{self, Loading};
 use super::overlay::{Children, Event, Spawner};
 use super::start_tree::{self, StartCost};
@@ -24,9 +25,10 @@ use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
 use crate::net::wire::control::{
-    AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
+    AgentKind, Enroll, Exit, JobId, Limits, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
 use crate::net::wire::facts::{Facts, JobFacts};
+use crate::sys::without::Without;
 use crate::{Error, Result};
 
 /// Packets that wait for a job, at most.
@@ -76,7 +78,7 @@ pub enum News {
 #[derive(Debug, Clone)]
 pub enum State {
     Starting,
-    Up { addresses: Vec<String>, viewless: Option<String>, audits: Option<String> },
+    Up { addresses: Vec<String>, limits: Limits },
     Gone { error: String },
 }
 
@@ -98,6 +100,10 @@ pub struct Root {
     clocks: RefCell<Clocks>,
     /// Who starts each node: node 1 first.
     parents: RefCell<Vec<NodeId>>,
+    /// Nodes that their parent could not start, and why.
+    restarted: RefCell<BTreeMap<NodeId, String>>,
+    /// What was said of what hosts do without: hosts, words.
+    said: RefCell<Vec<(String, String)>>,
     /// What nodes said of themselves, and when the root heard it; and when it asked last.
     facts: RefCell<BTreeMap<NodeId, (Instant, Facts)>>,
     asked: Cell<Option<Instant>>,
@@ -123,12 +129,15 @@ impl Root {
         interrupted: impl Future<Output = Error>,
     ) -> Result<Rc<Root>> {
         let key = SessionKey::random();
-        let listener = listen::listen(setup.agent == AgentKind::Local).op("listen for the agents")?;
-        let addresses = listen::addresses(&listener);
+        let listener =
+            listen::listen(setup.agent == AgentKind::Local, &Without::from_env()?).op("listen for the agents")?;
+        let addresses = listener.as_ref().map(listen::addresses).unwrap_or_default();
         let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
         let (children, events) = Children::new(Rc::clone(&tasks));
         let arrivals = Arrivals::default();
-        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+        if let Some(listener) = listener {
+            tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+        }
         let enroll = Enroll {
             node: 0,
             host: String::new(),
@@ -157,6 +166,8 @@ impl Root {
             begun: Instant::now(),
             clocks: RefCell::default(),
             parents: RefCell::new(parents(count, setup.fan_out)),
+            restarted: RefCell::default(),
+            said: RefCell::default(),
             facts: RefCell::default(),
             asked: Cell::new(None),
             next_job: Cell::new(1),
@@ -172,7 +183,9 @@ impl Root {
                 let _ = root.changed.1.recv().await;
                 progress(&root);
             }
-            root.enough(setup.min_hosts, say)
+            root.enough(setup.min_hosts, say)?;
+            root.say_limits(limits::of_tree);
+            Ok(())
         };
         if let Err(error) = up.or(async { Err(interrupted.await) }).await {
             root.stop().await;
@@ -236,33 +249,42 @@ impl Root {
 
     /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.
     pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
-        let mut able = Vec::new();
-        let mut lacking = BTreeMap::<String, Vec<&str>>::new();
-        for (node, state) in &*self.nodes.borrow() {
-            let State::Up { addresses, viewless, audits } = state else { continue };
-            let lack = match (viewless, audits) {
-                (Some(why), _) => Some(format!("{why}; ranks there read the shared file system themselves")),
-                (None, Some(why)) => {
-                    Some(format!("{why}; libraries are given to the dynamic linkers of programs instead"))
-                }
-                (None, None) => None,
+        self.say_limits(limits::of_view);
+        let able: Vec<_> = {
+            let nodes = self.nodes.borrow();
+            let able = |(node, state): (&NodeId, &State)| match state {
+                State::Up { addresses, limits } if limits.view.is_none() => Some((*node, addresses.clone())),
+                _ => None,
             };
-            if let Some(lack) = lack {
-                lacking.entry(lack).or_default().push(self.host(*node));
-            }
-            if viewless.is_none() {
-                able.push((*node, addresses.clone()));
-            }
-        }
-        for (lack, hosts) in lacking {
-            say(format_args!("{}: {lack}", super::fold::fold(&hosts)));
-        }
+            nodes.iter().filter_map(able).collect()
+        };
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
         let loading = Loading::start(&self.tasks, &self.arrivals, nodes, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
         let nodes = loading::feeders(self.addresses.clone(), able);
         self.order(Target::All, Order::Feed { two_trees, nodes }, Vec::new()).await;
+    }
+
+    /// Says what hosts do without and what comes instead: one line for each kind.
+    fn say_limits(&self, words: impl Fn(&Limits) -> Vec<String>) {
+        let mut lacking = BTreeMap::<String, Vec<&str>>::new();
+        for (node, state) in &*self.nodes.borrow() {
+            let State::Up { limits, .. } = state else { continue };
+            for lack in words(limits) {
+                lacking.entry(lack).or_default().push(self.host(*node));
+            }
+        }
+        for (lack, hosts) in lacking {
+            let hosts = super::fold::fold(&hosts);
+            say(format_args!("{hosts}: {lack}"));
+            self.said.borrow_mut().push((hosts, lack));
+        }
+    }
+
+    /// What was said of what hosts do without: hosts, words.
+    pub fn limits(&self) -> Vec<(String, String)> {
+        self.said.borrow().clone()
     }
 
     /// The log's writer, once there is a log.
@@ -399,9 +421,10 @@ impl Root {
     /// `direct`: said by this process itself about a node it started.
     async fn note(self: &Rc<Self>, report: Report, direct: bool) {
         match report {
-            Report::Joined { node, addresses, viewless, audits, birth } => {
+            Report::Joined { node, addresses, mut limits, birth } => {
+                limits.ssh = self.restarted.borrow_mut().remove(&node);
                 self.clocks.borrow_mut().handle_join(node, birth, 0, self.now());
-                self.nodes.borrow_mut().insert(node, State::Up { addresses, viewless, audits });
+                self.nodes.borrow_mut().insert(node, State::Up { addresses, limits });
             }
             Report::NotStarted { node, error } if direct => {
                 self.nodes.borrow_mut().insert(node, State::Gone { error });
@@ -410,6 +433,8 @@ impl Root {
             Report::NotStarted { node, error } => {
                 log::info!("{error}; starting it from here");
                 let host = self.host(node).to_owned();
+                let why = error.strip_prefix(&format!("{host}: ")).unwrap_or(&error).to_owned();
+                self.restarted.borrow_mut().insert(node, why);
                 if let Some(parent) = self.parents.borrow_mut().get_mut((node as usize).wrapping_sub(1)) {
                     *parent = 0;
                 }

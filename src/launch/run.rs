@@ -57,6 +57,8 @@ pub struct Outcome {
     pub received: u64,
     /// How it went on each host.
     pub card: Rc<Card>,
+    /// What was said of what hosts do without: hosts, words.
+    pub limits: Vec<(String, String)>,
 }
 
 /// What the loop waits for.
@@ -175,9 +177,14 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for error in &running.errors {
         console.say(error);
     }
-    for (error, nodes) in running.warnings.iter().chain(&running.failures) {
+    let mut limits = root.limits();
+    for (at, (error, nodes)) in running.warnings.iter().chain(&running.failures).enumerate() {
         let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
-        console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
+        let hosts = super::fold::fold(&hosts);
+        console.say(format_args!("{hosts}: {error}"));
+        if at < running.warnings.len() {
+            limits.push((hosts, error.clone()));
+        }
     }
     let code = match &running {
         Running { failed: true, .. } => EXIT_FAILED,
@@ -194,6 +201,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         cleanup: ended.elapsed(),
         received: running.received,
         card: running.card,
+        limits,
     })
 }
 
