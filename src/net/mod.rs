@@ -4,6 +4,7 @@ pub mod auth;
 pub mod link;
 pub mod listen;
 pub mod memory_file;
+pub mod pace;
 pub mod relay;
 pub mod replicate;
 pub mod seqpacket;

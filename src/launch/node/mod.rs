@@ -457,10 +457,14 @@ impl Node {
 
     /// The log comes down the control link: this node reaches none of its feeders.
     async fn fed_by_parent(&self, packet: Packet) {
-        // The stripe is told by the sequence number; with one stripe all belong to it.
-        let Ok(LogFrame::Entry { seq, .. }) = packet.message() else { return };
-        let stripe = self.replica.borrow().as_ref().map_or(0, |r| r.log().stripe_of(seq));
-        let _ = self.fed[stripe].0.send(packet).await;
+        let stripe = match packet.message() {
+            // The stripe is told by the sequence number; with one stripe all belong to it.
+            Ok(LogFrame::Entry { seq, .. }) => self.replica.borrow().as_ref().map_or(0, |r| r.log().stripe_of(seq)),
+            Ok(LogFrame::Slow { stripe } | LogFrame::Leave { stripe }) => stripe as usize,
+            _ => return,
+        };
+        let Some((fed, _)) = self.fed.get(stripe) else { return };
+        let _ = fed.send(packet).await;
     }
 
     fn job(&self, job: JobId, act: impl FnOnce(&Rc<Job>)) {
