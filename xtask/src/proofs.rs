@@ -78,6 +78,13 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "growth",
+        what: "a thousand jobs in one session: memory, descriptors, threads, mounts and stores stay as they are, agents below 24 MiB",
+        how: How::Test(&["--test", "growth"], "a_thousand_jobs_in_a_session"),
+        memory: 4,
+        root: true,
+    },
+    Proof {
         name: "fuzz",
         what: "ten minutes for everything that reads bytes from outside; with coverage where cargo-fuzz and a nightly are installed",
         how: How::Fuzz,
