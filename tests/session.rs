@@ -20,11 +20,16 @@ struct Session {
 
 impl Session {
     fn start(flags: &[&str]) -> Session {
+        Session::start_without("", flags)
+    }
+
+    /// On hosts that lack these abilities.
+    fn start_without(abilities: &str, flags: &[&str]) -> Session {
         let runtime = tempfile::tempdir().unwrap();
         fs::set_permissions(runtime.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let mut session = Session { name: String::new(), runtime };
         let mut begun = session.command(&["start", "--hosts", "a,b,c", "--agent", "local"]).arg_all(flags).0;
-        let begun = begun.output().unwrap();
+        let begun = begun.env("HPCRT_WITHOUT", abilities).output().unwrap();
         assert!(begun.status.success(), "{}", String::from_utf8_lossy(&begun.stderr));
         session.name = String::from_utf8(begun.stdout).unwrap().trim().to_owned();
         session
@@ -106,6 +111,32 @@ fn a_command_that_goes_takes_its_job_along() {
         drop(job.end());
     }
     session.run(&["--", "true"]).end().code(0);
+}
+
+#[test]
+fn the_first_job_hears_what_hosts_lack() {
+    let session = Session::start_without("userns", &[]);
+    let tree = tempfile::tempdir().unwrap();
+    let prefix = tree.path().to_str().unwrap();
+    let said = |times: usize| {
+        let done = session.run(&["--prefix", prefix, "--", "true"]).end().code(0);
+        assert_eq!(done.err.matches("a,b,c: ").count(), times, "{}", done.err);
+    };
+    said(1);
+    said(0);
+}
+
+#[test]
+fn a_job_whose_output_cannot_be_written_is_ended() {
+    let session = Session::start(&[]);
+    let mark = session.runtime.path().join("pids");
+    let script = format!("echo $$ >> {}; echo words; exec sleep 1000", mark.display());
+    let mut command = session.run(&["--", "sh", "-c", &script]).0;
+    let done = command.stdout(fs::File::options().write(true).open("/dev/full").unwrap()).output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!((done.status.code(), said.matches("No space left").count()), (Some(125), 1), "{said}");
+    let pids = fs::read_to_string(&mark).unwrap();
+    assert!(pids.lines().all(|pid| !fs::exists(format!("/proc/{pid}")).unwrap()), "ranks outlive their job");
 }
 
 #[test]

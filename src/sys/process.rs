@@ -208,7 +208,7 @@ pub fn kill_descendants(spare: &[Pid], deadline: Duration) -> bool {
 /// A descriptor that becomes readable when a child ends; non-blocking.
 ///
 /// # Errors
-/// There is no such child, or no pidfd before Linux 5.3.
+/// There is no such child, or no such descriptor before Linux 5.10.
 pub fn watch(child: Pid) -> io::Result<OwnedFd> {
     let child = rustix::process::Pid::from_raw(child.as_raw()).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::pidfd_open(child, rustix::process::PidfdFlags::NONBLOCK)?)

@@ -57,6 +57,20 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "python",
+        what: "280 extension modules, and numpy with scipy, over 1, 4 and 8 hosts: operations at the shared file system",
+        how: How::Test(&["--test", "python"], "modules_and_an_environment"),
+        memory: 8,
+        root: true,
+    },
+    Proof {
+        name: "bytes",
+        what: "processor time of a byte of a file, step by step: read, hash, compress, send, receive, decompress, store",
+        how: How::Bench("bytes"),
+        memory: 1,
+        root: false,
+    },
+    Proof {
         name: "late",
         what: "300 libraries opened late, in an order that differs by rank: operations at the shared file system, and none asked for twice",
         how: How::Test(&["--test", "late"], "three_hundred_libraries_opened_late"),

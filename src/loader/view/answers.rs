@@ -99,6 +99,19 @@ impl View {
             Known::Dir { attr, listing } => return Some((Facts::Dir(*attr, listing.clone()), question)),
             Known::Link { attr, target } => return Some((Facts::Link(*attr, target.into()), question)),
             Known::File { content: Supply::OnOpen, .. } if need == Need::Content => {}
+            Known::File { attr, content: Supply::Held(id) } if need == Need::Content => {
+                let attr = *attr;
+                let begun = catalog.has_content(id, 0, 1) == Some(true);
+                let answer = if begun {
+                    Some((Facts::File(attr, Supply::Log(id)), question))
+                } else {
+                    self.park(Key::Content(id), question, asked)?;
+                    None
+                };
+                drop(catalog);
+                self.setup.upcall.fetch(id);
+                return answer;
+            }
             Known::File { attr, content } => return Some((Facts::File(*attr, content), question)),
             Known::Absent(e) => return Some((Facts::Absent(errno(e)), question)),
             Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),
@@ -253,10 +266,12 @@ impl View {
                         }
                         None => {
                             drop(catalog);
-                            match (fallback.get(), original::open(path, 0)) {
-                                (Some(file), _) => file,
-                                (None, Ok(file)) => fallback.get_or_init(|| file),
-                                (None, Err(e)) => return reply.error(errno(e)),
+                            match fallback.get() {
+                                Some(file) => file,
+                                None => match original::open(path, 0) {
+                                    Ok(file) => fallback.get_or_init(|| file),
+                                    Err(e) => return reply.error(errno(e)),
+                                },
                             }
                         }
                     }

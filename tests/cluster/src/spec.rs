@@ -1,5 +1,6 @@
 //! What a cluster is made of.
 
+use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -63,6 +64,15 @@ impl Default for Spec {
 }
 
 impl Spec {
+    /// The default for a test, by a name that is the same in every run from one checkout: a run replaces what a killed one left, and no
+    /// other's.
+    #[must_use]
+    pub fn of(test: &str) -> Spec {
+        let mut hasher = std::hash::DefaultHasher::new();
+        env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
+        Spec { name: format!("{test}-{:08x}", hasher.finish() >> 32), ..Spec::default() }
+    }
+
     /// The name of host `index`, counted from 1.
     #[must_use]
     pub fn host(&self, index: usize) -> String {
