@@ -36,6 +36,8 @@ use crate::{Error, Result};
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Pause between two rounds of attempts to find somebody who feeds us.
 const RETRY: Duration = Duration::from_millis(200);
+/// Whom a slow feeder sent away comes back to it after so long without anything new.
+const HOME: Duration = Duration::from_secs(10);
 /// Without anybody who feeds us for this long, jobs that wait for files fail.
 const UNFED: Duration = Duration::from_secs(30);
 /// First bytes of an ELF file.
@@ -261,10 +263,12 @@ impl Replica {
     ) {
         // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
         let mut parent_feeds = false;
-        loop {
+        'nearest: loop {
+            let mut left = false;
             for feeder in &feeders {
-                let ended = self.fed_by(stripe, feeder, &key).await;
+                let Err(ended) = self.fed_by(stripe, feeder, &key, left).await else { continue 'nearest };
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
+                left |= matches!(ended, LinkError::Left);
             }
             let before = self.log.next(stripe);
             let ended = self.fed_by_parent(stripe, &down).await;
@@ -277,18 +281,18 @@ impl Replica {
         }
     }
 
-    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey) -> LinkError {
-        let (mut reader, mut writer) = match listen::reach(&feeder.addresses, key, self.node, Purpose::Log).await {
-            Ok(link) => link,
-            Err(error) => return error,
-        };
-        if let Err(error) = writer.send(&self.log.attachment(stripe)).await {
-            return error;
-        }
+    /// Until the link ends. `left`: a nearer feeder sent us away; we go back, with `Ok`, when for [`HOME`] there was nothing to be fed.
+    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey, left: bool) -> Result<(), LinkError> {
+        let (mut reader, mut writer) = listen::reach(&feeder.addresses, key, self.node, Purpose::Log).await?;
+        writer.send(&self.log.attachment(stripe)).await?;
+        let (mut next, mut since) = (self.log.next(stripe), Instant::now());
         loop {
-            match self.receive(stripe, reader.receive_within()).await {
-                Ok(()) => {}
-                Err(error) => return error,
+            self.receive(stripe, reader.receive_within()).await?;
+            if self.log.next(stripe) != next {
+                (next, since) = (self.log.next(stripe), Instant::now());
+            }
+            if left && since.elapsed() > HOME {
+                return Ok(());
             }
         }
     }
