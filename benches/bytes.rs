@@ -124,8 +124,7 @@ fn main() {
     let mut buffer = vec![0; CHUNK_MAX];
     let copy = cost(|nth| buffer.copy_from_slice(std::hint::black_box(&chunks[nth])));
     let read = cost(|nth| {
-        let mut buffer = Vec::new();
-        buffer.resize(CHUNK_MAX, 0);
+        let mut buffer = vec![0; CHUNK_MAX];
         read_at(&original, (nth * CHUNK_MAX) as u64, &mut buffer).expect("it is there");
         std::hint::black_box(buffer);
     });

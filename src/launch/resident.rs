@@ -12,6 +12,7 @@ use smol::future::FutureExt;
 
 use super::console::Console;
 use super::door::Door;
+use super::hosting::Ranks;
 use super::overlay::Spawner;
 use super::session::Session;
 use super::stats::Phases;
@@ -105,7 +106,7 @@ impl Resident {
         let job = async {
             let spec = memory_file::read(spec.into(), SPEC_MAX).op("read the request")?;
             let resolving = self.session.resolve(&self.tasks, &spec);
-            self.session.run(&spec, resolving, Phases::default(), &console).await
+            self.session.run(&spec, resolving, Phases::default(), &console, Ranks::Ours).await
         };
         job.or(listen).await.unwrap_or_else(|error: Error| {
             console.say(&error);

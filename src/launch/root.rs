@@ -11,9 +11,11 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::card::Card;
+use super::invitation::{Invitation, Posted};
 use super::keeper::KILLED;
 use super::loading::{self, Loading};
 use super::overlay::{Children, Event, Spawner};
+use super::slurm::Step;
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
 use super::timeline::{Clocks, Moment};
@@ -75,6 +77,7 @@ pub enum News {
     Done { node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
+    Open { node: NodeId },
     Pids(Vec<(u32, u32)>),
     Lost { node: NodeId, error: String },
 }
@@ -165,7 +168,10 @@ impl Root {
             jobs: RefCell::default(),
             begun: Instant::now(),
             clocks: RefCell::default(),
-            parents: RefCell::new(parents(count, setup.fan_out)),
+            parents: RefCell::new(match setup.agent.come() {
+                true => vec![0; setup.hosts.len()],
+                false => parents(count, setup.fan_out),
+            }),
             facts: RefCell::default(),
             asked: Cell::new(None),
             next_job: Cell::new(1),
@@ -176,6 +182,14 @@ impl Root {
         let specs = (1..=count).zip(&setup.hosts).zip(root.parents.borrow().clone());
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
+        let step = (setup.agent == AgentKind::Srun).then(|| root.start_step(key.clone())).transpose();
+        let mut step = match step {
+            Ok(step) => step,
+            Err(error) => {
+                root.stop().await;
+                return Err(error);
+            }
+        };
         let up = async {
             while root.count(|s| matches!(s, State::Starting)) > 0 {
                 let _ = root.changed.1.recv().await;
@@ -183,11 +197,28 @@ impl Root {
             }
             root.enough(setup.min_hosts, say)
         };
-        if let Err(error) = up.or(async { Err(interrupted.await) }).await {
+        let fell = async {
+            match &mut step {
+                Some((step, _)) => Err(step.ended().await),
+                None => smol::future::pending().await,
+            }
+        };
+        let up = up.or(async { Err(interrupted.await) }).or(fell).await;
+        if let Some((step, _)) = step {
+            root.subtree.adopt(step.into_process());
+        }
+        if let Err(error) = up {
             root.stop().await;
             return Err(error);
         }
         Ok(root)
+    }
+
+    /// Has Slurm start the agents, which find their way here by the file.
+    fn start_step(&self, key: SessionKey) -> Result<(Step, Posted)> {
+        let (addresses, hosts) = (self.addresses.clone(), self.hosts.clone());
+        let posted = Invitation { key, addresses, hosts }.post()?;
+        Ok((Step::start(&self.tasks, &self.hosts, posted.path())?, posted))
     }
 
     fn bring_up(self: &Rc<Self>, nodes: Vec<NodeSpec>) {
@@ -441,6 +472,7 @@ impl Root {
             }
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
+            Report::Open { job, node } => self.tell(job, News::Open { node }).await,
             Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)).await,
             Report::Facts { node, facts } => {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));

@@ -138,6 +138,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         roots: needs.roots,
         view: job.view,
         stdin: job.stdin,
+        guests: false,
         hold: held,
     };
     let mut running = Running {
@@ -204,6 +205,16 @@ fn nodes_of(placement: &Placement, up: &[(NodeId, usize)], hosts: &[Host]) -> Ve
         candidates.find(|(_, at)| hosts[*at] == share.host).map_or(0, |(node, _)| *node)
     };
     placement.shares.iter().map(node).collect()
+}
+
+/// Notes what a node that is done told of its part.
+pub(super) fn noted(root: &Root, card: &Card, node: NodeId, facts: &JobFacts) {
+    let mut progress = card.progress.borrow_mut();
+    progress.done.insert(node);
+    progress.add(facts);
+    if let Some((birth, offset)) = root.clocks().get(node) {
+        progress.lines.push(Line::new(root.host(node), birth, offset, card.ordered, facts, root.now()));
+    }
 }
 
 impl Running<'_> {
@@ -330,7 +341,7 @@ impl Running<'_> {
             }
             News::Done { node, warnings, received, facts } => {
                 self.received = (self.received.0 + received.0, self.received.1 + received.1);
-                self.finished(node, &facts);
+                noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);
                 }
@@ -339,6 +350,7 @@ impl Running<'_> {
                 input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
+            News::Open { .. } => {}
             News::Loaded { node } => {
                 self.last_loaded = Some(Instant::now());
                 self.card.progress.borrow_mut().loaded.insert(node);
@@ -363,17 +375,6 @@ impl Running<'_> {
             self.held = false;
             self.card.show_debugger(self.root);
             self.pass_on(Signal::SIGCONT).await;
-        }
-    }
-
-    /// Notes what a node that is done told of its part.
-    fn finished(&self, node: NodeId, facts: &JobFacts) {
-        let mut progress = self.card.progress.borrow_mut();
-        progress.done.insert(node);
-        progress.add(facts);
-        if let Some((birth, offset)) = self.root.clocks().get(node) {
-            let line = Line::new(self.root.host(node), birth, offset, self.card.ordered, facts, self.root.now());
-            progress.lines.push(line);
         }
     }
 

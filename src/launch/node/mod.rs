@@ -3,6 +3,7 @@
 mod audit;
 mod facts;
 mod forest;
+mod guests;
 mod job;
 mod pull;
 mod replica;
@@ -29,10 +30,11 @@ use self::job::Job;
 use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::couriers::Couriers;
+use super::invitation::Invitation;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::welcome::welcome;
-use super::{agent, keeper};
+use super::{agent, keeper, slurm};
 use crate::error::Context;
 use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
@@ -54,11 +56,42 @@ use crate::{Error, Result};
 /// The parent must enrol a fresh agent within this time.
 const ENROLMENT: Duration = Duration::from_secs(30);
 
+/// How a node gets its first link.
+enum Way {
+    /// Of the descriptors that the agent was started with.
+    Pipes(OwnedFd, OwnedFd),
+    /// By going to who invited it, as this node.
+    Join(NodeId, Invitation),
+}
+
 /// The `serve` mode: becomes a node and returns when the session is over.
 ///
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    run(|input, output| Ok(Way::Pipes(input, output)))
+}
+
+/// The same for an agent that Slurm started on one of the hosts in an [`Invitation`].
+///
+/// # Errors
+/// As [`serve`]; this host is not invited.
+pub fn join(file: &Path) -> Result<u8> {
+    slurm::remove_copy();
+    let invitation = Invitation::read(file)?;
+    let me = slurm::node_name().ok_or_else(|| Error::new("join", "SLURMD_NODENAME is not set"))?;
+    let at = invitation.hosts.iter().position(|host| *host == me);
+    let at = at.ok_or_else(|| Error::new("join", "this host is not invited").at(me))?;
+    let node = NodeId::try_from(at + 1).op("number this host")?;
+    let ended = run(|_, _| Ok(Way::Join(node, invitation)));
+    // Of a front end that was killed meanwhile.
+    if ended.is_err() {
+        let _ = std::fs::remove_file(file);
+    }
+    ended
+}
+
+fn run(way: impl FnOnce(OwnedFd, OwnedFd) -> Result<Way>) -> Result<u8> {
     let clock = Clock::start();
     process::default_action(Signal::SIGCHLD);
     // The keepers receive hundreds of descriptors at once.
@@ -71,7 +104,7 @@ pub fn serve() -> Result<u8> {
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let left = Rc::new(RefCell::new(None));
-    let life = live(Rc::clone(&tasks), clock, input, output, keeper, keeper_pid, Rc::clone(&left));
+    let life = live(Rc::clone(&tasks), clock, way(input, output)?, keeper, keeper_pid, Rc::clone(&left));
     let ended = smol::block_on(tasks.run(life));
     // The keeper sees its socket close; whatever it leaves is ours.
     let _ = rustix::net::shutdown(&hang_up, rustix::net::Shutdown::Both);
@@ -136,16 +169,13 @@ pub(super) struct Node {
 /// A store in a directory of the user's: where, and its own directory.
 type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
 
-async fn live(
-    tasks: Spawner,
-    clock: Clock,
-    input: OwnedFd,
-    output: OwnedFd,
-    keeper: Seqpacket,
-    keeper_pid: Pid,
-    left: Left,
-) -> Result<()> {
-    let (mut reader, writer) = first_link(input, output).op("open the link to the parent")?;
+async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_pid: Pid, left: Left) -> Result<()> {
+    let (mut reader, writer) = match way {
+        Way::Pipes(input, output) => first_link(input, output).op("open the link to the parent")?,
+        Way::Join(node, Invitation { key, addresses, .. }) => listen::reach(&addresses, &key, node, Purpose::Control)
+            .await
+            .map_err(|error| Error::new("reach the front end", error).on(addresses.join(", ")))?,
+    };
     let enroll = enrolment(&mut reader).await?;
     let mut birth = Birth { enrolled: clock.now(), ..Birth::default() };
     let me = enroll.host.clone();

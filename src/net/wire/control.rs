@@ -97,6 +97,17 @@ pub enum AgentKind {
     Ssh,
     /// A shell command; `{host}` is replaced, or the host appended.
     Command(String),
+    /// One step of the Slurm allocation starts all of them; they come to the front end by themselves.
+    Srun,
+    /// Somebody else starts them; they come to the front end by themselves.
+    Launched,
+}
+
+impl AgentKind {
+    /// Agents connect to the front end instead of being started one by one.
+    pub fn come(&self) -> bool {
+        matches!(self, AgentKind::Srun | AgentKind::Launched)
+    }
 }
 
 /// One node of a sub-tree to start.
@@ -136,6 +147,9 @@ pub struct Launch {
     /// Bytes of content known to be needed.
     pub bytes: u64,
     pub stdin: StdinTo,
+    /// Another launcher starts the ranks; they come as guests ([`super::guest`]). A place's count is how many will, 0: any number until
+    /// the job is ended. Answered by [`Report::Open`].
+    pub guests: bool,
     /// A debugger watches: each rank stops before its program's first instruction until it is sent SIGCONT, and who gave this order may be
     /// stopped himself for any time. Answered by [`Report::Pids`].
     pub hold: bool,
@@ -200,6 +214,8 @@ pub enum Report {
     Done { job: JobId, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     /// The job's standard input was taken by its readers on this node: send more.
     StdinTaken { job: JobId, node: NodeId },
+    /// Guests of the job are let in on the node.
+    Open { job: JobId, node: NodeId },
     /// The node has the job's files and starts its ranks.
     Loaded { job: JobId, node: NodeId },
     /// The answer to [`Order::Facts`].
