@@ -46,10 +46,9 @@ fn up_at(name: &str, rate: Option<&str>) -> Option<(Cluster, tempfile::TempDir, 
     fs::remove_file(place.join("pad")).unwrap();
     let found = NAMES.iter().map(|name| format!("+/shared/app/{name}")).collect();
     let spec = Spec {
-        name: format!("t-pull-{name}"),
         rate: rate.map(Into::into),
         backing: Some(backing.path().into()),
-        ..Spec::default()
+        ..Spec::of(&format!("t-pull-{name}"))
     };
     Some((Cluster::up(spec).unwrap(), backing, found))
 }
