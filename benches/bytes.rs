@@ -12,7 +12,7 @@ use std::thread;
 
 use cluster::generate::payload::payload;
 use hpcrt::loader::chunk;
-use hpcrt::loader::store::{Store, read_at};
+use hpcrt::loader::store::{Store, read_vec};
 use hpcrt::net::auth::SessionKey;
 use hpcrt::net::link::{self, Packet};
 use hpcrt::net::wire::hello::Purpose;
@@ -124,9 +124,7 @@ fn main() {
     let mut buffer = vec![0; CHUNK_MAX];
     let copy = cost(|nth| buffer.copy_from_slice(std::hint::black_box(&chunks[nth])));
     let read = cost(|nth| {
-        let mut buffer = vec![0; CHUNK_MAX];
-        read_at(&original, (nth * CHUNK_MAX) as u64, &mut buffer).expect("it is there");
-        std::hint::black_box(buffer);
+        std::hint::black_box(read_vec(&original, (nth * CHUNK_MAX) as u64, CHUNK_MAX).expect("it is there"));
     });
     let bare_read = cost(|nth| original.read_exact_at(&mut buffer, (nth * CHUNK_MAX) as u64).expect("it is there"));
     let hash = cost(|nth| {

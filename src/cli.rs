@@ -195,6 +195,9 @@ flags! {
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "start")]
 SessionStart [start] {
+    /// end the session when nothing ran in it for this many seconds (default: never)
+    #[argh(option, from_str_fn(seconds))]
+    pub idle: Option<Duration>,
     /// how programs will see their captured files: auto (default), namespace or audit
     #[argh(option, default = "View::Auto")]
     pub view: View,
@@ -254,7 +257,7 @@ pub struct Serve {
     /// be nothing: only say, by exit code 0, that this binary has this hash
     #[argh(option, arg_name = "hash")]
     pub same: Option<String>,
-    /// go to the front end that wrote this file, which is for no other
+    /// go to the front end that wrote this file; -: it is told on standard input
     #[argh(option, arg_name = "file")]
     pub join: Option<PathBuf>,
 }

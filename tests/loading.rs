@@ -89,6 +89,17 @@ fn operations_do_not_depend_on_hosts_and_ranks() {
     }
 }
 
+/// The choice made from the speed of the links, of which the one from the front end is within its host.
+#[test]
+fn slow_links_get_compressed_content() {
+    let Some(backing) = shared(40, 60) else { return };
+    for (rate, least, most) in [(Some("100mbit"), 0.2, 0.75), (None, 1.0, 1.0)] {
+        let Figures { wire, ops, .. } = measure(backing.path(), 2, rate, "--compress auto");
+        let share = wire / ops.read_bytes as f64;
+        assert!((least..=most).contains(&share), "{rate:?}: {share} of what was read was sent to each host");
+    }
+}
+
 /// What a job over hosts took.
 struct Figures {
     /// Seconds from the start until every rank was in main.
@@ -100,8 +111,8 @@ struct Figures {
     ops: Ops,
 }
 
-fn measure(backing: &Path, hosts: usize, rate: &str, flags: &str) -> Figures {
-    let cluster = up(backing, hosts, Some(rate));
+fn measure(backing: &Path, hosts: usize, rate: Option<&str>, flags: &str) -> Figures {
+    let cluster = up(backing, hosts, rate);
     cluster.reset_ops().unwrap();
     let stats = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loading.json");
     let used = || {
@@ -138,7 +149,7 @@ fn five_hundred_libraries() {
             (8, 1, "always"),
         ] {
             let Figures { last, processor, wire, ops } =
-                measure(backing.path(), hosts, rate, &format!("--ppn {ranks} --compress {compress}"));
+                measure(backing.path(), hosts, Some(rate), &format!("--ppn {ranks} --compress {compress}"));
             let link = if hosts == 1 { 0.0 } else { wire / bandwidth };
             let limit = if compress == "never" { 1.3 * link + 0.5 } else { 1.3 * link.max(processor / cores) + 0.5 };
             println!(

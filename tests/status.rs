@@ -315,7 +315,10 @@ fn what_hit_the_shared_file_system_is_told() {
         assert_eq!(status["jobs"][0]["originals"][0]["path"], "/shared/program/data.bin", "{status:#}");
         let node = &status["nodes"][0];
         assert!(node["stored"].as_u64().unwrap() > 9_000_000, "{node:#}");
-        assert!(node["misses"].as_u64().unwrap() > 0 && node["jobs"][0]["seconds"]["loaded"].is_f64(), "{node:#}");
+        assert!(node["jobs"][0]["seconds"]["loaded"].is_f64(), "{node:#}");
+        // Who asks first asks for all.
+        let misses = |node: &Value| node["misses"].as_u64().unwrap();
+        assert!(status["nodes"].as_array().unwrap().iter().map(misses).sum::<u64>() > 0, "{status:#}");
         let paths = |status: &Value| status["paths"].as_array().unwrap().clone();
         assert_eq!(paths(&status).len(), 10);
 

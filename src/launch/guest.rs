@@ -11,19 +11,24 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
+use nix::unistd::Pid;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::say;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::guest::{Guest, Welcome};
+use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
 /// Variables that an answer may change.
 const LINKER: [&str; 3] = ["LD_AUDIT", "GLIBC_TUNABLES", "PYTHONPATH"];
 /// The agent answers within this time.
-const ANSWER: std::time::Duration = std::time::Duration::from_secs(30);
+const ANSWER: Duration = Duration::from_secs(30);
+/// An agent that is being started is there within this time.
+const AGENT: Duration = Duration::from_secs(90);
 
 /// Where guests of a session find its agent: the same path on every node, whatever the environment of agents and launchers.
 #[derive(Debug, Clone)]
@@ -136,17 +141,50 @@ pub fn enter(session: &str, program: &[OsString]) -> Result<u8> {
     let mut command = Command::new(&program[0]);
     command.args(&program[1..]);
     match knock(&porch) {
-        Ok((Welcome::Namespaces, fds)) => follow(fds)?,
-        Ok((Welcome::Linker { env }, _)) => {
-            for line in env {
-                let at = line.iter().position(|byte| *byte == b'=').unwrap_or(line.len());
-                command.env(OsStr::from_bytes(&line[..at]), OsStr::from_bytes(line.get(at + 1..).unwrap_or_default()));
-            }
-        }
-        Ok((Welcome::Plain, _)) => {}
+        Ok(welcome) => accept(welcome, &mut command)?,
         Err(error) => say(format_args!("{error}; the program reads the shared file system itself")),
     }
     Err(command.exec()).op_on("execute", &program[0])
+}
+
+/// The same for a child of a process that is part of the session, which waits until the agent is there and dies with its parent. Without a
+/// session there is nothing to enter.
+///
+/// # Errors
+/// As [`enter`]; the agent does not come.
+pub fn become_program(session: Option<&str>, program: &[OsString], env: &[(&str, String)], parent: Pid) -> Result<u8> {
+    let mut command = Command::new(&program[0]);
+    command.args(&program[1..]).envs(env.iter().map(|(name, value)| (name, value)));
+    if let Some(session) = session {
+        let (porch, begun) = (Porch::of(session)?, Instant::now());
+        let welcome = loop {
+            match knock(&porch) {
+                Err(error) if begun.elapsed() > AGENT => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(welcome) => break welcome,
+            }
+        };
+        accept(welcome, &mut command)?;
+    }
+    // Only now: the kernel forgets it where namespaces are entered.
+    if !process::die_with(parent) {
+        return Err(Error::new("start the program", "whoever started it is gone"));
+    }
+    Err(command.exec()).op_on("execute", &program[0])
+}
+
+fn accept((welcome, fds): (Welcome, Vec<OwnedFd>), command: &mut Command) -> Result<()> {
+    match welcome {
+        Welcome::Namespaces => follow(fds),
+        Welcome::Linker { env } => {
+            for line in env {
+                let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
+                command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
+            }
+            Ok(())
+        }
+        Welcome::Plain => Ok(()),
+    }
 }
 
 /// Asks the agent.

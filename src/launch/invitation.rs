@@ -49,15 +49,17 @@ impl Invitation {
     pub fn post(&self) -> Result<Posted> {
         let name = format!(".hpcrt-join-{}", &blake3::hash(&auth::nonce()).to_hex()[..16]);
         let path = directory()?.join(name);
-        let mut text = format!("{MAGIC}\n{}\n", blake3::Hash::from_bytes(self.key.0).to_hex());
-        for list in [&self.addresses, &self.hosts] {
-            text += &format!("{}\n", list.join(" "));
-        }
         let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&path).op_on("make", &path)?;
         let posted = Posted(path);
         // The hosts read it as soon as they are told its name.
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).op_on("write", posted.path())?;
+        file.write_all(self.text().as_bytes()).and_then(|()| file.sync_all()).op_on("write", posted.path())?;
         Ok(posted)
+    }
+
+    /// As it is written.
+    pub fn text(&self) -> String {
+        let [addresses, hosts] = [&self.addresses, &self.hosts].map(|list| list.join(" "));
+        format!("{MAGIC}\n{}\n{addresses}\n{hosts}\n", blake3::Hash::from_bytes(self.key.0).to_hex())
     }
 
     /// Reads one that this user posted.
@@ -76,7 +78,8 @@ impl Invitation {
         Invitation::parse(&text).ok_or_else(|| Error::new("join by", "it is not from this version of hpcrt").on(path))
     }
 
-    fn parse(text: &str) -> Option<Invitation> {
+    /// The reverse of [`Invitation::text`]; `None`: it is not from this version.
+    pub fn parse(text: &str) -> Option<Invitation> {
         let mut lines = text.lines();
         lines.next().filter(|magic| *magic == MAGIC)?;
         let key = SessionKey(*blake3::Hash::from_hex(lines.next()?).ok()?.as_bytes());

@@ -1,6 +1,6 @@
 //! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender, bounded};
+use async_channel::Receiver;
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -29,13 +29,9 @@ use crate::net::topology::{CostModel, Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId, Order, Target};
 use crate::net::wire::record::{CHUNK_MAX, Codec, LoadId, Piece, Record};
 
-/// Bytes sent before the nodes are heard of how fast they come.
-const MEASURED: u64 = 4 << 20;
-/// The nodes have this long to say so.
-const RATED: Duration = Duration::from_millis(150);
 /// Bytes per second and core that are worth compressing: a third of what zstd's fast end does with libraries, since the other two thirds
 /// have their own use for the cores.
-const COMPRESSED_PER_CORE: f64 = 100e6;
+const COMPRESSED_PER_CORE: u64 = 100_000_000;
 
 /// The first nodes attach to the log within this time; after it, what they missed is read again for them.
 const ATTACH: Duration = Duration::from_secs(5);
@@ -67,9 +63,6 @@ pub struct Loading {
     pub source: Arc<Source>,
     log: Rc<Log>,
     pub topology: Topology,
-    /// Bytes per second at the node that content reaches slowest, and how many have spoken.
-    slowest: Cell<(u64, u32)>,
-    heard: (Sender<()>, Receiver<()>),
     couriers: Couriers,
     /// Who waits for pieces that are not here yet.
     waiting: RefCell<HashMap<Piece, BTreeSet<NodeId>>>,
@@ -99,6 +92,11 @@ fn topology(nodes: u32) -> Topology {
     if trees.estimate(&cost) < chain.estimate(&cost).mul_f64(GAIN) { trees } else { chain }
 }
 
+/// Whether a link of so many bytes per second is slower than a machine with so many cores compresses; nodes decompress faster than that.
+fn is_slow(rate: u64, cores: usize) -> bool {
+    rate < COMPRESSED_PER_CORE * cores.min(READERS) as u64
+}
+
 impl Loading {
     /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system.
     pub fn start(
@@ -111,10 +109,9 @@ impl Loading {
     ) -> Rc<Loading> {
         let topology = topology(nodes);
         let log = Log::new(true, topology.stripes());
-        let slowest = Cell::new((u64::MAX, 0));
         let couriers = Couriers::new(Rc::clone(tasks), Rc::clone(children));
         let waiting = RefCell::default();
-        let this = Rc::new(Loading { source, log, topology, slowest, heard: bounded(1), couriers, waiting });
+        let this = Rc::new(Loading { source, log, topology, couriers, waiting });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         tasks.spawn(Rc::clone(&this).hand_out()).detach();
         tasks.spawn(order(Arc::clone(&this.source), Rc::clone(children))).detach();
@@ -142,12 +139,7 @@ impl Loading {
                 Timer::after(ATTACH).await;
             })
             .await;
-        let mut appended = 0;
         while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
-            appended += body.len() as u64;
-            if appended > MEASURED && self.source.is_undecided() {
-                self.decide().await;
-            }
             while !self.log.wants_more() {
                 let _ = woken.recv().await;
             }
@@ -171,35 +163,20 @@ impl Loading {
             waiting.into_iter().for_each(|node| self.couriers.send(&self, node, piece));
         }
     }
-
-    /// Hears how fast content comes to a node.
-    pub fn hear_rate(&self, rate: u64) {
-        let (slowest, heard) = self.slowest.get();
-        self.slowest.set((slowest.min(rate), heard + 1));
-        let _ = self.heard.0.try_send(());
-    }
-
-    /// Compresses where the slowest link is slower than this machine compresses; the nodes decompress faster than that.
-    async fn decide(&self) {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(READERS);
-        let pays = || (self.slowest.get().0 as f64) < COMPRESSED_PER_CORE * cores as f64;
-        let heard = async {
-            while !pays() && self.slowest.get().1 + 1 < self.topology.nodes() {
-                let _ = self.heard.1.recv().await;
-            }
-        };
-        let late = async {
-            Timer::after(RATED).await;
-        };
-        heard.or(late).await;
-        log::debug!("content comes at {} MB/s or more; compressing: {}", self.slowest.get().0 / 1_000_000, pays());
-        self.source.decide(pays());
-    }
 }
 
 impl FeedsLog for Loading {
     fn log(&self) -> &Rc<Log> {
         &self.log
+    }
+
+    /// Also of a link between two nodes.
+    fn hear_rate(&self, rate: u64) {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        log::debug!("a link carries {} MB/s", rate / 1_000_000);
+        if is_slow(rate, cores) {
+            self.source.compress_slow_links();
+        }
     }
 }
 
@@ -322,4 +299,19 @@ pub fn is_script(path: &Path) -> bool {
 
 fn directory_of(file: &Path) -> Vec<u8> {
     file.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compression_pays_on_links_that_are_slower_than_it() {
+        let mbit = |rate: u64| rate * 1_000_000 / 8;
+        for (rate, cores, slow) in [(100, 1, true), (1_000, 2, true), (1_000, 1, false), (10_000, 2, false)] {
+            assert_eq!(is_slow(mbit(rate), cores), slow, "{rate} Mbit/s, {cores} cores");
+        }
+        assert!(is_slow(mbit(5_000), 64) && !is_slow(mbit(10_000), 64), "no more cores than read");
+        assert!(!is_slow(u64::MAX, 64));
+    }
 }

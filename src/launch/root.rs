@@ -12,6 +12,7 @@ use smol::future::FutureExt;
 
 use super::card::Card;
 use super::invitation::{Invitation, Posted};
+use super::joined::Meeting;
 use super::keeper::KILLED;
 use super::loading::{self, Loading};
 use super::overlay::{Children, Event, Spawner};
@@ -25,6 +26,7 @@ use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
+use crate::net::replicate::FeedsLog;
 use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
@@ -53,6 +55,8 @@ pub struct Setup {
     pub roots: u32,
     /// What others change on the shared file system is seen within this time.
     pub fresh: Duration,
+    /// Where agents that come by themselves expect the front end, if that was told before it started.
+    pub meeting: Option<Meeting>,
 }
 
 /// Who starts each of nodes 1..=`count`, by LIBI's greedy rule with what ssh costs (a quarter of a second, of which the one who
@@ -133,10 +137,18 @@ impl Root {
         mut progress: impl FnMut(&Rc<Root>),
         interrupted: impl Future<Output = Error>,
     ) -> Result<Rc<Root>> {
-        let key = SessionKey::random();
-        let listener = listen::listen(setup.agent == AgentKind::Local).op("listen for the agents")?;
+        let (key, listener, session) = match &setup.meeting {
+            Some(Meeting { key, session, listener }) => {
+                let listener = listener.try_clone().and_then(smol::Async::new);
+                (key.clone(), listener, session.clone())
+            }
+            None => {
+                let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
+                (SessionKey::random(), listen::listen(setup.agent == AgentKind::Local), session)
+            }
+        };
+        let listener = listener.op("listen for the agents")?;
         let addresses = listen::addresses(&listener);
-        let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
         let (children, events) = Children::new(Rc::clone(&tasks));
         let arrivals = Arrivals::default();
         tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::future::FutureExt;
+use smol::net::TcpStream;
 use smol::{Task, Timer};
 
 use super::agent::{self, Agent, Process};
@@ -26,12 +27,14 @@ const COME: Duration = Duration::from_secs(60);
 
 /// Both halves of a link.
 pub type Arrival = (Reader, Writer);
+/// Who is to be fed the log, over which link, and the socket under it.
+pub type Fed = (NodeId, Arrival, TcpStream);
 
 /// Connections of nodes that were expected: each is handed to whoever waits for it, once.
 #[derive(Clone)]
 pub struct Arrivals {
     control: Rc<RefCell<HashMap<NodeId, Sender<Arrival>>>>,
-    log: (Sender<(NodeId, Arrival)>, Receiver<(NodeId, Arrival)>),
+    log: (Sender<Fed>, Receiver<Fed>),
 }
 
 impl Default for Arrivals {
@@ -49,19 +52,19 @@ impl Arrivals {
     }
 
     /// Gives a proved connection to whoever waits for it; nobody waits twice for the same node's control link.
-    pub fn hand_over(&self, node: NodeId, purpose: Purpose, reader: Reader, writer: Writer) {
+    pub fn hand_over(&self, node: NodeId, purpose: Purpose, link: Arrival, socket: TcpStream) {
         match purpose {
             Purpose::Control => {
                 if let Some(waiting) = self.control.borrow_mut().remove(&node) {
-                    let _ = waiting.try_send((reader, writer));
+                    let _ = waiting.try_send(link);
                 }
             }
-            Purpose::Log => drop(self.log.0.try_send((node, (reader, writer)))),
+            Purpose::Log => drop(self.log.0.try_send((node, link, socket))),
         }
     }
 
     /// The next node that connects for the log.
-    pub async fn next_fed(&self) -> Option<(NodeId, Arrival)> {
+    pub async fn next_fed(&self) -> Option<Fed> {
         self.log.1.recv().await.ok()
     }
 }

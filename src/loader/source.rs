@@ -31,6 +31,7 @@ use super::hints::Hint;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Names, Probe};
+use super::store::read_vec;
 use super::tally::{Tally, Why, requests};
 use super::told::{Described, State};
 use super::version::{Version, attr, current, version};
@@ -157,8 +158,7 @@ pub struct Source {
     /// Who reads on other hosts.
     pub forest: Forest,
     compress: AtomicBool,
-    /// Nobody has said yet whether to compress.
-    undecided: AtomicBool,
+    compression: Compression,
     loads: AtomicU32,
     pub counters: Counters,
     touched: Mutex<Tally>,
@@ -187,7 +187,7 @@ impl Source {
             held: pull.then(Held::new),
             forest: Forest::default(),
             compress: AtomicBool::new(compression == Compression::Always),
-            undecided: AtomicBool::new(compression == Compression::Auto),
+            compression,
             loads: AtomicU32::new(1),
             counters,
             touched: Mutex::new(Tally::new(PATHS)),
@@ -633,15 +633,12 @@ impl Source {
         }
     }
 
-    /// Whether somebody who knows the links should [`decide`](Source::decide).
-    pub fn is_undecided(&self) -> bool {
-        self.undecided.load(Ordering::Relaxed)
-    }
-
-    /// Whether chunks are compressed from now on, if they shrink.
-    pub fn decide(&self, compress: bool) {
-        self.undecided.store(false, Ordering::Relaxed);
-        self.compress.store(compress, Ordering::Relaxed);
+    /// The links are slower than this machine compresses: unless somebody decided otherwise, chunks are compressed from now on, if they
+    /// shrink.
+    pub fn compress_slow_links(&self) {
+        if self.compression == Compression::Auto {
+            self.compress.store(true, Ordering::Relaxed);
+        }
     }
 
     /// There will be a log, even if no file is captured.
@@ -674,16 +671,12 @@ impl Source {
             let Some((offset, len, ticket)) = parts.pop_front() else { break };
             let mut buffer = match ticket.and_then(|ticket| self.forest.wait(&ticket, len as usize)) {
                 Some(bytes) => bytes,
-                None => {
-                    let mut buffer = vec![0; len as usize];
-                    let got = super::store::read_at(file, offset, &mut buffer)?;
-                    if got < buffer.len() {
-                        return Err(Errno::STALE);
-                    }
-                    buffer
-                }
+                None => read_vec(file, offset, len as usize)?,
             };
-            self.touch(path, why, requests(len.into()), len.into());
+            self.touch(path, why, requests(buffer.len() as u64), buffer.len() as u64);
+            if buffer.len() < len as usize {
+                return Err(Errno::STALE);
+            }
             if u64::from(len) == version.size && imports::is_module(path) {
                 self.handle_module(path, &buffer);
             }
@@ -719,10 +712,10 @@ impl Source {
         if self::version(&opened.stat) != version {
             return None;
         }
-        let mut body = vec![0; len as usize];
-        let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
+        let mut body = read_vec(&opened.file, offset, len as usize).ok()?;
+        let got = body.len();
         self.touch(&path, Why::Again, requests(got as u64), got as u64);
-        if got < body.len() {
+        if got < len as usize {
             return None;
         }
         let (codec, body) = chunk::encode(&mut body, self.compress.load(Ordering::Relaxed));

@@ -75,6 +75,7 @@ macro_rules! setup {
             roots: $flags.roots.get(),
             fresh: $flags.fresh,
             store: $flags.store.as_ref().map(|d| $crate::modes::job::bytes(d)),
+            meeting: None,
         }
     };
 }

@@ -50,6 +50,13 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "session",
+        what: "2,000 one-task launches into a session of 16 agents: median and p99, and nothing adds up",
+        how: How::Test(&["--test", "session"], "two_thousand_launches"),
+        memory: 1,
+        root: false,
+    },
+    Proof {
         name: "loading",
         what: "500 libraries over 1, 4 and 8 hosts: time until all are in main, operations at the shared file system",
         how: How::Test(&["--test", "loading"], "five_hundred_libraries"),

@@ -13,6 +13,7 @@ mod view;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use async_channel::{Receiver, Sender, bounded};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use smol::future::FutureExt;
+use smol::net::TcpStream;
 use smol::{Async, LocalExecutor, Timer};
 
 use self::facts::Clock;
@@ -39,6 +41,7 @@ use crate::error::Context;
 use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
 use crate::net::auth::SessionKey;
+use crate::net::gauge::Gauge;
 use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
@@ -49,8 +52,8 @@ use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
-use crate::sys::process;
 use crate::sys::without::{Ability, Without};
+use crate::sys::{process, tcp};
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
@@ -89,6 +92,18 @@ pub fn join(file: &Path) -> Result<u8> {
         let _ = std::fs::remove_file(file);
     }
     ended
+}
+
+/// The same for an agent whose starter tells it everything on standard input: first its number, then the [`Invitation`].
+///
+/// # Errors
+/// As [`serve`].
+pub fn join_told() -> Result<u8> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).op("read the invitation")?;
+    let told = text.split_once('\n').and_then(|(node, rest)| Some((node.parse().ok()?, Invitation::parse(rest)?)));
+    let (node, invitation) = told.ok_or_else(|| Error::new("join", "standard input holds no invitation"))?;
+    run(|_, _| Ok(Way::Join(node, invitation)))
 }
 
 fn run(way: impl FnOnce(OwnedFd, OwnedFd) -> Result<Way>) -> Result<u8> {
@@ -293,7 +308,7 @@ async fn enrolment(reader: &mut Reader) -> Result<Enroll> {
 
 /// Feeds whoever connects for the log.
 pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawner, arrivals: Arrivals, feeder: Rc<R>) {
-    while let Some((node, (mut reader, writer))) = arrivals.next_fed().await {
+    while let Some((node, (mut reader, writer), socket)) = arrivals.next_fed().await {
         let feeder = Rc::clone(&feeder);
         let (outbox, pumping) = pump_with(&tasks, writer, Packet::new(&LogFrame::Ping, Vec::new()), LOG_OUTBOX);
         let (asked, attachments) = bounded(2);
@@ -306,11 +321,34 @@ pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawne
         };
         let work = async move {
             log::debug!("feeding node {node}");
-            feeder.log().feed(attachments, outbox, &*feeder).or(listen).await;
+            let (waiter, woken) = feeder.log().listener();
+            let measure = gauge(&socket, &*feeder, &woken);
+            feeder.log().feed(attachments, outbox, &*feeder).or(listen).or(measure).await;
+            feeder.log().unlisten(waiter);
             drop(pumping);
         };
         tasks.spawn(work).detach();
     }
+}
+
+/// Tells once how fast a link is over which the log goes; never ends.
+async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>) {
+    const PAUSE: Duration = Duration::from_millis(5);
+    /// Looks after something was put into the log.
+    const LOOKS: u32 = 20;
+    let mut gauge = Gauge::default();
+    while woken.recv().await.is_ok() {
+        for _ in 0..LOOKS {
+            if let Some(rate) = tcp::sent(socket).and_then(|sent| gauge.handle_sent(sent)) {
+                // They share what this host can send.
+                let links = u64::try_from(feeder.log().children()).unwrap_or(1);
+                feeder.hear_rate(rate.saturating_mul(links));
+                return std::future::pending().await;
+            }
+            Timer::after(PAUSE).await;
+        }
+    }
+    std::future::pending::<()>().await;
 }
 
 impl Node {

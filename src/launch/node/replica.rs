@@ -285,10 +285,6 @@ impl Replica {
         if let Err(error) = writer.send(&self.log.attachment(stripe)).await {
             return error;
         }
-        // On the same host there is no link, however little of the processors is left for us.
-        if feeder.addresses.iter().all(|address| address.starts_with("127.")) {
-            self.tell_rate(u64::MAX);
-        }
         loop {
             match self.receive(stripe, reader.receive_within()).await {
                 Ok(()) => {}
@@ -304,7 +300,12 @@ impl Replica {
         }
         loop {
             let packet = async { down[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
-            match self.receive(stripe, packet.or(link::late(link::SILENCE, LinkError::Silent))).await {
+            let packet = async {
+                let packet = packet.or(link::late(link::SILENCE, LinkError::Silent)).await?;
+                self.time(packet.body.len());
+                Ok(packet)
+            };
+            match self.receive(stripe, packet).await {
                 Ok(()) => {}
                 Err(error) => return error,
             }
@@ -324,7 +325,6 @@ impl Replica {
         let packet = next.await?;
         self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();
-        self.time(packet.body.len());
         let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
         match &logged.record {
             // Nobody upstream could rebuild it.
@@ -334,7 +334,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Tells once how fast content comes here: the root compresses where links are slow.
+    /// Tells once how fast content comes here over the control link, of which nobody knows more: the root compresses where links are slow.
     fn time(&self, body: usize) {
         /// Bytes that tell: beyond the first body, which may have waited for its sender.
         const TELLING: u64 = 1 << 20;
@@ -345,15 +345,10 @@ impl Replica {
                 let bytes = bytes + body as u64;
                 self.pace.set(Pace::Timed(since, bytes));
                 if bytes >= TELLING {
-                    self.tell_rate((bytes as f64 / since.elapsed().as_secs_f64().max(1e-6)) as u64);
+                    self.pace.set(Pace::Told);
+                    self.hear_rate((bytes as f64 / since.elapsed().as_secs_f64().max(1e-6)) as u64);
                 }
             }
-        }
-    }
-
-    fn tell_rate(&self, rate: u64) {
-        if !matches!(self.pace.replace(Pace::Told), Pace::Told) {
-            let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
         }
     }
 
@@ -524,6 +519,10 @@ fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
 impl FeedsLog for Replica {
     fn log(&self) -> &Rc<Log> {
         &self.log
+    }
+
+    fn hear_rate(&self, rate: u64) {
+        let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
     }
 }
 

@@ -36,7 +36,7 @@ use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, p
 use crate::loader::store::Store;
 use crate::loader::version::{self, now};
 pub use crate::net::wire::control::Need;
-use crate::net::wire::record::FileId;
+use crate::net::wire::record::{Attr, FileId};
 use crate::sys::process;
 
 /// Time between two looks for questions that are late or whose askers were killed,
@@ -523,7 +523,19 @@ impl View {
     /// Attributes of the original for a kernel that is told of it.
     pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> fuser::FileAttr {
         let id = self.inodes().look_up(path, original.st_ino, original.st_mode, false);
-        attributes::of_stat(original, id, &self.setup.identity)
+        attributes::of_stat(original, id, &self.setup.identity, || self.directory_of(path))
+    }
+
+    /// The attributes of the directory that holds a name.
+    pub(super) fn directory_of(&self, path: &[u8]) -> Option<Attr> {
+        let directory = parent(path)?;
+        match self.catalog().lookup(directory) {
+            Known::Dir { attr, .. } => return Some(*attr),
+            Known::Volatile => {}
+            _ => return None,
+        }
+        self.passed.add(directory, 1, 0);
+        original::stat(directory).ok().map(|stat| version::attr(&stat))
     }
 }
 
