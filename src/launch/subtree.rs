@@ -259,3 +259,29 @@ async fn hold(mut reader: Reader, writer: Writer) {
     while reader.receive().await.is_ok() {}
     drop(writer);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::link;
+
+    #[test]
+    fn a_control_link_is_accepted_once_and_only_while_it_is_expected() {
+        let arrivals = Arrivals::default();
+        let link = || link::trusted(smol::io::empty(), smol::io::sink());
+        let come = |node| {
+            let (reader, writer) = link();
+            arrivals.hand_over(node, Purpose::Control, reader, writer);
+        };
+        come(7);
+        let (expect, expected) = bounded(1);
+        arrivals.control.borrow_mut().insert(7, expect);
+        assert!(expected.try_recv().is_err(), "it came before it was expected");
+        come(8);
+        assert!(expected.try_recv().is_err(), "another node's");
+        come(7);
+        assert!(expected.try_recv().is_ok());
+        come(7);
+        assert!(expected.try_recv().is_err(), "a second one");
+    }
+}
