@@ -47,8 +47,8 @@ pub const GATHER: Duration = Duration::from_secs(2);
 pub struct Setup {
     pub hosts: Vec<String>,
     pub agent: AgentKind,
-    /// Children of a node, at most.
-    pub fan_out: u32,
+    /// What it costs to start an agent, and how many a node starts at most.
+    pub start: StartCost,
     /// Hosts that must come up; `None`: all.
     pub min_hosts: Option<u32>,
     /// How jobs will see their captured files, if there are any.
@@ -62,12 +62,9 @@ pub struct Setup {
     pub meeting: Option<Meeting>,
 }
 
-/// Who starts each of nodes 1..=`count`, by LIBI's greedy rule with what ssh costs (a quarter of a second, of which the one who
-/// starts is busy for a few milliseconds).
-pub fn parents(count: u32, fan_out: u32) -> Vec<NodeId> {
-    let cost =
-        StartCost { remote: Duration::from_millis(250), sequential: Duration::from_millis(7), cap: fan_out.max(1) };
-    start_tree::plan(count, &cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
+/// Who starts each of nodes 1..=`count`, by LIBI's greedy rule.
+pub fn parents(count: u32, cost: &StartCost) -> Vec<NodeId> {
+    start_tree::plan(count, cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
 }
 
 /// The host of "address:port".
@@ -195,7 +192,7 @@ impl Root {
             clocks: RefCell::default(),
             parents: RefCell::new(match setup.agent.come() {
                 true => vec![0; setup.hosts.len()],
-                false => parents(count, setup.fan_out),
+                false => parents(count, &setup.start),
             }),
             restarted: RefCell::default(),
             said: RefCell::default(),

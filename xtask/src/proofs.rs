@@ -57,6 +57,13 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "tree",
+        what: "64 and 256 hosts whose agents take 0.2 s of their starter's time each: flat, fixed fan-outs, greedy rule",
+        how: How::Test(&["--test", "start_tree"], "sixty_four_and_more"),
+        memory: 6,
+        root: false,
+    },
+    Proof {
         name: "loading",
         what: "500 libraries over 1, 4 and 8 hosts: time until all are in main, operations at the shared file system",
         how: How::Test(&["--test", "loading"], "five_hundred_libraries"),
