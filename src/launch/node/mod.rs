@@ -49,7 +49,7 @@ use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
 use crate::sys::without::{Ability, Without};
-use crate::sys::{process, tcp};
+use crate::sys::{node, process, tcp};
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
@@ -232,7 +232,7 @@ async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> Result<Made, String>
         view: enroll.view,
         namespaces: !own.has(Ability::Userns),
         directory: enroll.store.clone(),
-        bytes: process::memory_for_files(),
+        bytes: node::memory_for_files(),
     };
     let keeper = keeper.try_clone().map_err(|error| error.to_string())?;
     let answer = smol::unblock(move || keeper.send(&ask, &[]).and_then(|()| keeper.receive::<Tell>())).await;
