@@ -24,7 +24,13 @@ use crate::sys::process;
 /// # Errors
 /// The agent is gone, or the kernel refuses what a keeper needs.
 pub(super) fn keep(agent: Seqpacket, plan: OwnedFd, image: Option<OwnedFd>, base: Option<Base>) -> io::Result<()> {
-    JobKeeper::new(agent, Starter::new(plan, image)?, base)?.serve()
+    let told = agent.try_clone()?;
+    let keeper = Starter::new(plan, image).and_then(|starter| JobKeeper::new(agent, starter, base));
+    let kept = keeper.and_then(|mut keeper| keeper.keep());
+    if let Err(error) = &kept {
+        told.send(&failed(&Error::new("keep the job", error.to_string())), &[])?;
+    }
+    kept
 }
 
 /// See the module.
@@ -61,14 +67,6 @@ impl JobKeeper {
             complete: false,
             ending: None,
         })
-    }
-
-    fn serve(mut self) -> io::Result<()> {
-        let kept = self.keep();
-        if let Err(error) = &kept {
-            self.failed("keep the job", error.to_string())?;
-        }
-        kept
     }
 
     fn keep(&mut self) -> io::Result<()> {

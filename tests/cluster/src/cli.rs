@@ -338,6 +338,7 @@ fn spec(up: Up) -> Spec {
             ns_per_byte: up.ns_per_byte.max(0.0),
             latency: micros(up.latency_us),
         },
+        ..Spec::default()
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Spec {
     /// The directory behind it; `None`: an empty one, removed with the cluster.
     pub backing: Option<PathBuf>,
     pub service: Service,
+    /// How long a host believes what it was told of names and attributes.
+    pub trust: Duration,
 }
 
 /// The model of the file server: one queue for all hosts, and a distance to it.
@@ -58,6 +60,7 @@ impl Default for Spec {
                 ns_per_byte: 1.0,
                 latency: Duration::from_micros(200),
             },
+            trust: Duration::from_secs(5),
         }
     }
 }
