@@ -32,7 +32,14 @@ pub(super) fn keep(
     base: Option<Base>,
     without: &Without,
 ) -> io::Result<()> {
-    JobKeeper::new(agent, Starter::new(plan, image)?, base, !without.has(Ability::Fuse))?.serve()
+    let told = agent.try_clone()?;
+    let fuse = !without.has(Ability::Fuse);
+    let keeper = Starter::new(plan, image).and_then(|starter| JobKeeper::new(agent, starter, base, fuse));
+    let kept = keeper.and_then(|mut keeper| keeper.keep());
+    if let Err(error) = &kept {
+        told.send(&failed(&Error::new("keep the job", error.to_string())), &[])?;
+    }
+    kept
 }
 
 /// See the module.
@@ -75,14 +82,6 @@ impl JobKeeper {
             ending: None,
             porch: None,
         })
-    }
-
-    fn serve(mut self) -> io::Result<()> {
-        let kept = self.keep();
-        if let Err(error) = &kept {
-            self.failed("keep the job", error.to_string())?;
-        }
-        kept
     }
 
     fn keep(&mut self) -> io::Result<()> {

@@ -142,6 +142,9 @@ impl Keeper {
             if let Some(at) = status.pid().and_then(|pid| self.jobs.iter().position(|p| *p == pid)) {
                 self.jobs.swap_remove(at);
                 died = true;
+                if !matches!(status, WaitStatus::Exited(_, 0)) {
+                    log::warn!("the keeper of a job ended unexpectedly: {status:?}");
+                }
             }
         }
         if died {

@@ -262,16 +262,19 @@ async fn hold(mut reader: Reader, writer: Writer) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
     use crate::net::link;
 
     #[test]
     fn a_control_link_is_accepted_once_and_only_while_it_is_expected() {
         let arrivals = Arrivals::default();
-        let link = || link::trusted(smol::io::empty(), smol::io::sink());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let come = |node| {
-            let (reader, writer) = link();
-            arrivals.hand_over(node, Purpose::Control, reader, writer);
+            let link = link::trusted(smol::io::empty(), smol::io::sink());
+            let socket = smol::block_on(TcpStream::connect(listener.local_addr().unwrap())).unwrap();
+            arrivals.hand_over(node, Purpose::Control, link, socket);
         };
         come(7);
         let (expect, expected) = bounded(1);

@@ -18,15 +18,26 @@ pub fn number(path: impl AsRef<Path>) -> Option<u64> {
 /// around it; `None` without a limit below the machine's memory.
 pub fn memory_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let machine = rustix::system::sysinfo();
-    let machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
     let limit = |(mount, file, group): &(&str, &str, &str)| {
         let group = Path::new(group.trim_start_matches('/')).to_owned();
         // A container may see another part of the hierarchy than its own name says: the root is always looked at.
         let ancestors: Vec<PathBuf> = group.ancestors().map(Path::to_owned).collect();
         ancestors.into_iter().filter_map(|dir| number(Path::new(mount).join(dir).join(file))).min()
     };
-    places(&groups).iter().filter_map(limit).min().filter(|&bytes| bytes < machine)
+    places(&groups).iter().filter_map(limit).min().filter(|&bytes| bytes < machine_memory())
+}
+
+fn machine_memory() -> u64 {
+    let machine = rustix::system::sysinfo();
+    (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit))
+}
+
+/// Bytes that files in memory may take here: half of what the machine has, or of what the cgroup leaves.
+pub fn memory_for_files() -> u64 {
+    // What the agent itself may take, most of it for what it passes on.
+    const AGENT: u64 = 128 << 20;
+    let room = memory_limit().unwrap_or_else(machine_memory);
+    (room / 2).min(room.saturating_sub(AGENT))
 }
 
 /// Where the limits of the groups named by `/proc/self/cgroup` can be: mount point, file, path of the group.

@@ -141,6 +141,27 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "launches",
+        what: "10,000 launches of /bin/true, one after the other",
+        how: How::Test(&["--test", "launch"], "ten_thousand_in_a_row"),
+        memory: 1,
+        root: false,
+    },
+    Proof {
+        name: "ranks",
+        what: "jobs of 10,000 local processes, on one host and on eight",
+        how: How::Test(&["--test", "launch"], "ten_thousand_ranks"),
+        memory: 8,
+        root: false,
+    },
+    Proof {
+        name: "jobs",
+        what: "10,000 jobs in one session: what its processes hold before and after",
+        how: How::Test(&["--test", "session"], "ten_thousand_jobs"),
+        memory: 1,
+        root: false,
+    },
+    Proof {
         name: "launch",
         what: "1, 64 and 1,024 local processes beside a bare fork and exec loop and hydra; times of the launch logic",
         how: How::Bench("launch"),

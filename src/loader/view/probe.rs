@@ -130,7 +130,7 @@ fn audit(without: &Without) -> Result<String, Obstacle> {
 fn attempt(without: &Without, out: &mut File) {
     let memfd = without.denies(Ability::Memfd).map_or_else(|| try_memfd().map_err(|e| e.to_string()), Err);
     say(out, "memfd", memfd.map(|()| String::new()));
-    let memory = process::memory_for_files();
+    let memory = node::memory_for_files();
     let base = match without.denies(Ability::Userns) {
         Some(cause) => Err(cause),
         None => Base::create(Place::Memory(memory), without).map_err(|failure| failure.error.bare().to_string()),
