@@ -268,10 +268,11 @@ mod tests {
     #[test]
     fn a_control_link_is_accepted_once_and_only_while_it_is_expected() {
         let arrivals = Arrivals::default();
-        let link = || link::trusted(smol::io::empty(), smol::io::sink());
+        let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let come = |node| {
-            let (reader, writer) = link();
-            arrivals.hand_over(node, Purpose::Control, reader, writer);
+            let socket = smol::block_on(TcpStream::connect(door.local_addr().unwrap())).unwrap();
+            let link = link::trusted(smol::io::empty(), smol::io::sink());
+            arrivals.hand_over(node, Purpose::Control, link, socket);
         };
         come(7);
         let (expect, expected) = bounded(1);
