@@ -316,15 +316,20 @@ impl Root {
             };
             nodes.iter().filter_map(able).collect()
         };
-        let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
-        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
-        let two_trees = loading.two_trees();
-        *self.loading.borrow_mut() = Some(loading);
         // This host reads anyway.
         let here: Vec<&str> = self.addresses.iter().map(|address| host_of(address)).collect();
         let elsewhere = able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&host_of(a))));
         let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
-        self.reader(|source| source.forest.plant(elsewhere.map(|(node, _)| *node).take(others).collect()));
+        let readers: Vec<NodeId> = elsewhere.map(|(node, _)| *node).take(others).collect();
+        if readers.len() < others {
+            let hosts = readers.len() + 1;
+            source.warn(format!("--roots {}: only {hosts} of the hosts can read apart from each other", self.roots));
+        }
+        source.forest.plant(readers);
+        let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
+        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
+        let two_trees = loading.two_trees();
+        *self.loading.borrow_mut() = Some(loading);
         let nodes = loading::feeders(self.addresses.clone(), able);
         self.order(Target::All, Order::Feed { two_trees, nodes }, Vec::new()).await;
     }
