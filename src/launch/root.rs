@@ -66,11 +66,6 @@ pub fn parents(count: u32, fan_out: u32) -> Vec<NodeId> {
     start_tree::plan(count, &cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
 }
 
-/// The host of "address:port".
-fn host_of(address: &str) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host)
-}
-
 /// What a job hears.
 #[derive(Debug)]
 pub enum News {
@@ -312,8 +307,9 @@ impl Root {
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
         // This host reads anyway.
-        let here: Vec<&str> = self.addresses.iter().map(|address| host_of(address)).collect();
-        let elsewhere = able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&host_of(a))));
+        let here: Vec<&str> = self.addresses.iter().map(|address| listen::host_of(address)).collect();
+        let elsewhere =
+            able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&listen::host_of(a))));
         let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
         self.reader(|source| source.forest.plant(elsewhere.map(|(node, _)| *node).take(others).collect()));
         let nodes = loading::feeders(self.addresses.clone(), able);
