@@ -67,11 +67,6 @@ pub fn parents(count: u32, cost: &StartCost) -> Vec<NodeId> {
     start_tree::plan(count, cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
 }
 
-/// The host of "address:port".
-fn host_of(address: &str) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host)
-}
-
 /// What a job hears.
 #[derive(Debug)]
 pub enum News {
@@ -317,8 +312,9 @@ impl Root {
             nodes.iter().filter_map(able).collect()
         };
         // This host reads anyway.
-        let here: Vec<&str> = self.addresses.iter().map(|address| host_of(address)).collect();
-        let elsewhere = able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&host_of(a))));
+        let here: Vec<&str> = self.addresses.iter().map(|address| listen::host_of(address)).collect();
+        let elsewhere =
+            able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&listen::host_of(a))));
         let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
         let readers: Vec<NodeId> = elsewhere.map(|(node, _)| *node).take(others).collect();
         if readers.len() < others {

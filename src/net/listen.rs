@@ -53,6 +53,11 @@ pub fn addresses_of(listener: &TcpListener) -> Vec<String> {
     found.into_iter().map(|f| f.1).collect()
 }
 
+/// The host of "address:port".
+pub fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
+
 /// Connects to a node over the first of its addresses that works, trying the next one beside it after a short while.
 ///
 /// # Errors

@@ -90,6 +90,8 @@ struct Stripe<H, B> {
     stored: usize,
     /// No body below this index is held.
     released: usize,
+    /// What came from upstream: whom a child that is fed alone is compared with.
+    came: Taker,
 }
 
 #[derive(Debug)]
@@ -137,6 +139,7 @@ pub struct Relay<H, B> {
     /// Bytes in the largest body so far: what the next one may take.
     largest: usize,
     pace: Pace,
+    linked: bool,
 }
 
 impl<H: Clone, B: Clone + Weight> Relay<H, B> {
@@ -147,7 +150,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// A node that gets the log from others.
     pub fn replica(stripes: u8, window: usize) -> Self {
-        let stripe = || Stripe { log: Vec::new(), stored: 0, released: 0 };
+        let stripe = || Stripe { log: Vec::new(), stored: 0, released: 0, came: Taker::default() };
         Relay {
             root: false,
             window,
@@ -160,6 +163,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             unstored: 0,
             largest: 0,
             pace: Pace::default(),
+            linked: false,
         }
     }
 
@@ -210,12 +214,18 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         self.shrink();
     }
 
+    /// Whether what comes from upstream comes over a link like those to the children: then a child that is fed alone is compared with it.
+    pub fn set_linked(&mut self, linked: bool) {
+        self.linked = linked;
+    }
+
     /// Starts (or restarts) to feed `child` in `stripe` with the entries from `from`, which is the child's
     /// [`resume_from`](Self::resume_from) and may lie beyond what this node has.
     pub fn attach(&mut self, child: Child, stripe: u8, from: u64) -> Result<(), ProtocolError> {
         let (stripe, next) = self.checked(stripe, from)?;
         self.feeds.retain(|feed| (feed.child, feed.stripe) != (child, stripe));
         self.feeds.push(Feed { child, stripe, next, refetch: Refetch::No, taker: Taker::default(), notice: None });
+        self.stripes.iter_mut().for_each(|stripe| stripe.came = Taker::default());
         self.release(stripe);
         Ok(())
     }
@@ -343,15 +353,13 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
     }
 
     fn judge(&mut self, now: Duration) {
-        if self.feeds.len() < 2 || !self.pace.is_due(now) {
+        if !self.pace.is_due(now) {
             return;
         }
-        let stripes = &self.stripes;
-        let takers = self.feeds.iter_mut().map(|feed| {
-            let waits = feed.next < stripes[feed.stripe].log.len();
-            (&mut feed.taker, waits)
-        });
-        let slow = self.pace.judge(now, takers);
+        let waits: Vec<bool> = self.feeds.iter().map(|f| f.next < self.stripes[f.stripe].log.len()).collect();
+        let alone = if let [only] = &self.feeds[..] { Some(only.stripe).filter(|_| self.linked) } else { None };
+        let came = alone.map(|stripe| (&mut self.stripes[stripe].came, false));
+        let slow = self.pace.judge(now, self.feeds.iter_mut().map(|feed| &mut feed.taker).zip(waits).chain(came));
         for (feed, _) in self.feeds.iter_mut().zip(slow).filter(|(_, slow)| *slow) {
             feed.notice.get_or_insert(Notice::Slow);
         }
@@ -365,6 +373,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
                 self.largest = self.largest.max(body.weight());
                 self.unstored += body.weight();
                 self.arrived.push_back(seq);
+                self.stripes[stripe].came.bytes += body.weight() as u64;
                 Held::Arrived(body)
             }
             None => Held::None,
@@ -376,7 +385,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// Drops the bodies that neither the store nor a child needs.
     fn release(&mut self, stripe: usize) {
-        let Stripe { log, stored, released } = &mut self.stripes[stripe];
+        let Stripe { log, stored, released, .. } = &mut self.stripes[stripe];
         *stored += log[*stored..].iter().take_while(|slot| !matches!(slot.body, Held::Arrived(_))).count();
         let taken = self.feeds.iter().filter(|feed| feed.stripe == stripe).map(|feed| feed.next).min();
         let floor = taken.unwrap_or(usize::MAX).min(*stored);

@@ -234,6 +234,11 @@ impl Log {
         self.relay.borrow().resume_from(stripe)
     }
 
+    /// See [`Relay::set_linked`].
+    pub fn set_linked(&self, linked: bool) {
+        self.relay.borrow_mut().set_linked(linked);
+    }
+
     /// What to ask an upstream peer for.
     pub fn attachment(&self, stripe: u8) -> Packet {
         let from = self.next(stripe);

@@ -219,6 +219,7 @@ impl Machine for Replica {
     fn handle(&mut self, now: Duration, input: Input<Message>) {
         let result = match input {
             Input::Start => {
+                self.relay.set_linked(self.node != 0);
                 for stripe in 0..self.topology.stripes() {
                     let parent = self.topology.parent(stripe, self.node);
                     self.upstream[usize::from(stripe)] = parent;
