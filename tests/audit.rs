@@ -264,7 +264,7 @@ fn warm_start() {
     fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = Libraries { at: Some("/shared/program".into()), ..Libraries::default() };
     program.generate(&backing.path().join("program")).unwrap();
-    let spec = Spec { name: site::name("warm"), hosts: 2, backing: Some(backing.path().to_owned()), ..Spec::default() };
+    let spec = Spec { hosts: 2, backing: Some(backing.path().to_owned()), ..Spec::of("t-warm") };
     let cluster = Cluster::up(spec).unwrap();
     let many = |count: u32| {
         format!("for i in $(seq {count}); do GEN_T0=$(date +%s.%N) HPCRT_RANK=0 /shared/program/driver; done")

@@ -19,15 +19,19 @@ use nix::sys::time::TimeVal;
 
 /// Hosts that share a directory with the binary and the generated program; fresh, so that no host has anything cached.
 fn up(backing: &Path, hosts: usize, rate: Option<&str>) -> Cluster {
-    let name = format!("t-load-{hosts}");
-    let spec = Spec { name, hosts, rate: rate.map(Into::into), backing: Some(backing.to_owned()), ..Spec::default() };
+    let spec = Spec {
+        hosts,
+        rate: rate.map(Into::into),
+        backing: Some(backing.to_owned()),
+        ..Spec::of(&format!("t-load-{hosts}"))
+    };
     Cluster::up(spec).unwrap()
 }
 
 /// A shared directory with a program on `count` libraries; `None` without the means.
 fn shared(count: usize, megabytes: usize) -> Option<tempfile::TempDir> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
     let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cluster::Cluster;
-use site::{HOSTS, Run, Shown, Site, build, mode, name, tool};
+use cluster::{Cluster, Spec};
+use site::{HOSTS, Run, Shown, Site, build, mode, tool};
 
 /// root, the cluster's ordinary user, and one without a name or a home.
 const USERS: [u32; 3] = [0, 20001, 65534];
@@ -36,6 +36,7 @@ fn programs() {
         shown.children(&[]);
         shown.writing(3);
         rights(&shown);
+        owners(&shown);
         replaced(&site, uid);
         stores(&site, uid);
         eprintln!("as {uid}: {:?}", begun.elapsed());
@@ -82,6 +83,23 @@ fn rights(shown: &Shown<'_>) {
         refused.code(126).says(&["ermission denied"]);
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
+}
+
+/// What others own can be removed and renamed in the user's own directory, and not written.
+fn owners(shown: &Shown<'_>) {
+    let Shown { site, uid, .. } = *shown;
+    let place = site.place(uid, &format!("o{uid}"), &[]);
+    for name in ["removed", "renamed"] {
+        fs::write(place.join(name), "root's\n").unwrap();
+    }
+    let prefix = format!("/shared/o{uid}");
+    let writes = if uid == 0 { "true" } else { "! sh -c 'echo x >> other' 2>/dev/null" };
+    let script =
+        format!("cd {prefix} && ls >/dev/null && rm -f removed && mv -f renamed other && {writes} && cat other");
+    let run = site.run(uid, "hpc2", &["-q", "--prefix", &prefix], &["sh", "-c", &script]).code(0);
+    assert_eq!((run.out(), run.err()), ("root's\n".into(), String::new()));
+    let left: Vec<_> = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["other"]);
 }
 
 /// A library that an outsider replaces during the job: new processes see one version, the old one.
@@ -144,7 +162,7 @@ fn stores(site: &Site, uid: u32) {
 
 /// The default store in a memory cgroup (version 1) that is too small for the program.
 fn small_memory(site: &Site, uid: u32, program: &str) {
-    let group = Path::new("/sys/fs/cgroup/memory").join(name("programs"));
+    let group = Path::new("/sys/fs/cgroup/memory").join(Spec::of("t-programs").name);
     let _ = fs::remove_dir(&group);
     if fs::create_dir(&group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "204M").is_err() {
         return eprintln!("SKIPPED the small memory cgroup: no version 1 memory controller to write to");

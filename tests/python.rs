@@ -18,7 +18,7 @@ use common::Run;
 /// A shared directory that is kept, so that what is expensive to make is made once; `None` without the means.
 fn shared() -> Option<PathBuf> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
     let backing = Path::new(env!("CARGO_TARGET_TMPDIR")).join("py-programs");
@@ -28,10 +28,10 @@ fn shared() -> Option<PathBuf> {
 
 /// Fresh hosts, so that none has anything cached.
 fn up(backing: &Path, hosts: usize) -> Cluster {
-    let (name, backing) = (format!("t-py-{hosts}"), Some(backing.to_owned()));
+    let backing = Some(backing.to_owned());
     // However slow the machine is, nobody asks again for what he was told.
     let trust = Duration::from_secs(60);
-    let cluster = Cluster::up(Spec { name, hosts, backing, trust, ..Spec::default() }).unwrap();
+    let cluster = Cluster::up(Spec { hosts, backing, trust, ..Spec::of(&format!("t-py-{hosts}")) }).unwrap();
     cluster.reset_ops().unwrap();
     cluster
 }

@@ -10,6 +10,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
+use super::guest::Porch;
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Lacks, Mounts, Shared};
@@ -45,6 +46,8 @@ struct JobKeeper {
     /// Every rank was asked for, so that none left means over.
     complete: bool,
     ending: Option<Ending>,
+    /// Where guests find the job, if any may come.
+    porch: Option<Porch>,
 }
 
 /// The job is being ended.
@@ -66,6 +69,7 @@ impl JobKeeper {
             ranks: HashMap::new(),
             complete: false,
             ending: None,
+            porch: None,
         })
     }
 
@@ -117,6 +121,7 @@ impl JobKeeper {
                 }
                 Ok(())
             }
+            Ask::Share { session } => self.share(&session),
             Ask::Plan => match <[OwnedFd; 1]>::try_from(fds) {
                 Ok([plan]) => self.starter.follow(plan),
                 Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
@@ -204,6 +209,16 @@ impl JobKeeper {
         Ok(())
     }
 
+    fn share(&mut self, session: &str) -> io::Result<()> {
+        let Some(base) = &self.base else {
+            return self.failed("share the job's files", "the session has no namespaces".to_owned());
+        };
+        self.porch = Porch::of(session).ok();
+        let mounts = std::fs::File::open("/proc/self/ns/mnt")?;
+        let fds: Vec<_> = std::iter::once(mounts.as_fd()).chain(base.user.as_ref().map(AsFd::as_fd)).collect();
+        self.agent.send(&Tell::Inside, &fds)
+    }
+
     /// Which processes the ranks are: all, or these.
     fn tell_pids(&self, which: impl Fn(&Pid) -> bool) -> io::Result<()> {
         /// Ranks in one message: no more than a datagram takes.
@@ -257,6 +272,9 @@ impl JobKeeper {
 
     /// Removes what ranks left running.
     fn sweep(&self) {
+        if let Some(porch) = &self.porch {
+            porch.remove();
+        }
         if !process::kill_descendants(&[], KILLED) {
             log::warn!("processes of the job hang in the kernel and could not be ended");
         }

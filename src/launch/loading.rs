@@ -26,7 +26,7 @@ use crate::loader::elf;
 use crate::loader::source::{Finding, Preload, READERS, Source};
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
-use crate::net::wire::control::{Feeder, Need, NodeId};
+use crate::net::wire::control::{Feeder, Need, NodeId, Order, Target};
 use crate::net::wire::record::{CHUNK_MAX, Codec, LoadId, Piece, Record};
 
 /// Bytes per second and core that are worth compressing: a third of what zstd's fast end does with libraries, since the other two thirds
@@ -99,9 +99,6 @@ fn is_slow(rate: u64, cores: usize) -> bool {
 
 impl Loading {
     /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system.
-    ///
-    /// # Errors
-    /// The reader's threads cannot be started.
     pub fn start(
         tasks: &Spawner,
         arrivals: &Arrivals,
@@ -117,6 +114,7 @@ impl Loading {
         let this = Rc::new(Loading { source, log, topology, couriers, waiting });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         tasks.spawn(Rc::clone(&this).hand_out()).detach();
+        tasks.spawn(order(Arc::clone(&this.source), Rc::clone(children))).detach();
         let (spawner, arrivals, feeder) = (Rc::clone(tasks), arrivals.clone(), Rc::clone(&this));
         tasks.spawn(async move { feed_arrivals(spawner, arrivals, feeder).await }).detach();
         this
@@ -193,6 +191,13 @@ impl Rebuild for Loading {
     async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
         let (source, record) = (Arc::clone(&self.source), record.clone());
         smol::unblock(move || source.read_again(&record)).await
+    }
+}
+
+/// Tells nodes what to read.
+async fn order(source: Arc<Source>, children: Rc<Children>) {
+    while let Some((node, extent)) = source.forest.order().await {
+        children.order(Target::Node(node), Order::Read(extent), Vec::new()).await;
     }
 }
 

@@ -64,6 +64,8 @@ enum Next {
     Input(io::Result<Vec<u8>>),
     Time,
     Written,
+    /// Our own output cannot be written.
+    Broken(crate::Error),
     Closed,
 }
 
@@ -136,6 +138,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         roots: needs.roots,
         view: job.view,
         stdin: job.stdin,
+        guests: false,
         hold: held,
     };
     let mut running = Running {
@@ -161,7 +164,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
-    running.drive(job, &news).await?;
+    running.drive(job, &news).await;
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
     }
@@ -204,15 +207,26 @@ fn nodes_of(placement: &Placement, up: &[(NodeId, usize)], hosts: &[Host]) -> Ve
     placement.shares.iter().map(node).collect()
 }
 
+/// Notes what a node that is done told of its part.
+pub(super) fn noted(root: &Root, card: &Card, node: NodeId, facts: &JobFacts) {
+    let mut progress = card.progress.borrow_mut();
+    progress.done.insert(node);
+    progress.add(facts);
+    if let Some((birth, offset)) = root.clocks().get(node) {
+        progress.lines.push(Line::new(root.host(node), birth, offset, card.ordered, facts, root.now()));
+    }
+}
+
 impl Running<'_> {
-    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) -> Result<()> {
+    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) {
         let limit = job.timeout_ms.map(Duration::from_millis);
         let timeout = limit.map(|limit| Instant::now() + limit);
         let mut timed_out = false;
         let mut input = Input::new(job.stdin, self.console);
         while !self.busy.is_empty() {
             let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake()].into_iter().flatten().min();
-            match self.next(news, &mut input, wake).await? {
+            let next = self.next(news, &mut input, wake).await;
+            match next.unwrap_or_else(Next::Broken) {
                 Next::News(news) => self.handle(news, &mut input).await,
                 Next::Signal(signal) => self.signalled(signal).await,
                 Next::Input(bytes) => {
@@ -224,6 +238,10 @@ impl Running<'_> {
                     }
                 }
                 Next::Written if self.output.closed && self.give_up.is_none() => self.end(FAILED_GRACE).await,
+                Next::Broken(error) => {
+                    self.fail(error.to_string());
+                    self.end(FAILED_GRACE).await;
+                }
                 Next::Time | Next::Written => {}
                 Next::Closed => break,
             }
@@ -244,7 +262,6 @@ impl Running<'_> {
                 break;
             }
         }
-        Ok(())
     }
 
     async fn next(&mut self, news: &Receiver<News>, input: &mut Input, wake: Option<Instant>) -> Result<Next> {
@@ -324,7 +341,7 @@ impl Running<'_> {
             }
             News::Done { node, warnings, received, facts } => {
                 self.received = (self.received.0 + received.0, self.received.1 + received.1);
-                self.finished(node, &facts);
+                noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);
                 }
@@ -333,6 +350,7 @@ impl Running<'_> {
                 input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
+            News::Open { .. } => {}
             News::Loaded { node } => {
                 self.last_loaded = Some(Instant::now());
                 self.card.progress.borrow_mut().loaded.insert(node);
@@ -357,17 +375,6 @@ impl Running<'_> {
             self.held = false;
             self.card.show_debugger(self.root);
             self.pass_on(Signal::SIGCONT).await;
-        }
-    }
-
-    /// Notes what a node that is done told of its part.
-    fn finished(&self, node: NodeId, facts: &JobFacts) {
-        let mut progress = self.card.progress.borrow_mut();
-        progress.done.insert(node);
-        progress.add(facts);
-        if let Some((birth, offset)) = self.root.clocks().get(node) {
-            let line = Line::new(self.root.host(node), birth, offset, self.card.ordered, facts, self.root.now());
-            progress.lines.push(line);
         }
     }
 

@@ -14,6 +14,7 @@ use smol::{Task, Timer};
 
 use super::card::Card;
 use super::console::Console;
+use super::hosting::{self, Ranks};
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
 use super::overlay::Spawner;
@@ -148,8 +149,15 @@ impl Session {
     ///
     /// # Errors
     /// The job could not be run; how it ended otherwise is its exit code.
-    pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
-        let running = self.run_resolving(job, resolving, phases, console);
+    pub async fn run(
+        &self,
+        job: &JobSpec,
+        resolving: Resolving,
+        phases: Phases,
+        console: &Console,
+        ranks: Ranks<'_>,
+    ) -> Result<u8> {
+        let running = self.run_resolving(job, resolving, phases, console, ranks);
         running.or(self.show_progress(console)).or(self.stay_fresh()).await
     }
 
@@ -181,6 +189,7 @@ impl Session {
         resolving: Resolving,
         phases: Phases,
         console: &Console,
+        ranks: Ranks<'_>,
     ) -> Result<u8> {
         let entered = self.root.now();
         let Resolving { found, begun, before: (before, touched) } = resolving;
@@ -194,13 +203,17 @@ impl Session {
         if !needs.roots.is_empty() {
             self.source.begin_log();
             let _ = self.log.recv().await;
+            self.source.warnings().iter().for_each(|warning| console.say(warning));
         }
         // Hosts may have been lost since the start. A job of its own needs those it was given; a session's takes what is left.
         if self.root.lost().len() > self.missing {
             let tolerant = !console.own || job.keep_going;
             self.root.enough(if tolerant { Some(1) } else { self.min_hosts }, |line| console.say(line))?;
         }
-        let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
+        let outcome = match ranks {
+            Ranks::Ours => run::run(&self.root, &self.hosts, job, needs, console).await?,
+            others => hosting::run(&self.root, &self.hosts, job, needs, console, others).await?,
+        };
         let long = begun.elapsed() > self.fresh;
         if long || hints.is_some() {
             let source = Arc::clone(&self.source);
@@ -222,7 +235,7 @@ impl Session {
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };
         let stats = Stats {
             hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
-            ranks: outcome.placement.ranks(),
+            ranks: outcome.card.ranks,
             phases,
             files: now.files - before.files,
             bytes_read: now.bytes - before.bytes,

@@ -122,6 +122,9 @@ impl Stats {
 
     /// `8 ranks on 4 hosts`.
     pub fn size(&self) -> String {
+        if self.ranks == 0 {
+            return format!("ranks of another launcher on {}", plural(self.hosts.into(), "host"));
+        }
         format!("{} on {}", plural(self.ranks.into(), "rank"), plural(self.hosts.into(), "host"))
     }
 

@@ -8,6 +8,7 @@ mod changes;
 mod held;
 mod preload;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -25,6 +26,7 @@ use super::capture::{self, Capture};
 use super::catalog::{as_path, file_name, is_below, is_code, is_within, join};
 use super::chunk;
 use super::elf::Elf;
+use super::forest::Forest;
 use super::hints::Hint;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
@@ -36,7 +38,7 @@ use super::version::{Version, attr, current, version};
 use super::work_queue::WorkQueue;
 use crate::Result;
 use crate::error::Context;
-use crate::net::wire::control::Need;
+use crate::net::wire::control::{Extent, Need};
 use crate::net::wire::record::{CHUNK_MAX, FileId, LoadId, Name, Record, Supply};
 
 use held::Held;
@@ -153,6 +155,8 @@ pub struct Source {
     capture: RwLock<Capture>,
     /// What is not sent to all, with `--pull`.
     held: Option<Held>,
+    /// Who reads on other hosts.
+    pub forest: Forest,
     compress: AtomicBool,
     compression: Compression,
     loads: AtomicU32,
@@ -181,6 +185,7 @@ impl Source {
             guessed,
             capture,
             held: pull.then(Held::new),
+            forest: Forest::default(),
             compress: AtomicBool::new(compression == Compression::Always),
             compression,
             loads: AtomicU32::new(1),
@@ -648,17 +653,31 @@ impl Source {
 
     /// Reads a file once, from its beginning to its end.
     fn read(&self, id: FileId, path: &[u8], file: &File, version: Version, why: Why) -> Result<(), Errno> {
-        let (mut offset, held) = (0, self.held(id));
-        while offset < version.size {
-            let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
-            let mut buffer = read_vec(file, offset, want)?;
-            let got = buffer.len();
-            self.touch(path, why, requests(got as u64), got as u64);
-            if got < want {
+        let (held, mut shares) = (self.held(id), self.forest.shares(version.size));
+        if shares.are_shared() {
+            // What lies behind a part is another host's to read.
+            let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+        }
+        // The next parts, in order, and who was asked for each.
+        let (mut parts, mut end) = (VecDeque::new(), 0);
+        loop {
+            while end < version.size && parts.len() < shares.ahead() {
+                let len = u32::try_from((version.size - end).min(CHUNK_MAX as u64)).map_err(|_| Errno::OVERFLOW)?;
+                let last = shares.is_last(end, CHUNK_MAX as u64, version.size);
+                let extent = Extent { ticket: 0, path: path.to_vec(), seen: version.seen(), offset: end, len, last };
+                parts.push_back((end, len, self.forest.ask(&mut shares, extent)));
+                end += u64::from(len);
+            }
+            let Some((offset, len, ticket)) = parts.pop_front() else { break };
+            let mut buffer = match ticket.and_then(|ticket| self.forest.wait(&ticket, len as usize)) {
+                Some(bytes) => bytes,
+                None => read_vec(file, offset, len as usize)?,
+            };
+            self.touch(path, why, requests(buffer.len() as u64), buffer.len() as u64);
+            if buffer.len() < len as usize {
                 return Err(Errno::STALE);
             }
-            let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
-            if got as u64 == version.size && imports::is_module(path) {
+            if u64::from(len) == version.size && imports::is_module(path) {
                 self.handle_module(path, &buffer);
             }
             if let Some(held) = held {
@@ -667,7 +686,6 @@ impl Source {
                 let (codec, body) = chunk::encode(&mut buffer, self.compress.load(Ordering::Relaxed));
                 self.find(Record::Chunk { file: id, offset, len, codec }, body);
             }
-            offset += got as u64;
         }
         if current(file)? != version {
             return Err(Errno::STALE);

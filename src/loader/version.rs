@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
+use crate::net::wire::control::Seen;
 use crate::net::wire::record::Attr;
 
 /// A version of a file: these together do not stay the same when it changes.
@@ -20,9 +21,21 @@ pub(super) struct Version {
 }
 
 /// Seconds and nanoseconds since the epoch, as in [`Attr`].
-pub fn now() -> (i64, u32) {
+pub(crate) fn now() -> (i64, u32) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (now.as_secs().cast_signed(), now.subsec_nanos())
+}
+
+impl Version {
+    /// What every host sees of it.
+    pub(super) fn seen(&self) -> Seen {
+        Seen { ino: self.ino, size: self.size, mtime: self.mtime, ctime: self.ctime }
+    }
+}
+
+/// The version of an open file as every host sees it.
+pub(crate) fn seen(file: impl AsFd) -> Result<Seen, Errno> {
+    current(file).map(|version| version.seen())
 }
 
 /// What a record says of an inode.

@@ -2,7 +2,6 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test crate uses its part")]
 
 use std::fs;
-use std::hash::{Hash, Hasher};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -56,7 +55,7 @@ impl Run {
 
 impl Site {
     pub fn up(name: &str) -> Site {
-        let cluster = Cluster::up(Spec { name: self::name(name), ..Spec::default() }).unwrap();
+        let cluster = Cluster::up(Spec::of(&format!("t-{name}"))).unwrap();
         // Where every user of every host can execute it, and no operation is counted.
         let hpcrt = cluster.state().file("hpcrt");
         fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &hpcrt).unwrap();
@@ -216,13 +215,6 @@ impl Shown<'_> {
             assert_eq!(run.out(), "together\n".repeat(4));
         }
     }
-}
-
-/// Of the cluster: the same in every run from one checkout, so that a run replaces what a killed one left, and no other's.
-pub fn name(tests: &str) -> String {
-    let mut hasher = std::hash::DefaultHasher::new();
-    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
-    format!("t-{tests}-{:08x}", hasher.finish() >> 32)
 }
 
 pub fn source(name: &str) -> PathBuf {

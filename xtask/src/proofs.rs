@@ -50,6 +50,13 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "session",
+        what: "2,000 one-task launches into a session of 16 agents: median and p99, and nothing adds up",
+        how: How::Test(&["--test", "session"], "two_thousand_launches"),
+        memory: 1,
+        root: false,
+    },
+    Proof {
         name: "loading",
         what: "500 libraries over 1, 4 and 8 hosts: time until all are in main, operations at the shared file system",
         how: How::Test(&["--test", "loading"], "five_hundred_libraries"),
@@ -74,6 +81,13 @@ const PROOFS: &[Proof] = &[
         name: "late",
         what: "300 libraries opened late, in an order that differs by rank: operations at the shared file system, and none asked for twice",
         how: How::Test(&["--test", "late"], "three_hundred_libraries_opened_late"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
+        name: "roots",
+        what: "libraries opened late over slow ways to the file server: the gain of 2 and 4 hosts that read, beside one",
+        how: How::Test(&["--test", "roots"], "four_readers_beside_one"),
         memory: 2,
         root: true,
     },

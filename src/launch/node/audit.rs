@@ -12,6 +12,7 @@ use smol::future::FutureExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::guests::Inside;
 use super::job::{Job, unheard};
 use super::replica::Replica;
 use crate::loader::audit::Audit;
@@ -119,6 +120,7 @@ impl Job {
                 launch.env = audit.environment(&launch.env, static_tls);
                 let plan = super::job::program(&self.node, &launch, &self.place).write().op("write the launch plan")?;
                 self.tell_keeper(&Ask::Plan, &[plan.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
+                *self.inside.borrow_mut() = Inside::Linker(Arc::clone(&audit), static_tls);
             }
             Audited::No(why) => {
                 let program = String::from_utf8_lossy(&launch.program).into_owned();

@@ -2,6 +2,8 @@
 
 mod audit;
 mod facts;
+mod forest;
+mod guests;
 mod job;
 mod pull;
 mod replica;
@@ -11,6 +13,7 @@ mod view;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -29,10 +32,11 @@ use self::job::Job;
 use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::couriers::Couriers;
+use super::invitation::Invitation;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::welcome::welcome;
-use super::{agent, keeper};
+use super::{agent, keeper, slurm};
 use crate::error::Context;
 use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
@@ -55,11 +59,54 @@ use crate::{Error, Result};
 /// The parent must enrol a fresh agent within this time.
 const ENROLMENT: Duration = Duration::from_secs(30);
 
+/// How a node gets its first link.
+enum Way {
+    /// Of the descriptors that the agent was started with.
+    Pipes(OwnedFd, OwnedFd),
+    /// By going to who invited it, as this node.
+    Join(NodeId, Invitation),
+}
+
 /// The `serve` mode: becomes a node and returns when the session is over.
 ///
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    run(|input, output| Ok(Way::Pipes(input, output)))
+}
+
+/// The same for an agent that Slurm started on one of the hosts in an [`Invitation`].
+///
+/// # Errors
+/// As [`serve`]; this host is not invited.
+pub fn join(file: &Path) -> Result<u8> {
+    slurm::remove_copy();
+    let invitation = Invitation::read(file)?;
+    let me = slurm::node_name().ok_or_else(|| Error::new("join", "SLURMD_NODENAME is not set"))?;
+    let at = invitation.hosts.iter().position(|host| *host == me);
+    let at = at.ok_or_else(|| Error::new("join", "this host is not invited").at(me))?;
+    let node = NodeId::try_from(at + 1).op("number this host")?;
+    let ended = run(|_, _| Ok(Way::Join(node, invitation)));
+    // Of a front end that was killed meanwhile.
+    if ended.is_err() {
+        let _ = std::fs::remove_file(file);
+    }
+    ended
+}
+
+/// The same for an agent whose starter tells it everything on standard input: first its number, then the [`Invitation`].
+///
+/// # Errors
+/// As [`serve`].
+pub fn join_told() -> Result<u8> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).op("read the invitation")?;
+    let told = text.split_once('\n').and_then(|(node, rest)| Some((node.parse().ok()?, Invitation::parse(rest)?)));
+    let (node, invitation) = told.ok_or_else(|| Error::new("join", "standard input holds no invitation"))?;
+    run(|_, _| Ok(Way::Join(node, invitation)))
+}
+
+fn run(way: impl FnOnce(OwnedFd, OwnedFd) -> Result<Way>) -> Result<u8> {
     let clock = Clock::start();
     process::default_action(Signal::SIGCHLD);
     // The keepers receive hundreds of descriptors at once.
@@ -72,7 +119,7 @@ pub fn serve() -> Result<u8> {
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let left = Rc::new(RefCell::new(None));
-    let life = live(Rc::clone(&tasks), clock, input, output, keeper, keeper_pid, Rc::clone(&left));
+    let life = live(Rc::clone(&tasks), clock, way(input, output)?, keeper, keeper_pid, Rc::clone(&left));
     let ended = smol::block_on(tasks.run(life));
     // The keeper sees its socket close; whatever it leaves is ours.
     let _ = rustix::net::shutdown(&hang_up, rustix::net::Shutdown::Both);
@@ -126,6 +173,8 @@ pub(super) struct Node {
     audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
     couriers: Couriers,
+    /// Files of which parts are read for the root.
+    opened: RefCell<HashMap<Vec<u8>, forest::Opened>>,
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
@@ -135,16 +184,13 @@ pub(super) struct Node {
 /// A store in a directory of the user's: where, and its own directory.
 type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
 
-async fn live(
-    tasks: Spawner,
-    clock: Clock,
-    input: OwnedFd,
-    output: OwnedFd,
-    keeper: Seqpacket,
-    keeper_pid: Pid,
-    left: Left,
-) -> Result<()> {
-    let (mut reader, writer) = first_link(input, output).op("open the link to the parent")?;
+async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_pid: Pid, left: Left) -> Result<()> {
+    let (mut reader, writer) = match way {
+        Way::Pipes(input, output) => first_link(input, output).op("open the link to the parent")?,
+        Way::Join(node, Invitation { key, addresses, .. }) => listen::reach(&addresses, &key, node, Purpose::Control)
+            .await
+            .map_err(|error| Error::new("reach the front end", error).on(addresses.join(", ")))?,
+    };
     let enroll = enrolment(&mut reader).await?;
     let mut birth = Birth { enrolled: clock.now(), ..Birth::default() };
     let me = enroll.host.clone();
@@ -194,6 +240,7 @@ async fn live(
         session: enroll.session.clone(),
         parent,
         couriers: Couriers::new(Rc::clone(&tasks), Rc::clone(&children)),
+        opened: RefCell::default(),
         children,
         subtree,
         keeper,
@@ -449,6 +496,7 @@ impl Node {
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
             Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
+            Order::Read(extent) => self.read(extent),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,

@@ -34,9 +34,9 @@ use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
-use crate::loader::version::now;
+use crate::loader::version::{self, now};
 pub use crate::net::wire::control::Need;
-use crate::net::wire::record::FileId;
+use crate::net::wire::record::{Attr, FileId};
 use crate::sys::process;
 
 /// Time between two looks for questions that are late or whose askers were killed,
@@ -396,9 +396,9 @@ impl View {
             Known::File { attr, .. } if lock(&self.written).contains(path) => *attr,
             _ => return,
         };
-        let same = original::stat(path).is_ok_and(|s| {
-            let mtime = (s.st_mtime, u32::try_from(s.st_mtime_nsec).unwrap_or(0));
-            (u64::try_from(s.st_size).unwrap_or(0), mtime) == (attr.size, attr.mtime)
+        let same = original::stat(path).is_ok_and(|stat| {
+            let now = version::attr(&stat);
+            (now.size, now.mtime) == (attr.size, attr.mtime)
         });
         if !same {
             self.note(path, Change::Written(kind::REG));
@@ -469,6 +469,8 @@ impl View {
         };
         if let Err(e) = thread::Builder::new().name("view-original".into()).spawn(look) {
             log::warn!("no thread to answer questions of the view: {e}");
+            // The names are with it; those of other threads may be sought twice.
+            lock(&self.sought).clear();
         }
     }
 
@@ -521,7 +523,19 @@ impl View {
     /// Attributes of the original for a kernel that is told of it.
     pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> fuser::FileAttr {
         let id = self.inodes().look_up(path, original.st_ino, original.st_mode, false);
-        attributes::of_stat(original, id, &self.setup.identity)
+        attributes::of_stat(original, id, &self.setup.identity, || self.directory_of(path))
+    }
+
+    /// The attributes of the directory that holds a name.
+    pub(super) fn directory_of(&self, path: &[u8]) -> Option<Attr> {
+        let directory = parent(path)?;
+        match self.catalog().lookup(directory) {
+            Known::Dir { attr, .. } => return Some(*attr),
+            Known::Volatile => {}
+            _ => return None,
+        }
+        self.passed.add(directory, 1, 0);
+        original::stat(directory).ok().map(|stat| version::attr(&stat))
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod control;
 pub mod facts;
 pub mod frame;
+pub mod guest;
 pub mod hello;
 pub mod keeper;
 pub mod log;

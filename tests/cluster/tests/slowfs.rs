@@ -8,10 +8,10 @@ use cluster::{Cluster, Ops, Spec};
 
 fn up(name: &str, spec: Spec) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{name}: {obstacle}");
+        eprintln!("SKIPPED {name}: {obstacle}");
         return None;
     }
-    Some(Cluster::up(Spec { name: name.into(), ..spec }).expect("cluster up"))
+    Some(Cluster::up(Spec { name: Spec::of(name).name, ..spec }).expect("cluster up"))
 }
 
 fn python(c: &Cluster, host: &str, uid: u32, script: &str) -> String {
@@ -112,7 +112,7 @@ print(old, new)";
 #[test]
 fn parallel_operations_overlap_in_latency_only() {
     let ms = Duration::from_millis;
-    let service = Service { per_op: ms(5), ns_per_byte: 0.0, latency: ms(50) };
+    let service = Service { per_op: ms(5), ns_per_byte: 0.0, host_ns_per_byte: 0.0, latency: ms(50) };
     let Some(c) = up("t-time", Spec { hosts: 2, service, ..Spec::default() }) else { return };
     let script = |threads: usize, stats: usize| {
         format!(

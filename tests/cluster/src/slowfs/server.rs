@@ -173,7 +173,7 @@ impl Mounted {
     }
 
     fn later(&self, reply: impl FnOnce() + Send + 'static) {
-        self.server.queue.submit(0, reply);
+        self.server.queue.submit(self.host, 0, reply);
     }
 
     /// Gives the entries of a directory from `offset` to `add`, with the offset that follows each, until it says that there is no more room.
@@ -431,7 +431,7 @@ impl Filesystem for Mounted {
         let bytes = result.as_ref().map_or(0, Vec::len);
         self.count(|c| &c.read, ino);
         self.counters().read_bytes.fetch_add(bytes as u64, Relaxed);
-        self.server.queue.submit(bytes, move || match result {
+        self.server.queue.submit(self.host, bytes, move || match result {
             Ok(data) => reply.data(&data),
             Err(e) => reply.error(e.into()),
         });
@@ -453,7 +453,7 @@ impl Filesystem for Mounted {
         self.counters().write_bytes.fetch_add(data.len() as u64, Relaxed);
         let result = self.server.file(handle).and_then(|file| file.write_all_at(data, offset));
         let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        self.server.queue.submit(data.len(), move || match result {
+        self.server.queue.submit(self.host, data.len(), move || match result {
             Ok(()) => reply.written(written),
             Err(e) => reply.error(e.into()),
         });
@@ -519,7 +519,7 @@ impl Filesystem for Mounted {
         });
         drop(made);
         let bytes = listed.as_ref().map_or(0, |entries| entries * ENTRY);
-        self.server.queue.submit(bytes, move || match listed {
+        self.server.queue.submit(self.host, bytes, move || match listed {
             Ok(_) => reply.ok(),
             Err(e) => reply.error(e.into()),
         });
