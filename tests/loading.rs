@@ -17,13 +17,14 @@ use common::{Done, Run};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
-/// Hosts that share a directory with the binary and the generated program; fresh, so that no host has anything cached.
+/// Hosts that share a directory with the binary and the generated program; fresh, so that no host has anything cached. Tests that run at
+/// the same time differ in having a limit of the links, or not.
 fn up(backing: &Path, hosts: usize, rate: Option<&str>) -> Cluster {
     let spec = Spec {
         hosts,
         rate: rate.map(Into::into),
         backing: Some(backing.to_owned()),
-        ..Spec::of(&format!("t-load-{hosts}"))
+        ..Spec::of(if rate.is_some() { "t-load-slow" } else { "t-load" })
     };
     Cluster::up(spec).unwrap()
 }
