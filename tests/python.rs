@@ -28,9 +28,8 @@ fn shared() -> Option<PathBuf> {
 
 /// Fresh hosts, so that none has anything cached.
 fn up(backing: &Path, hosts: usize) -> Cluster {
-    let backing = Some(backing.to_owned());
     // However slow the machine is, nobody asks again for what he was told.
-    let trust = Duration::from_secs(60);
+    let (backing, trust) = (Some(backing.to_owned()), Duration::from_secs(60));
     let cluster = Cluster::up(Spec { hosts, backing, trust, ..Spec::of(&format!("t-py-{hosts}")) }).unwrap();
     cluster.reset_ops().unwrap();
     cluster

@@ -40,7 +40,7 @@ impl Session {
         let mut session = Session { name: String::new(), runtime };
         let mut begun = session.command(&["start", "--hosts", hosts, "--agent", "local"]).arg_all(flags).0;
         // Processes of the session are found by the mark.
-        begun.env("HPCRT_WITHOUT", abilities).env("HPCRT_TEST_MARK", session.mark());
+        begun.env("HPCRT_TEST_MARK", session.mark()).env("HPCRT_WITHOUT", abilities);
         let begun = begun.output().unwrap();
         assert!(begun.status.success(), "{}", String::from_utf8_lossy(&begun.stderr));
         session.name = String::from_utf8(begun.stdout).unwrap().trim().to_owned();

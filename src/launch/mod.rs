@@ -18,6 +18,7 @@ pub mod invitation;
 mod job_keeper;
 pub mod joined;
 pub mod keeper;
+pub mod limits;
 pub mod loading;
 pub mod node;
 pub mod outer;

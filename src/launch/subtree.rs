@@ -259,3 +259,32 @@ async fn hold(mut reader: Reader, writer: Writer) {
     while reader.receive().await.is_ok() {}
     drop(writer);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::net::link;
+
+    #[test]
+    fn a_control_link_is_accepted_once_and_only_while_it_is_expected() {
+        let arrivals = Arrivals::default();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let come = |node| {
+            let link = link::trusted(smol::io::empty(), smol::io::sink());
+            let socket = smol::block_on(TcpStream::connect(listener.local_addr().unwrap())).unwrap();
+            arrivals.hand_over(node, Purpose::Control, link, socket);
+        };
+        come(7);
+        let (expect, expected) = bounded(1);
+        arrivals.control.borrow_mut().insert(7, expect);
+        assert!(expected.try_recv().is_err(), "it came before it was expected");
+        come(8);
+        assert!(expected.try_recv().is_err(), "another node's");
+        come(7);
+        assert!(expected.try_recv().is_ok());
+        come(7);
+        assert!(expected.try_recv().is_err(), "a second one");
+    }
+}

@@ -1,12 +1,13 @@
 //! What this node is and which limits it sets, as far as a look is enough (what must be tried is in `loader::view::probe`).
-#![allow(unsafe_code, reason = "userfaultfd(2) has no safe wrapper in the crates used")]
+#![allow(unsafe_code, reason = "userfaultfd(2) has no safe wrapper in the crates used, and mmap(2) cannot have one")]
 
 use std::fs;
 use std::io::{self, Error};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{Access, Mode, OFlags, StatVfsMountFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// A number in a file of /proc or /sys; `None` when it is absent or "max".
 pub fn number(path: impl AsRef<Path>) -> Option<u64> {
@@ -75,13 +76,8 @@ pub struct Directory {
 /// The directory does not exist, or nothing can be made in it.
 pub fn directory(path: &Path) -> io::Result<Directory> {
     let space = rustix::fs::statvfs(path)?;
-    // The file has no name, so it cannot survive this function.
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let exec = match rustix::fs::open(path, flags, Mode::RWXU) {
-        Ok(file) => {
-            let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-            rustix::fs::accessat(rustix::fs::CWD, name, Access::EXEC_OK, AtFlags::empty()).is_ok()
-        }
+    let exec = match nameless(path) {
+        Ok(file) => map_as_program(&file).is_ok(),
         // No nameless files there (NFS): the mount's own word is all there is.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
             rustix::fs::access(path, Access::WRITE_OK)?;
@@ -93,6 +89,31 @@ pub fn directory(path: &Path) -> io::Result<Directory> {
     const TMPFS: u32 = 0x0102_1994;
     const RAMFS: u32 = 0x8584_58f6;
     Ok(Directory { free: space.f_bavail.saturating_mul(space.f_frsize), exec, memory: matches!(kind, TMPFS | RAMFS) })
+}
+
+/// Whether libraries and programs can be mapped from a directory: mounts and security modules may forbid it.
+///
+/// # Errors
+/// They cannot, or nothing can be made there.
+pub fn maps_programs(directory: impl AsRef<Path>) -> io::Result<()> {
+    map_as_program(&nameless(directory.as_ref())?)
+}
+
+/// A file without a name, so that it cannot survive its descriptor.
+fn nameless(directory: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(directory, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RWXU)
+}
+
+/// Does with a file what a dynamic linker does with a library.
+fn map_as_program(file: &OwnedFd) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    rustix::fs::ftruncate(file, PAGE as u64)?;
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE);
+    // SAFETY: a fresh mapping at a place of the kernel's choice, which nothing looks at before it is gone.
+    unsafe {
+        let mapped = rustix::mm::mmap(std::ptr::null_mut(), PAGE, protection, flags, file, 0)?;
+        Ok(rustix::mm::munmap(mapped, PAGE)?)
+    }
 }
 
 /// Whether this user may handle page faults of programs (faults of the kernel itself excluded).

@@ -87,12 +87,13 @@ pub fn default_action(signal: Signal) {
 }
 
 /// Has the allocator keep what is freed. Chunks come and go by the hundred; given back to the kernel each time, their pages would be
-/// zeroed again for each.
+/// zeroed again for each. The buffers of threads that serve views (16 MiB, of which little is ever touched) are not kept: taken a second
+/// time they would be zeroed, and so be there whole.
 pub fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt sets parameters of the allocator and is called before any thread exists.
     unsafe {
-        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, 64 << 20);
+        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, 8 << 20);
         nix::libc::mallopt(nix::libc::M_TRIM_THRESHOLD, 128 << 20);
     }
 }
