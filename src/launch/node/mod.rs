@@ -341,6 +341,11 @@ async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>)
     /// Looks after something was put into the log.
     const LOOKS: u32 = 20;
     let mut gauge = Gauge::default();
+    // Within a host there is no link, however little of the processors is left for us.
+    let is_local = |socket: &TcpStream| Some(socket.peer_addr().ok()?.ip() == socket.local_addr().ok()?.ip());
+    if is_local(socket) == Some(true) {
+        return std::future::pending().await;
+    }
     while woken.recv().await.is_ok() {
         for _ in 0..LOOKS {
             if let Some(rate) = tcp::sent(socket).and_then(|sent| gauge.handle_sent(sent)) {
