@@ -95,7 +95,8 @@ fn operations_do_not_depend_on_hosts_and_ranks() {
 fn slow_links_get_compressed_content() {
     let Some(backing) = shared(40, 60) else { return };
     // Links without a limit take processor time here, of which others may leave little: within a host there is none.
-    for (hosts, least, most) in [(2, 0.2, 0.75), (1, 1.0, 1.0)] {
+    // What the nodes hold of a log goes on as it is until the slow link is known: here 20 to 40 of 60 MB.
+    for (hosts, least, most) in [(2, 0.2, 0.9), (1, 1.0, 1.0)] {
         let Figures { wire, ops, .. } = measure(backing.path(), hosts, "100mbit", "--compress auto");
         let share = wire / ops.read_bytes as f64;
         assert!((least..=most).contains(&share), "{hosts} hosts: {share} of what was read was sent to each");

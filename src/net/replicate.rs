@@ -64,8 +64,8 @@ pub trait Rebuild {
 /// Whoever has a log to feed others from.
 pub trait FeedsLog {
     fn log(&self) -> &Rc<Log>;
-    /// Hears how fast one of the links is over which it feeds, in bytes per second; once for each.
-    fn hear_rate(&self, rate: u64);
+    /// Hears how fast one of the links is over which it feeds, in bytes per second. False: it cannot pass that on now, and is to be told again.
+    fn hear_rate(&self, rate: u64) -> bool;
 }
 
 impl Log {

@@ -351,8 +351,9 @@ async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>)
             if let Some(rate) = tcp::sent(socket).and_then(|sent| gauge.handle_sent(sent)) {
                 // They share what this host can send.
                 let links = u64::try_from(feeder.log().children()).unwrap_or(1);
-                feeder.hear_rate(rate.saturating_mul(links));
-                return std::future::pending().await;
+                if feeder.hear_rate(rate.saturating_mul(links)) {
+                    return std::future::pending().await;
+                }
             }
             Timer::after(PAUSE).await;
         }

@@ -533,8 +533,8 @@ impl FeedsLog for Replica {
         &self.log
     }
 
-    fn hear_rate(&self, rate: u64) {
-        let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
+    fn hear_rate(&self, rate: u64) -> bool {
+        self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new())).is_ok()
     }
 }
 
