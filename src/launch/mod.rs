@@ -30,4 +30,3 @@ pub mod status;
 pub mod status_text;
 pub mod subtree;
 pub mod timeline;
-mod welcome;

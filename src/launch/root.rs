@@ -17,12 +17,12 @@ use super::overlay::{Children, Event, Spawner};
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
 use super::timeline::{Clocks, Moment};
-use super::welcome::welcome;
 use crate::error::{Context, say};
 use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
+use crate::net::welcome::welcome;
 use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
@@ -128,7 +128,7 @@ impl Root {
         let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
         let (children, events) = Children::new(Rc::clone(&tasks));
         let arrivals = Arrivals::default();
-        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.door())).detach();
         let enroll = Enroll {
             node: 0,
             host: String::new(),

@@ -135,9 +135,9 @@ impl Tags {
         self.tag(b"header", &[prefix, header])
     }
 
-    /// The tag of the same frame's body.
-    pub fn body(&self, body: &[u8]) -> [u8; TAG] {
-        self.tag(b"body", &[body])
+    /// The tag of the same frame's body, in parts.
+    pub fn body(&self, parts: &[&[u8]]) -> [u8; TAG] {
+        self.tag(b"body", parts)
     }
 
     fn tag(&self, what: &[u8], parts: &[&[u8]]) -> [u8; TAG] {

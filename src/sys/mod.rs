@@ -1,10 +1,12 @@
 //! The few places with unsafe and raw system calls. Everything above is safe Rust.
 
 pub mod boot;
+pub mod memory;
 pub mod mpir;
 pub mod node;
 pub mod process;
 pub mod program;
+pub mod span;
 pub mod without;
 
 // Shared with the bootstrapper by file: one source for the writer of a plan and its readers, and one for what a rank does with it.
@@ -18,3 +20,7 @@ pub mod syscall;
 /// The layout of the audit view's table and the questions of its auditor, shared with that by file.
 #[path = "../../static-bootstrap/sys/src/table.rs"]
 pub mod audit_table;
+
+/// What programs say to memory servers, shared with the code inside them by file.
+#[path = "../../static-bootstrap/sys/src/page.rs"]
+pub mod page;

@@ -28,7 +28,6 @@ use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
-use super::welcome::welcome;
 use super::{agent, keeper};
 use crate::error::Context;
 use crate::loader::view::directory;
@@ -37,6 +36,7 @@ use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
+use crate::net::welcome::welcome;
 use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target, View};
 use crate::net::wire::facts::Birth;
 use crate::net::wire::frame::Kind;
@@ -178,7 +178,7 @@ async fn live(
     let (parent, pumping) = pump(&tasks, writer, ping_up());
     let (children, events) = Children::new(Rc::clone(&tasks));
     let arrivals = Arrivals::default();
-    tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+    tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.door())).detach();
     let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
     let node = Rc::new(Node {
         tasks: Rc::clone(&tasks),
@@ -225,7 +225,7 @@ async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> Result<Made, String>
         view: enroll.view,
         namespaces: !own.has(Ability::Userns),
         directory: enroll.store.clone(),
-        bytes: process::memory_for_files(),
+        bytes: crate::sys::memory::for_files(),
     };
     let keeper = keeper.try_clone().map_err(|error| error.to_string())?;
     let answer = smol::unblock(move || keeper.send(&ask, &[]).and_then(|()| keeper.receive::<Tell>())).await;

@@ -6,5 +6,6 @@ pub mod frame;
 pub mod hello;
 pub mod keeper;
 pub mod log;
+pub mod page;
 pub mod record;
 pub mod session;

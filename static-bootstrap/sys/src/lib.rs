@@ -3,6 +3,7 @@
 #![no_std]
 
 pub mod mem;
+pub mod page;
 pub mod plan;
 pub mod rank;
 pub mod syscall;
