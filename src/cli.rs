@@ -121,6 +121,12 @@ macro_rules! flags {
     /// let the other ranks go on when one fails
     #[argh(switch)]
     pub keep_going: bool,
+    /// memory servers, HOST[:PORT],...: programs keep there what does not fit into --local-mb
+    #[argh(option)]
+    pub memory: Option<String>,
+    /// memory that each program may keep on its own node, in MB (with --memory)
+    #[argh(option)]
+    pub local_mb: Option<u32>,
     /// write a JSON object of what was done, in seconds, bytes and operations
     #[argh(option)]
     pub stats: Option<PathBuf>,

@@ -84,6 +84,8 @@ pub enum State {
 pub struct Root {
     pub tasks: Spawner,
     pub session: String,
+    /// The session's key.
+    pub key: SessionKey,
     children: Rc<Children>,
     subtree: Subtree,
     hosts: Vec<String>,
@@ -145,6 +147,7 @@ impl Root {
         let root = Rc::new(Root {
             tasks: Rc::clone(&tasks),
             session,
+            key: key.clone(),
             children,
             subtree,
             hosts: setup.hosts.clone(),

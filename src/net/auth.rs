@@ -33,6 +33,12 @@ impl SessionKey {
         SessionKey(nonce())
     }
 
+    /// Hides another key under this one, or shows it again. No two must be hidden with the same nonce.
+    pub fn hide(&self, nonce: &[u8; 32], key: &[u8; 32]) -> [u8; 32] {
+        let pad = *self.derive("hide", &[nonce]).as_bytes();
+        std::array::from_fn(|at| pad[at] ^ key[at])
+    }
+
     fn derive(&self, label: &str, parts: &[&[u8]]) -> Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(label.as_bytes());
@@ -129,6 +135,11 @@ impl std::fmt::Debug for Tags {
 }
 
 impl Tags {
+    /// The key, and how many frames there were: for the one process that goes on with this direction of the link.
+    pub fn secret(&self) -> ([u8; 32], u64) {
+        (self.key, self.counter)
+    }
+
     /// The tag of the next frame's header; must be called once per frame, in order.
     pub fn header(&mut self, prefix: &[u8; PREFIX], header: &[u8]) -> [u8; TAG] {
         self.counter += 1;

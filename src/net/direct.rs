@@ -4,7 +4,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rkyv::util::AlignedVec;
@@ -74,6 +74,12 @@ impl Direct {
         socket.set_tcp_user_timeout(Some(DEAD))?;
         let (buffer, header) = (vec![0; READ_AHEAD].into(), AlignedVec::with_capacity(HEAD));
         Ok(Direct { stream, tags: tags.filter(|_| tagged), buffer, start: 0, end: 0, header })
+    }
+
+    /// The socket, and the tags of what is sent and received; nothing may have been read ahead.
+    pub fn into_parts(self) -> (OwnedFd, Option<(Tags, Tags)>) {
+        debug_assert_eq!(self.start, self.end);
+        (self.stream.into(), self.tags)
     }
 
     /// The next frame, and how long its body is, which has to be read with [`Direct::body`]. `None`: the peer is gone.

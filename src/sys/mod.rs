@@ -24,3 +24,11 @@ pub mod audit_table;
 /// What programs say to memory servers, shared with the code inside them by file.
 #[path = "../../static-bootstrap/sys/src/page.rs"]
 pub mod page;
+
+/// The same of the resident in a program and its node's agent.
+#[path = "../../static-bootstrap/sys/src/resident.rs"]
+pub mod resident;
+
+/// How the pager in a program decides; here for its tests.
+#[path = "../../static-bootstrap/sys/src/policy.rs"]
+pub mod policy;

@@ -15,10 +15,17 @@ pub enum Ability {
     /// Executing from memory.
     Memfd,
     Userfaultfd,
+    /// Being told of page faults inside the kernel.
+    KernelFaults,
 }
 
-const NAMES: [(&str, Ability); 4] =
-    [("userns", Ability::Userns), ("fuse", Ability::Fuse), ("memfd", Ability::Memfd), ("uffd", Ability::Userfaultfd)];
+const NAMES: [(&str, Ability); 5] = [
+    ("userns", Ability::Userns),
+    ("fuse", Ability::Fuse),
+    ("memfd", Ability::Memfd),
+    ("uffd", Ability::Userfaultfd),
+    ("uffd-kernel", Ability::KernelFaults),
+];
 
 /// Why namespaces are not made, where the variable says so.
 pub fn forbidden() -> Error {
@@ -69,6 +76,9 @@ mod tests {
         assert_eq!(Without::parse("").unwrap(), Without::default());
         let error = Without::parse("fuse,usrns").unwrap_err();
         assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains("\"usrns\": it is none of userns, fuse, memfd, uffd"), "{error}");
+        assert!(
+            error.to_string().contains("\"usrns\": it is none of userns, fuse, memfd, uffd, uffd-kernel"),
+            "{error}"
+        );
     }
 }

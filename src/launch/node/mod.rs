@@ -3,6 +3,7 @@
 mod audit;
 mod facts;
 mod job;
+mod memory;
 mod replica;
 mod streams;
 mod view;

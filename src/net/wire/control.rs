@@ -2,6 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::borrow::Borrow;
 use super::facts::{Birth, Facts, JobFacts};
 use super::frame::{Kind, Message};
 use super::record::LoadId;
@@ -132,6 +133,8 @@ pub struct Launch {
     /// Bytes of content known to be needed.
     pub bytes: u64,
     pub stdin: StdinTo,
+    /// Programs use memory of other nodes.
+    pub memory: Option<Borrow>,
     /// A debugger watches: each rank stops before its program's first instruction until it is sent SIGCONT, and who gave this order may be
     /// stopped himself for any time. Answered by [`Report::Pids`].
     pub hold: bool,

@@ -5,6 +5,8 @@
 pub mod mem;
 pub mod page;
 pub mod plan;
+pub mod policy;
 pub mod rank;
+pub mod resident;
 pub mod syscall;
 pub mod table;
