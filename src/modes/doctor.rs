@@ -88,8 +88,8 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
         Check::new("userfaultfd", State::Note, format!("{VARIABLE} forbids it"))
     } else {
         match node::userfaultfd() {
-            Ok(()) => Check::new("userfaultfd", State::Note, "can be used (no feature needs it yet)"),
-            Err(error) => Check::new("userfaultfd", State::Note, format!("{error} (no feature needs it yet)")),
+            Ok(()) => Check::new("userfaultfd", State::Note, "can be used, for memory of other nodes"),
+            Err(error) => Check::new("userfaultfd", State::Note, format!("{error}; needed for memory of other nodes")),
         }
     };
     vec![

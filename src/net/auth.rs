@@ -173,6 +173,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn programs_make_the_same_tags() {
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let lengths =
+            (0..200).chain([1023, 1024, 1025, 2048, 2049, 3072, 8193, 16384, 16385, 65536, 1 << 20, (1 << 20) + 12]);
+        for len in lengths.chain((0..40).map(|n| n * 7_919)) {
+            for cut in [0, 12, len / 3] {
+                let (first, second) = bytes[..len].split_at(cut.min(len));
+                let mut ours = crate::sys::blake3::Hasher::new(&[7; 32]);
+                ours.update(first);
+                ours.update(second);
+                let theirs = blake3::keyed_hash(&[7; 32], &bytes[..len]);
+                assert_eq!(ours.tag(), theirs.as_bytes()[..TAG], "{len} bytes, cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
     fn two_who_share_the_key_agree_and_others_do_not() {
         let key = SessionKey::random();
         let challenge = nonce();

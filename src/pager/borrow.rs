@@ -37,7 +37,11 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
     let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + 16));
     let settings = settings.expect("tests look into the resident that was built");
     settings[..place.len()].copy_from_slice(place);
-    let user_mode_only = u64::from(Without::from_env()?.has(Ability::KernelFaults));
+    let without = Without::from_env()?;
+    if without.has(Ability::Userfaultfd) {
+        return Err(Error::new("use memory of other nodes", "HPCRT_WITHOUT forbids userfaultfd"));
+    }
+    let user_mode_only = u64::from(without.has(Ability::KernelFaults));
     settings[PLACE_MAX..][..8].copy_from_slice(&local.to_le_bytes());
     settings[PLACE_MAX + 8..].copy_from_slice(&user_mode_only.to_le_bytes());
     Ok(bytes)

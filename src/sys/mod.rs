@@ -29,6 +29,14 @@ pub mod page;
 #[path = "../../static-bootstrap/sys/src/resident.rs"]
 pub mod resident;
 
+/// The tags of frames as the resident makes them; here for their tests.
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/blake3.rs"]
+pub mod blake3;
+
 /// How the pager in a program decides; here for its tests.
+#[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/policy.rs"]
 pub mod policy;
+#[cfg(test)]
+mod policy_traces;

@@ -84,7 +84,7 @@ static void sort(void)
 /* Single pages, everywhere. */
 static void scatter(void)
 {
-    size_t n = bytes / 8, i, steps = 40000;
+    size_t n = bytes / 8, i, steps = 10000;
     uint64_t *a = calloc(n, 8), x = 1;
     double begun;
     for (i = 0; i < n; i++)

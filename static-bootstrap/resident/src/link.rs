@@ -1,7 +1,8 @@
 //! A connection to a memory server: questions, and pages.
 
-use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, SPAN, count, op, prefix, runs};
-use sys::resident::cause;
+use sys::blake3::Hasher;
+use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, TAG, count, op, prefix, runs};
+use sys::resident::{Link as Granted, cause};
 use sys::syscall::{nr, syscall};
 
 use super::{call, door, fatal};
@@ -10,14 +11,51 @@ const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_WAITALL: usize = 0x100;
 /// A server that does not answer for so many seconds is lost.
 const PATIENCE: u64 = 4;
-/// Prefix and header, and every other page by itself.
-const VECTOR: usize = 2 + 128;
+/// Prefix and header, every other page by itself, two tags.
+const VECTOR: usize = 1 + 128 + 2;
 
 #[derive(Clone, Copy)]
 pub(super) struct Link {
     fd: i32,
     server: u32,
     sequence: u32,
+    /// Keys and counters of what is sent and received, between hosts.
+    tags: Option<[Tags; 2]>,
+}
+
+/// One direction's tags, as `net/auth.rs` makes them.
+#[derive(Clone, Copy)]
+struct Tags {
+    key: [u8; 32],
+    counter: u64,
+}
+
+impl Tags {
+    fn hasher(&self, what: &[u8]) -> Hasher {
+        let mut hasher = Hasher::new(&self.key);
+        hasher.update(&self.counter.to_le_bytes());
+        hasher.update(what);
+        hasher
+    }
+
+    /// Of the next frame.
+    fn header(&mut self, opening: &Opening) -> [u8; TAG] {
+        self.counter += 1;
+        let mut hasher = self.hasher(b"header");
+        // SAFETY: plain bytes, without any between them.
+        hasher.update(unsafe { core::slice::from_raw_parts((&raw const *opening).cast::<u8>(), PREFIX + HEAD) });
+        hasher.tag()
+    }
+
+    /// Of the same frame's body: these pages of a span at `base`.
+    fn body(&self, base: usize, pages: Bits) -> [u8; TAG] {
+        let mut hasher = self.hasher(b"body");
+        for (first, count) in runs(pages) {
+            // SAFETY: pages of a slot that is ours now, and all there.
+            hasher.update(unsafe { core::slice::from_raw_parts((base + first * PAGE) as *const u8, count * PAGE) });
+        }
+        hasher.tag()
+    }
 }
 
 /// What is sent before pages, in one piece.
@@ -59,9 +97,10 @@ impl Vector {
 }
 
 impl Link {
-    pub(super) fn new(fd: i32, server: u32) -> Link {
+    pub(super) fn new(fd: i32, server: u32, granted: &Granted) -> Link {
         door::set_patience(fd, PATIENCE);
-        Link { fd, server, sequence: 0 }
+        let tags = [granted.send, granted.receive].map(|key| Tags { key, counter: granted.counter });
+        Link { fd, server, sequence: 0, tags: (granted.tagged != 0).then_some(tags) }
     }
 
     pub(super) fn fd(&self) -> i32 {
@@ -71,13 +110,9 @@ impl Link {
     /// Asks for pages of a span; they come to their places in the span at `base`.
     pub(super) fn get(&mut self, span: u64, pages: Bits, base: usize) {
         self.ask(op::GET, span, pages, [0; 4], 0);
-        let mut opening = Opening::default();
-        let mut vector = Vector::new(&mut opening);
-        vector.pages(base, pages);
-        self.transfer(nr::RECVMSG, &vector, MSG_WAITALL);
+        let answer = self.hear(base, pages);
         // What was kept there must be there.
-        self.check(&opening, count(&pages));
-        if opening.head.op != op::GOT || opening.head.data != pages {
+        if answer.op != op::GOT || answer.data != pages || answer.sequence != self.sequence {
             self.altered();
         }
     }
@@ -87,16 +122,11 @@ impl Link {
         self.ask(op::PUT, span, data, zero, base);
     }
 
-    /// Waits for the answer to the oldest gift that was not answered.
+    /// Waits for the answer to the oldest of `open` gifts.
     pub(super) fn given(&mut self, open: u32) {
-        let mut opening = Opening::default();
-        let vector = Vector::new(&mut opening);
-        self.transfer(nr::RECVMSG, &vector, MSG_WAITALL);
-        let last = self.sequence;
-        self.sequence = last.wrapping_sub(open - 1);
-        self.check(&opening, 0);
-        self.sequence = last;
-        match opening.head {
+        let answer = self.hear(0, [0; 4]);
+        match answer {
+            _ if answer.sequence != self.sequence.wrapping_sub(open - 1) => self.altered(),
             Head { op: op::DONE, .. } => {}
             Head { op: op::FULL, data, .. } => fatal::say(cause::FULL, self.server, [data[0], data[1]]),
             _ => self.altered(),
@@ -108,15 +138,41 @@ impl Link {
         let body = if base == 0 { [0; 4] } else { data };
         let head = Head { op, sequence: self.sequence, span, data, zero };
         let mut opening = Opening { prefix: prefix(count(&body) * PAGE), head };
-        let mut vector = Vector::new(&mut opening);
-        vector.pages(base, body);
-        self.transfer(nr::SENDMSG, &vector, MSG_NOSIGNAL);
+        let mut tags = [[0; TAG]; 2];
+        if let Some([ours, _]) = &mut self.tags {
+            tags = [ours.header(&opening), ours.body(base, body)];
+        }
+        self.transfer(nr::SENDMSG, &self.frame(&mut opening, &mut tags, base, body), MSG_NOSIGNAL);
     }
 
-    fn check(&self, opening: &Opening, pages: usize) {
-        if opening.prefix != prefix(pages * PAGE) || opening.head.sequence != self.sequence {
+    /// The next answer, with so many pages.
+    fn hear(&mut self, base: usize, pages: Bits) -> Head {
+        let (mut opening, mut tags) = (Opening::default(), [[0; TAG]; 2]);
+        self.transfer(nr::RECVMSG, &self.frame(&mut opening, &mut tags, base, pages), MSG_WAITALL);
+        if let Some([_, theirs]) = &mut self.tags {
+            let right = theirs.header(&opening) == tags[0];
+            if !right || count(&pages) > 0 && theirs.body(base, pages) != tags[1] {
+                self.altered();
+            }
+        }
+        if opening.prefix != prefix(count(&pages) * PAGE) {
             self.altered();
         }
+        opening.head
+    }
+
+    /// Where the parts of a frame are.
+    fn frame(&self, opening: &mut Opening, tags: &mut [[u8; TAG]; 2], base: usize, pages: Bits) -> Vector {
+        let mut vector = Vector::new(opening);
+        let [header, body] = tags.each_mut().map(|tag| tag.as_mut_ptr() as usize);
+        if self.tags.is_some() {
+            vector.push(header, TAG);
+        }
+        vector.pages(base, pages);
+        if self.tags.is_some() && count(&pages) > 0 {
+            vector.push(body, TAG);
+        }
+        vector
     }
 
     fn altered(&self) -> ! {
@@ -161,5 +217,3 @@ impl Link {
         }
     }
 }
-
-const _: () = assert!(SPAN / PAGE == 256 && VECTOR == 130);

@@ -22,19 +22,28 @@ pub(super) struct Span {
 /// All spans; zero at first.
 pub(super) struct Table {
     spans: *mut Span,
+    /// Of each page what [`super::digest`] made of it when it was last given away.
+    digests: *mut [u64; SPAN_PAGES],
     pub(super) window: window::State,
 }
 
 // SAFETY: the pointer is to memory of its own.
 unsafe impl Send for Table {}
 
-pub(super) static TABLE: Lock<Table> = Lock::new(Table { spans: core::ptr::null_mut(), window: window::State::NEW });
+pub(super) static TABLE: Lock<Table> =
+    Lock::new(Table { spans: core::ptr::null_mut(), digests: core::ptr::null_mut(), window: window::State::NEW });
 
 impl Table {
     /// Before everything else.
     pub(super) fn make(&mut self) -> Result<(), u32> {
         self.spans = call::map(0, window::SIZE / SPAN * size_of::<Span>(), call::READ_WRITE, 0)? as *mut Span;
+        self.digests = call::map(0, window::SIZE / PAGE * size_of::<u64>(), call::READ_WRITE, 0)? as *mut _;
         Ok(())
+    }
+
+    /// The digests of a span's pages; they are of those whose pages are busy, without the lock.
+    pub(super) fn digests(&self, number: usize) -> *mut [u64; SPAN_PAGES] {
+        self.digests.wrapping_add(number.min(window::SIZE / SPAN - 1))
     }
 
     /// A span by its number from the window's beginning.

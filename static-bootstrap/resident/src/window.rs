@@ -8,9 +8,9 @@ use super::{call, pager};
 
 /// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.
 pub(super) const BASE: usize = 0x6800_0000_0000;
-pub(super) const SIZE: usize = 4 << 40;
+pub(super) const SIZE: usize = 1 << 40;
 /// The first part belongs to the program's break.
-const HEAP: usize = 1 << 40;
+const HEAP: usize = 256 << 30;
 /// Ranges given back and not asked for again, remembered.
 const RANGES: usize = 512;
 const NO_ACCESS: usize = 0;

@@ -8,8 +8,7 @@ const STREAMS: usize = 16;
 const REGION: u64 = 16 << 10;
 /// Units are remembered for this many regions; others share.
 const REGIONS: usize = 512;
-/// Logarithms of units in pages: of the smallest, of what a region begins with, of a span.
-const ORDER_MIN: u8 = 0;
+/// Logarithms of units in pages: of what a region begins with, of a span.
 const ORDER_FIRST: u8 = 4;
 const ORDER_MAX: u8 = SPAN_PAGES.trailing_zeros() as u8;
 /// Faults in order after which a run is believed.
@@ -61,7 +60,7 @@ impl Policy {
             let ahead = (stream.hits >= CONFIDENT).then_some(stream.next);
             return Choice { order: *order, ahead };
         }
-        *order = order.saturating_sub(1).max(ORDER_MIN);
+        *order = order.saturating_sub(1);
         let now = self.now;
         let oldest = self.streams.iter_mut().max_by_key(|stream| now.wrapping_sub(stream.last));
         if let Some(oldest) = oldest {

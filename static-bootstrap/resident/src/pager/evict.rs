@@ -8,7 +8,7 @@ use sys::syscall::{nr, syscall};
 
 use super::{ENGINE, Engine, FREE, REMOTE, ROOM, WANTED, fatal};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
-use crate::{call, trap};
+use crate::{call, digest, trap};
 
 /// Entries of the queue; a power of two.
 const ENTRIES: usize = 1 << 24;
@@ -123,7 +123,7 @@ impl Evictor {
             let Some((number, pages)) = next else { return };
             let server = self.engine.server(number);
             REMOTE[server].fetch_sub(count(&pages) as u64, Ordering::Relaxed);
-            self.give(Gift { number, pages: NONE, data: NONE, server }, pages, 0);
+            self.give(Gift { number, pages: NONE, data: NONE, server }, NONE, pages, 0);
         }
     }
 
@@ -172,15 +172,16 @@ impl Evictor {
         FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
         ROOM.tell();
         let data = contents(slot, moved);
+        let sent = without(data, both(kept, unchanged(number, slot, data)));
         let zero = both(kept, without(moved, data));
         let server = engine.server(number);
         REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
         REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
         let gift = Gift { number, pages: moved, data, server };
-        if data == NONE && zero == NONE {
+        if sent == NONE && zero == NONE {
             self.settle(&gift);
         } else {
-            self.give(gift, zero, slot);
+            self.give(gift, sent, zero, slot);
         }
         // What was sent is the kernel's now.
         if data == crate::table::ALL {
@@ -193,12 +194,12 @@ impl Evictor {
         moved != NONE
     }
 
-    fn give(&mut self, gift: Gift, zero: Bits, slot: usize) {
+    fn give(&mut self, gift: Gift, sent: Bits, zero: Bits, slot: usize) {
         if self.len == OPEN {
             self.complete();
         }
         let link = &mut self.engine.links[gift.server][2];
-        link.give(Engine::name(gift.number), gift.data, zero, slot);
+        link.give(Engine::name(gift.number), sent, zero, slot);
         self.open[self.len] = gift;
         self.len += 1;
     }
@@ -267,4 +268,19 @@ fn contents(slot: usize, pages: Bits) -> Bits {
         }
     }
     data
+}
+
+/// Which of these pages are what they were when they were last given away.
+fn unchanged(number: usize, slot: usize, pages: Bits) -> Bits {
+    let digests = TABLE.lock().digests(number);
+    let mut same = NONE;
+    for page in runs(pages).flat_map(|(first, count)| first..first + count) {
+        // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
+        let (words, kept) = unsafe { (&*((slot + page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
+        let now = digest::of(words);
+        if core::mem::replace(kept, now) == now {
+            same[page / 64] |= 1 << (page % 64);
+        }
+    }
+    same
 }

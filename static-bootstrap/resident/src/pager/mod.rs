@@ -17,7 +17,7 @@ use super::link::Link;
 use super::lock::{Event, Lock};
 use super::table::{NONE, TABLE, address, both, spans, without};
 use super::uffd::Uffd;
-use super::{call, door, fatal, settings, thread, trap, window};
+use super::{call, digest, door, fatal, settings, thread, trap, window};
 use evict::Queue;
 use slots::Slots;
 
@@ -49,6 +49,9 @@ struct Engine {
     /// Pages that are always to be free.
     reserve: i64,
 }
+
+/// Bytes of the budget for what is known of pages.
+const TABLES: usize = 2 << 20;
 
 static SLOTS: Lock<Slots> = Lock::new(Slots::NEW);
 static QUEUE: Lock<Queue> = Lock::new(Queue::NEW);
@@ -120,21 +123,23 @@ fn start() {
         // The agent has told the user why, or is gone.
         Err(_) => fatal::end(),
     };
-    let fd = |nth: usize| granted.fds[nth];
     let servers = (granted.grant.servers as usize).min(SERVERS);
     let links = core::array::from_fn(|server| {
-        core::array::from_fn(|link| Link::new(fd((server * LINKS + link).min(servers * LINKS - 1)), server as u32))
+        core::array::from_fn(|link| {
+            let fd = granted.fds[(server * LINKS + link).min(servers * LINKS - 1)];
+            Link::new(fd, server as u32, &granted.grant.links[server][link])
+        })
     });
     let uffd = Uffd::open(settings.user_mode_only != 0).unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
     let staged = (budget / 16 / SPAN).clamp(4, 32);
     let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
-    made.unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    made.and_then(|()| digest::draw()).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     uffd.register(window::BASE, window::SIZE).unwrap_or_else(|errno| refused(step::REGISTER, errno));
     // SAFETY: a child would find nothing in there, and must not take that for zeros.
     let _ = unsafe { call::advise(window::BASE, window::SIZE, call::DONTFORK) };
     // Half of the slots are full at a time, or nearly so.
-    let pages = (budget - staged * SPAN) / PAGE;
+    let pages = (budget - staged * SPAN - TABLES) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 16).clamp(64, 16 * SPAN_PAGES) as i64;
