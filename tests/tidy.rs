@@ -14,6 +14,7 @@ const UNSAFE: &[&str] = &[
     "src/sys/node.rs",
     "src/sys/process.rs",
     "src/sys/span.rs",
+    "src/sys/tcp.rs",
     "static-bootstrap/sys/src/blake3.rs",
     "static-bootstrap/sys/src/rank.rs",
     "static-bootstrap/sys/src/syscall.rs",

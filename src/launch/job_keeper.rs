@@ -10,6 +10,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
+use super::guest::Porch;
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Lacks, Mounts, Shared};
@@ -39,6 +40,8 @@ struct JobKeeper {
     /// Every rank was asked for, so that none left means over.
     complete: bool,
     ending: Option<Ending>,
+    /// Where guests find the job, if any may come.
+    porch: Option<Porch>,
 }
 
 /// The job is being ended.
@@ -60,6 +63,7 @@ impl JobKeeper {
             ranks: HashMap::new(),
             complete: false,
             ending: None,
+            porch: None,
         })
     }
 
@@ -119,6 +123,7 @@ impl JobKeeper {
                 }
                 Ok(())
             }
+            Ask::Share { session } => self.share(&session),
             Ask::Plan => match <[OwnedFd; 1]>::try_from(fds) {
                 Ok([plan]) => self.starter.follow(plan),
                 Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
@@ -155,7 +160,7 @@ impl JobKeeper {
     fn shown(&self, result: Result<(), Failure>) -> io::Result<()> {
         match result {
             Ok(()) => self.agent.send(&Tell::Shown, &[]),
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => self.refused(&failure.error),
         }
     }
 
@@ -173,7 +178,7 @@ impl JobKeeper {
         };
         let (view, fds) = match mounted {
             Ok(mounted) => mounted,
-            Err(failure) => return self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => return self.refused(&failure.error),
         };
         self.view = Some(view);
         match fds {
@@ -183,7 +188,7 @@ impl JobKeeper {
                 self.agent.send(&Tell::Fuse { keeper: getpid().as_raw().cast_unsigned() }, &fds)
             }
             Err(Failure { lacks: Some(Lacks::Fuse), .. }) => self.agent.send(&Tell::Plain, &[]),
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => self.refused(&failure.error),
         }
     }
 
@@ -204,6 +209,16 @@ impl JobKeeper {
             }
         }
         Ok(())
+    }
+
+    fn share(&mut self, session: &str) -> io::Result<()> {
+        let Some(base) = &self.base else {
+            return self.failed("share the job's files", "the session has no namespaces".to_owned());
+        };
+        self.porch = Porch::of(session).ok();
+        let mounts = std::fs::File::open("/proc/self/ns/mnt")?;
+        let fds: Vec<_> = std::iter::once(mounts.as_fd()).chain(base.user.as_ref().map(AsFd::as_fd)).collect();
+        self.agent.send(&Tell::Inside, &fds)
     }
 
     /// Which processes the ranks are: all, or these.
@@ -250,11 +265,18 @@ impl JobKeeper {
     }
 
     fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {
-        self.agent.send(&failed(&Error::new(operation, error)), &[])
+        self.refused(&Error::new(operation, error))
+    }
+
+    fn refused(&self, error: &Error) -> io::Result<()> {
+        self.agent.send(&failed(error), &[])
     }
 
     /// Removes what ranks left running.
     fn sweep(&self) {
+        if let Some(porch) = &self.porch {
+            porch.remove();
+        }
         if !process::kill_descendants(&[], KILLED) {
             log::warn!("processes of the job hang in the kernel and could not be ended");
         }

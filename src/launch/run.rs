@@ -2,11 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +25,7 @@ use super::placement::Placement;
 use super::root::{News, Root};
 use super::timeline::Line;
 use crate::error::EXIT_FAILED;
+use crate::loader::catalog::as_path;
 use crate::net::auth::nonce;
 use crate::net::wire::borrow::Borrow;
 use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
@@ -55,8 +53,8 @@ pub struct Outcome {
     pub loading: Duration,
     pub ran: Duration,
     pub cleanup: Duration,
-    /// Bytes of files that nodes passed on to nodes.
-    pub received: u64,
+    /// Bytes of files that nodes passed on to nodes, and of these to nodes that asked.
+    pub received: (u64, u64),
     /// How it went on each host.
     pub card: Rc<Card>,
 }
@@ -68,6 +66,8 @@ enum Next {
     Input(io::Result<Vec<u8>>),
     Time,
     Written,
+    /// Our own output cannot be written.
+    Broken(crate::Error),
     Closed,
 }
 
@@ -94,7 +94,7 @@ struct Running<'a> {
     interrupts: u32,
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
-    received: u64,
+    received: (u64, u64),
     card: Rc<Card>,
     /// The ranks wait until a debugger has seen their processes.
     held: bool,
@@ -144,6 +144,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
             let nonce = nonce();
             Borrow { key: root.key.hide(&nonce, &wish.key), nonce, ..wish.clone() }
         }),
+        guests: false,
         hold: held,
     };
     let mut running = Running {
@@ -163,13 +164,13 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
-        received: 0,
+        received: (0, 0),
         card,
         held,
     };
     let started = Instant::now();
     root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
-    running.drive(job, &news).await?;
+    running.drive(job, &news).await;
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
     }
@@ -212,15 +213,26 @@ fn nodes_of(placement: &Placement, up: &[(NodeId, usize)], hosts: &[Host]) -> Ve
     placement.shares.iter().map(node).collect()
 }
 
+/// Notes what a node that is done told of its part.
+pub(super) fn noted(root: &Root, card: &Card, node: NodeId, facts: &JobFacts) {
+    let mut progress = card.progress.borrow_mut();
+    progress.done.insert(node);
+    progress.add(facts);
+    if let Some((birth, offset)) = root.clocks().get(node) {
+        progress.lines.push(Line::new(root.host(node), birth, offset, card.ordered, facts, root.now()));
+    }
+}
+
 impl Running<'_> {
-    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) -> Result<()> {
+    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) {
         let limit = job.timeout_ms.map(Duration::from_millis);
         let timeout = limit.map(|limit| Instant::now() + limit);
         let mut timed_out = false;
         let mut input = Input::new(job.stdin, self.console);
         while !self.busy.is_empty() {
             let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake()].into_iter().flatten().min();
-            match self.next(news, &mut input, wake).await? {
+            let next = self.next(news, &mut input, wake).await;
+            match next.unwrap_or_else(Next::Broken) {
                 Next::News(news) => self.handle(news, &mut input).await,
                 Next::Signal(signal) => self.signalled(signal).await,
                 Next::Input(bytes) => {
@@ -232,6 +244,10 @@ impl Running<'_> {
                     }
                 }
                 Next::Written if self.output.closed && self.give_up.is_none() => self.end(FAILED_GRACE).await,
+                Next::Broken(error) => {
+                    self.fail(error.to_string());
+                    self.end(FAILED_GRACE).await;
+                }
                 Next::Time | Next::Written => {}
                 Next::Closed => break,
             }
@@ -252,7 +268,6 @@ impl Running<'_> {
                 break;
             }
         }
-        Ok(())
     }
 
     async fn next(&mut self, news: &Receiver<News>, input: &mut Input, wake: Option<Instant>) -> Result<Next> {
@@ -331,8 +346,8 @@ impl Running<'_> {
                 self.end(Duration::ZERO).await;
             }
             News::Done { node, warnings, received, facts } => {
-                self.received += received;
-                self.finished(node, &facts);
+                self.received = (self.received.0 + received.0, self.received.1 + received.1);
+                noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);
                 }
@@ -341,6 +356,7 @@ impl Running<'_> {
                 input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
+            News::Open { .. } => {}
             News::Loaded { node } => {
                 self.last_loaded = Some(Instant::now());
                 self.card.progress.borrow_mut().loaded.insert(node);
@@ -365,17 +381,6 @@ impl Running<'_> {
             self.held = false;
             self.card.show_debugger(self.root);
             self.pass_on(Signal::SIGCONT).await;
-        }
-    }
-
-    /// Notes what a node that is done told of its part.
-    fn finished(&self, node: NodeId, facts: &JobFacts) {
-        let mut progress = self.card.progress.borrow_mut();
-        progress.done.insert(node);
-        progress.add(facts);
-        if let Some((birth, offset)) = self.root.clocks().get(node) {
-            let line = Line::new(self.root.host(node), birth, offset, self.card.ordered, facts, self.root.now());
-            progress.lines.push(line);
         }
     }
 
@@ -509,7 +514,7 @@ impl Presenter {
         let same = out.is_terminal() && err.is_terminal();
         let files = match &job.output {
             Some(directory) => {
-                let directory = Path::new(OsStr::from_bytes(directory));
+                let directory = as_path(directory);
                 Some(super::output_files::OutputFiles::create(directory, placement.ranks())?)
             }
             None => None,

@@ -1,6 +1,5 @@
 //! `hpcrt session`: hosts and files stay warm between jobs.
 
-use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,7 +18,7 @@ use crate::launch::fold::fold;
 use crate::launch::progress::Progress;
 use crate::launch::resident;
 use crate::launch::session::{Reading, Session};
-use crate::launch::status::{Kind, Subject};
+use crate::launch::status::Subject;
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::AgentKind;
@@ -64,16 +63,8 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let served = smol::block_on(tasks.run(async {
         let mut console = Console::own(&tasks, signals)?;
         *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
-        let reading = Reading::start(flags.compress, true)?;
-        let subject = Rc::new(Subject {
-            id: name.clone(),
-            kind: Kind::Session,
-            program: None,
-            begun,
-            hosts: hosts.len(),
-            source: reading.source(),
-            root: OnceCell::new(),
-        });
+        let reading = Reading::start(flags.compress, true, flags.pull)?;
+        let subject = Subject::new(name.clone(), None, begun, hosts.len(), reading.source());
         let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
         console.clear();
         let door = match Door::open(&name, porter) {
@@ -90,7 +81,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         let signalled = async {
             console.ended_by().await;
         };
-        resident::serve(door, &tasks, session, subject, signalled).await;
+        resident::serve(door, &tasks, session, subject, signalled, flags.idle).await;
         Ok(())
     }));
     if let Err(error) = &served {
@@ -101,11 +92,8 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
 
 /// Lets go of the terminal, or of whoever reads what this command writes.
 fn detach(console: &mut Console) -> io::Result<()> {
-    let null = File::options().read(true).write(true).open("/dev/null")?;
-    (console.stdin, console.stdout, console.stderr) = (None, null.try_clone()?, null.try_clone()?);
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
+    let null = process::let_go_of_streams()?;
+    (console.stdin, console.stdout, console.stderr) = (None, null.try_clone()?, null);
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use smol::io::AsyncWriteExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::guests::Inside;
 use super::memory::Memory;
 use super::streams::Streams;
 use super::view::View;
@@ -51,12 +52,14 @@ pub(super) struct Job {
     /// The job's processes are being killed.
     closing: RefCell<Option<Closing>>,
     /// Closed when the job is to end, started or not.
-    abort: (Sender<()>, Receiver<()>),
+    pub(super) abort: (Sender<()>, Receiver<()>),
     /// Ranks were asked for.
-    started: Cell<bool>,
+    pub(super) started: Cell<bool>,
     /// A rank could not become the program.
     start_failed: Cell<bool>,
     over: Cell<bool>,
+    /// How guests come to the files.
+    pub(super) inside: RefCell<Inside>,
     pub(super) times: Cell<JobTimes>,
     /// Ranks that have not ended.
     pub(super) running: Cell<u32>,
@@ -125,6 +128,7 @@ impl Job {
             started: Cell::new(false),
             start_failed: Cell::new(false),
             over: Cell::new(false),
+            inside: RefCell::default(),
             times: Cell::new(JobTimes { ordered: node.clock.now(), ..JobTimes::default() }),
             running: Cell::new(0),
             memory: RefCell::new(memory),
@@ -205,7 +209,12 @@ impl Job {
         }
         let (complete, completed) = bounded::<()>(1);
         let spawning = async {
-            let spawned = if shown.is_ok() && !self.abort.0.is_closed() { self.spawn().await } else { Ok(()) };
+            let spawned = match &shown {
+                Ok(()) if self.abort.0.is_closed() => Ok(()),
+                Ok(()) if self.launch.guests => self.have_guests().await,
+                Ok(()) => self.spawn().await,
+                Err(_) => Ok(()),
+            };
             complete.close();
             if let Err(error) = spawned {
                 self.failed(&error).await;
@@ -272,6 +281,9 @@ impl Job {
         }
         // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
         self.complete(&view, replica.images(&view.roots), named).await?;
+        if self.launch.guests {
+            self.share().await?;
+        }
         self.mark(|times| &mut times.loaded);
         self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
         Ok(())
@@ -327,7 +339,7 @@ impl Job {
     }
 
     /// What the keeper answers about the view.
-    async fn heard(&self) -> Result<(Tell, Vec<OwnedFd>)> {
+    pub(super) async fn heard(&self) -> Result<(Tell, Vec<OwnedFd>)> {
         let heard = self.keeper.read_with(Seqpacket::receive_now::<Tell>).await.op("mount the view")?;
         match heard {
             Some((Tell::Failed { error }, _)) => Err(Error::new("show the program's files", error)),
@@ -461,7 +473,7 @@ impl Job {
         }
     }
 
-    async fn failed(&self, error: &Error) {
+    pub(super) async fn failed(&self, error: &Error) {
         self.report_failure(error.to_string()).await;
     }
 
@@ -479,7 +491,7 @@ fn keeper_killed() -> Error {
 }
 
 /// A keeper said what it was not asked.
-fn misunderstood(word: &Tell) -> Error {
+pub(super) fn misunderstood(word: &Tell) -> Error {
     Error::new("show the program's files", format!("the keeper answered {word:?}"))
 }
 

@@ -127,7 +127,7 @@ extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, f
 }
 
 extern "C" fn our_munmap(at: usize, len: usize) -> usize {
-    if !window::contains(at) || at % PAGE != 0 || len == 0 {
+    if !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
         return returned(raw(nr::MUNMAP, [at, len, 0, 0, 0, 0]));
     }
     undisturbed(|| window::release(at, len));
@@ -138,7 +138,7 @@ extern "C" fn our_mremap(at: usize, len: usize, new: usize, flags: usize, to: us
     if !window::contains(at) {
         return returned(raw(nr::MREMAP, [at, len, new, flags, to, 0]));
     }
-    if flags & MOVE_FIXED != 0 || new == 0 || len == 0 || at % PAGE != 0 {
+    if flags & MOVE_FIXED != 0 || new == 0 || len == 0 || !at.is_multiple_of(PAGE) {
         return returned(Err(call::EINVAL));
     }
     let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
@@ -166,7 +166,7 @@ extern "C" fn our_mremap(at: usize, len: usize, new: usize, flags: usize, to: us
 }
 
 extern "C" fn our_madvise(at: usize, len: usize, advice: usize) -> usize {
-    if window::contains(at) && at % PAGE == 0 {
+    if window::contains(at) && at.is_multiple_of(PAGE) {
         match advice {
             call::DONTNEED | FREE | REMOVE => undisturbed(|| window::forget(at, len, false)),
             HUGE | NOHUGE => return returned(raw(nr::MADVISE, [at, len, advice, 0, 0, 0])),
