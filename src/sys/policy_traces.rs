@@ -27,13 +27,13 @@ impl Machine {
         if self.here.contains(&page) {
             return;
         }
-        let choice = self.policy.handle_fault(page);
-        let span = page / SPAN_PAGES as u64;
-        let (first, count) = if self.foreseen.remove(&span) {
-            (span * SPAN_PAGES as u64, SPAN_PAGES as u64)
+        let (span, pages) = (page / SPAN_PAGES as u64, SPAN_PAGES as u64);
+        let (choice, first, count) = if self.foreseen.remove(&span) {
+            (self.policy.handle_foreseen(page, (span + 1) * pages), span * pages, pages)
         } else {
             self.waits += 1;
-            (page >> choice.order << choice.order, 1 << choice.order)
+            let choice = self.policy.handle_fault(page);
+            (choice, page >> choice.order << choice.order, 1 << choice.order)
         };
         for page in first..first + count {
             if self.here.insert(page) {

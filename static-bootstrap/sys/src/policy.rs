@@ -48,6 +48,15 @@ impl Policy {
 
     /// A page is missed.
     pub fn handle_fault(&mut self, page: u64) -> Choice {
+        self.handle(page, None)
+    }
+
+    /// A page is missed that was foreseen; with it come all up to `end`.
+    pub fn handle_foreseen(&mut self, page: u64, end: u64) -> Choice {
+        self.handle(page, Some(end))
+    }
+
+    fn handle(&mut self, page: u64, comes: Option<u64>) -> Choice {
         self.now = self.now.wrapping_add(1);
         let order = &mut self.orders[(page / REGION) as usize % REGIONS];
         // A run may leave out a few pages that are here already.
@@ -56,7 +65,7 @@ impl Policy {
             stream.hits = stream.hits.saturating_add(1);
             stream.last = self.now;
             *order = (*order + 1).min(ORDER_MAX);
-            stream.next = end(page, *order);
+            stream.next = comes.unwrap_or(end(page, *order));
             let ahead = (stream.hits >= CONFIDENT).then_some(stream.next);
             return Choice { order: *order, ahead };
         }
@@ -64,7 +73,7 @@ impl Policy {
         let now = self.now;
         let oldest = self.streams.iter_mut().max_by_key(|stream| now.wrapping_sub(stream.last));
         if let Some(oldest) = oldest {
-            *oldest = Stream { next: end(page, *order), hits: 0, last: now };
+            *oldest = Stream { next: comes.unwrap_or(end(page, *order)), hits: 0, last: now };
         }
         Choice { order: *order, ahead: None }
     }

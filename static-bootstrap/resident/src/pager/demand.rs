@@ -52,7 +52,7 @@ impl Demand {
             drop(table);
             // Whoever has it wakes the program.
             if ahead::wanted(&engine, number, page) {
-                let choice = POLICY.lock().handle_fault(index as u64);
+                let choice = POLICY.lock().handle_foreseen(index as u64, ((number + 1) * SPAN_PAGES) as u64);
                 choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next as usize, choice.order));
             }
             return;
