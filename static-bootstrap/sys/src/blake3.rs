@@ -1,6 +1,7 @@
 //! Keyed BLAKE3 for the tags of frames, without a library: the hash tree one chunk at a time, and as many chunks at once as the processor can
 //! where they lie one after the other.
 #![allow(unsafe_code, reason = "vector instructions")]
+#![allow(clippy::cast_possible_wrap, clippy::ptr_as_ptr, reason = "vectors are of signed words")]
 
 const BLOCK: usize = 64;
 const CHUNK: usize = 1024;
