@@ -55,6 +55,22 @@ fn main() {
         ],
     );
     println!("cargo:rustc-env=HPCRT_AUDIT={}", audit.display());
+    let resident = rustc(
+        "resident/src/lib.rs",
+        &out,
+        "resident.so",
+        &[
+            "--crate-name=resident",
+            "--crate-type=cdylib",
+            "-Clto=fat",
+            "-Cstrip=symbols",
+            "-Copt-level=3",
+            // Its constructor comes before all others: what they allocate is the program's, too.
+            "-Clink-args=-nostdlib -nostartfiles -Wl,-z,initfirst,-z,noexecstack,--build-id=none,--no-eh-frame-hdr",
+            &format!("--extern=sys={}", sys.display()),
+        ],
+    );
+    println!("cargo:rustc-env=HPCRT_RESIDENT={}", resident.display());
 }
 
 fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {

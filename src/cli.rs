@@ -4,6 +4,7 @@
 //! and name the nearest option when one is misspelt. Unusable command lines exit with 2.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ enum Mode {
     Exec(Exec),
     Session(SessionCommand),
     Status(Status),
+    Memserver(Memserver),
     Serve(Serve),
     Enter(Enter),
     Doctor(Doctor),
@@ -126,6 +128,12 @@ macro_rules! flags {
     /// let the other ranks go on when one fails
     #[argh(switch)]
     pub keep_going: bool,
+    /// memory servers, HOST[:PORT],...: programs keep there what does not fit into --local-mb
+    #[argh(option)]
+    pub memory: Option<String>,
+    /// memory that each program may keep on its own node, in MB (with --memory)
+    #[argh(option)]
+    pub local_mb: Option<u32>,
     /// write a JSON object of what was done, in seconds, bytes and operations
     #[argh(option)]
     pub stats: Option<PathBuf>,
@@ -250,6 +258,26 @@ pub struct Status {
     pub id: Option<String>,
 }
 
+/// Lend this node's memory to programs on other nodes, until it is ended.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(
+    subcommand,
+    name = "memserver",
+    example = "Lend 20 GB; programs that use them are started with --memory HOST:20000:\n  {command_name} --mb 20000",
+    note = "Prints the addresses at which it can be reached. Pages that are zero take nothing of what is lent."
+)]
+pub struct Memserver {
+    /// memory to lend, in MB
+    #[argh(option)]
+    pub mb: NonZeroU32,
+    /// address and port (default: 0.0.0.0:20000; port 0: any that is free)
+    #[argh(option, default = "SocketAddr::from(([0, 0, 0, 0], 20000))")]
+    pub listen: SocketAddr,
+    /// file with the key that clients must have (default: ~/.config/hpcrt/key, made where it is missing)
+    #[argh(option)]
+    pub key: Option<PathBuf>,
+}
+
 /// Be a node's agent (started by exec).
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "serve")]
@@ -280,7 +308,7 @@ pub struct Enter {
 #[argh(
     subcommand,
     name = "doctor",
-    note = "HPCRT_WITHOUT=userns,fuse,memfd,uffd takes abilities away, to try a fallback or to work around a fault.",
+    note = "HPCRT_WITHOUT=userns,fuse,memfd,uffd,uffd-kernel takes abilities away, to try a fallback or to work around a fault.",
     error_code(1, "no job can run on this node")
 )]
 pub struct Doctor {
@@ -322,6 +350,7 @@ pub enum Options {
     /// The session to stop.
     SessionStop(String),
     Status(Status),
+    Memserver(Memserver),
     Serve(Serve),
     /// The session, and argv.
     Enter(String, Vec<OsString>),
@@ -425,6 +454,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         }),
         Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
         Mode::Status(flags) => Ok(Options::Status(flags)),
+        Mode::Memserver(flags) => Ok(Options::Memserver(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
         Mode::Enter(_) if program.is_empty() => Err(Error::usage("enter a session", "no program is named")),
         Mode::Enter(flags) => Ok(Options::Enter(flags.session, program)),

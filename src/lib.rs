@@ -1,5 +1,5 @@
 //! hpcrt: runs unmodified programs on clusters. Layers, with imports pointing downward only:
-//! `modes` -> `launch`, `loader` -> `net` -> `sys`, `error`.
+//! `modes` -> `launch`, `loader`, `pager` -> `net` -> `sys`, `error`.
 //!
 //! Everything but a short `main` is a library, so that tests and benches reach it.
 
@@ -9,6 +9,7 @@ pub mod launch;
 pub mod loader;
 pub mod modes;
 pub mod net;
+pub mod pager;
 pub mod sys;
 
 pub use error::{Error, Result};

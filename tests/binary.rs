@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use goblin::elf::Elf;
-use goblin::elf::dynamic::{DT_NEEDED, DT_REL, DT_RELA, DT_RELASZ, DT_RELSZ};
+use goblin::elf::dynamic::{DF_1_INITFIRST, DT_FLAGS_1, DT_NEEDED, DT_REL, DT_RELA, DT_RELASZ, DT_RELSZ};
 use goblin::elf::program_header::{PT_INTERP, PT_TLS};
 use goblin::elf::section_header::{SHT_REL, SHT_RELA};
 use goblin::elf::sym::STB_WEAK;
@@ -88,6 +88,27 @@ fn the_auditor_needs_nothing() {
     assert!(auditor.dynsyms.iter().filter(|s| s.st_name != 0 && s.is_import()).all(|s| s.st_bind() == STB_WEAK));
     let image = &bytes[*at..][..32 << 10];
     assert_eq!(memchr::memmem::find_iter(image, b"hpcrt's store is").count(), 1);
+}
+
+/// The resident stands in front of every library of a program: it brings none along, defines nothing, and runs first.
+#[test]
+fn the_resident_needs_nothing_and_defines_nothing() {
+    let bytes = image();
+    let residents: Vec<(usize, Elf<'_>)> = memchr::memmem::find_iter(&bytes, b"\x7fELF")
+        .filter_map(|at| Some((at, Elf::parse(&bytes[at..]).ok()?)))
+        .filter(|(_, elf)| elf.dynsyms.iter().any(|s| elf.dynstrtab.get_at(s.st_name) == Some("__curbrk")))
+        .collect();
+    let [(at, resident)] = &residents[..] else { panic!("{} residents", residents.len()) };
+    assert!(resident.libraries.is_empty(), "it needs {:?}", resident.libraries);
+    assert!(resident.program_headers.iter().all(|p| p.p_type != PT_TLS), "it has thread-local storage");
+    let named = resident.dynsyms.iter().filter(|s| s.st_name != 0);
+    named.for_each(|s| assert!(s.is_import() && s.st_bind() == STB_WEAK, "{:?}", resident.dynstrtab.get_at(s.st_name)));
+    let flags = resident.dynamic.iter().flat_map(|d| &d.dyns).find(|d| d.d_tag == DT_FLAGS_1).map(|d| d.d_val);
+    assert!(flags.is_some_and(|flags| flags & DF_1_INITFIRST != 0), "{flags:?}");
+    // Its section headers are the last of it.
+    let header = &resident.header;
+    let len = usize::try_from(header.e_shoff).unwrap() + usize::from(header.e_shnum) * usize::from(header.e_shentsize);
+    assert_eq!(memchr::memmem::find_iter(&bytes[*at..][..len], b"hpcrt's memory =").count(), 1);
 }
 
 /// `build.rs` decides before anything else is compiled: run its compiled form with the environment that cargo would give it.

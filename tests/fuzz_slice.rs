@@ -19,9 +19,11 @@ use hpcrt::net::wire::frame::{Message, Prefix};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
+use hpcrt::net::wire::page::Page;
 use hpcrt::net::wire::record::{Attr, Codec, Name, Piece, Record, Supply};
 use hpcrt::net::wire::session::{SessionAsk, SessionTell};
 use hpcrt::sys::audit_table::kind;
+use hpcrt::sys::page::op;
 
 /// A case that takes longer hangs somewhere. (A million host names take their time in a debug build on a busy machine.)
 const CASE_MAX: Duration = Duration::from_secs(30);
@@ -93,6 +95,21 @@ fn log() -> Vec<u8> {
     (0..).zip(records).flat_map(frame).collect()
 }
 
+/// A client's questions.
+fn pages() -> Vec<u8> {
+    let ask = |op, span, data: [u64; 4], zero| Page { op, sequence: op, span, data, zero }.encode().to_vec();
+    let none = [0; 4];
+    [
+        ask(op::OPEN, 0, [1, 2, 0, 0], none),
+        ask(op::PUT, 7, [u64::MAX, 1, 0, 1 << 63], none),
+        ask(op::GET, 7, [u64::MAX; 4], none),
+        ask(op::PUT, 7, [0, 2, 0, 0], [1, 0, 0, 0]),
+        ask(op::PUT, 8, [u64::MAX; 4], none),
+        ask(op::DROP, 7, [1, 0, 0, 0], none),
+    ]
+    .concat()
+}
+
 /// Source text, and a module of the standard library as the machine's interpreter compiled it, in every dialect.
 fn modules() -> Vec<Vec<u8>> {
     let source = "import os, a.b as c\nfrom . import (x,\n  y)\ndef f():\n    from ..z import *\n";
@@ -145,6 +162,7 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
             entries.table(b"/store/root", &[b"/s".to_vec()]).into_iter().collect()
         }
         "python" => modules(),
+        "page" => vec![pages()],
         "hostlist" => texts(&["n[01-04,7]:2,login1", "r[1-3]c[001-020]^r2c[5-9],user@x:4", "a,b,a,[1-2]x"]),
         _ => texts(&["n1 slots=4 max_slots=8 # x\n4/n2\nn[3-5]:2\n\nn6\nn6\n"]),
     };
@@ -264,6 +282,11 @@ fn seqpacket() {
 #[test]
 fn records() {
     slice("records");
+}
+
+#[test]
+fn page() {
+    slice("page");
 }
 
 #[test]

@@ -25,18 +25,22 @@ use hpcrt::net::wire::frame::{BODY_MAX, HEADER_MAX, HELLO_MAX, Message, PREFIX, 
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
+use hpcrt::net::wire::page::Page;
 use hpcrt::net::wire::record::{CHUNK_MAX, PIECE, Piece, Record};
 use hpcrt::net::wire::session::{JobSpec, SessionAsk, SessionTell};
+use hpcrt::pager::{server::Session, store::Store};
 use hpcrt::sys::audit_table::{Table, kind};
+use hpcrt::sys::page::{HEAD, PAGE, count, op};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 14] = [
+pub const ALL: [(&str, fn(&[u8])); 15] = [
     ("frame", frame),
     ("hello", hello),
     ("link", link),
     ("seqpacket", seqpacket),
     ("records", records),
+    ("page", page),
     ("fetch", fetch),
     ("elf", elf),
     ("ldcache", ldcache),
@@ -68,6 +72,7 @@ pub fn frame(bytes: &[u8]) {
     again::<SessionAsk>(&aligned);
     again::<SessionTell>(&aligned);
     again::<JobSpec>(&aligned);
+    again::<Page>(&aligned);
 }
 
 /// What was understood can be said, and is understood alike.
@@ -146,6 +151,27 @@ pub fn records(mut bytes: &[u8]) {
             _ => {}
         }
     }
+}
+
+/// What a client asks a memory server, one header of 80 bytes after the other; pages that should follow are made up.
+pub fn page(bytes: &[u8]) {
+    let store = Store::new(300 * PAGE as u64);
+    let mut session = Session::new(&store);
+    for header in bytes.chunks_exact(HEAD) {
+        let mut aligned = AlignedVec::with_capacity(HEAD);
+        aligned.extend_from_slice(header);
+        let Ok(page) = Page::decode(&aligned) else { continue };
+        let body = if page.op == op::PUT { count(&page.data) * PAGE } else { 0 };
+        let Ok(ask) = page.ask(body) else { continue };
+        let span = (body > 0 || page.op == op::PUT).then(|| store.spare().expect("memory for a span"));
+        if let Ok(answer) = session.handle(&page, ask, span) {
+            assert_eq!(answer.page.sequence, page.sequence);
+            assert!(answer.span.is_some() || answer.page.op != op::GOT || count(&answer.page.data) == 0);
+        }
+        assert!(store.used() <= store.capacity());
+    }
+    drop(session);
+    assert_eq!(store.used(), 0);
 }
 
 /// Questions and answers about pieces, in any order: six bytes each, after four for a file's size.

@@ -74,6 +74,10 @@ pub async fn run(
     console: &Console,
     ranks: Ranks<'_>,
 ) -> Result<Outcome> {
+    if job.memory.is_some() {
+        let error = Error::usage("use --memory", "ranks that another launcher starts cannot borrow memory");
+        return Err(error.remedy("have hpcrt start them"));
+    }
     let up = root.up();
     let counts: Vec<u32> = match ranks {
         Ranks::Coming(counts) => up.iter().map(|(_, at)| counts[*at]).collect(),
@@ -111,6 +115,7 @@ pub async fn run(
         roots: needs.roots,
         view: job.view,
         stdin: StdinTo::None,
+        memory: None,
         guests: true,
         hold: false,
     };

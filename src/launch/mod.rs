@@ -39,4 +39,3 @@ pub mod status;
 pub mod status_text;
 pub mod subtree;
 pub mod timeline;
-mod welcome;

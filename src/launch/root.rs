@@ -22,13 +22,13 @@ use super::slurm::Step;
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
 use super::timeline::{Clocks, Moment};
-use super::welcome::welcome;
 use crate::error::{Context, say};
 use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
 use crate::net::replicate::FeedsLog;
+use crate::net::welcome::welcome;
 use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, Limits, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
@@ -96,6 +96,8 @@ pub enum State {
 pub struct Root {
     pub tasks: Spawner,
     pub session: String,
+    /// The session's key.
+    pub key: SessionKey,
     children: Rc<Children>,
     subtree: Subtree,
     hosts: Vec<String>,
@@ -155,7 +157,7 @@ impl Root {
         let (children, events) = Children::new(Rc::clone(&tasks));
         let arrivals = Arrivals::default();
         if let Some(listener) = listener {
-            tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+            tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.door())).detach();
         }
         let enroll = Enroll {
             node: 0,
@@ -173,6 +175,7 @@ impl Root {
         let root = Rc::new(Root {
             tasks: Rc::clone(&tasks),
             session,
+            key: key.clone(),
             children,
             subtree,
             hosts: setup.hosts.clone(),

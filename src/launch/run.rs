@@ -26,6 +26,8 @@ use super::root::{News, Root};
 use super::timeline::Line;
 use crate::error::EXIT_FAILED;
 use crate::loader::catalog::as_path;
+use crate::net::auth::nonce;
+use crate::net::wire::borrow::Borrow;
 use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::JobSpec;
@@ -140,6 +142,10 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         roots: needs.roots,
         view: job.view,
         stdin: job.stdin,
+        memory: job.memory.as_ref().map(|wish| {
+            let nonce = nonce();
+            Borrow { key: root.key.hide(&nonce, &wish.key), nonce, ..wish.clone() }
+        }),
         guests: false,
         hold: held,
     };

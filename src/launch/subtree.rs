@@ -16,6 +16,7 @@ use super::keeper::KILLED;
 use super::overlay::{Children, Spawner};
 use crate::error::Context;
 use crate::net::link::{Packet, Reader, Writer};
+use crate::net::welcome;
 use crate::net::wire::control::{Down, Enroll, NodeId, NodeSpec, Order, Report, Target};
 use crate::net::wire::hello::Purpose;
 use crate::{Error, Result};
@@ -48,6 +49,12 @@ impl Default for Arrivals {
 }
 
 impl Arrivals {
+    /// Where [`welcome`](crate::net::welcome::welcome) hands over whoever has proved himself.
+    pub fn door(&self) -> impl Fn(welcome::Arrival) + Clone + 'static {
+        let arrivals = self.clone();
+        move |one| arrivals.hand_over(one.node, one.purpose, (one.reader, one.writer), one.stream)
+    }
+
     /// Where this node's control link will come out.
     fn expect(&self, node: NodeId) -> Receiver<Arrival> {
         let (sender, arrived) = bounded(1);
@@ -56,8 +63,9 @@ impl Arrivals {
     }
 
     /// Gives a proved connection to whoever waits for it; nobody waits twice for the same node's control link.
-    pub fn hand_over(&self, node: NodeId, purpose: Purpose, link: Arrival, socket: TcpStream) {
+    fn hand_over(&self, node: NodeId, purpose: Purpose, link: Arrival, socket: TcpStream) {
         match purpose {
+            Purpose::Memory | Purpose::MemoryHere => log::debug!("refused a connection: no memory is lent here"),
             Purpose::Control => {
                 if let Some(waiting) = self.control.borrow_mut().remove(&node) {
                     let _ = waiting.try_send(link);

@@ -87,8 +87,10 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
     let store = found.store.as_ref().map(|size| format!("a RAM disk for the files of programs, of at most {size}"));
     let uffd = match (without.denies(Ability::Userfaultfd), node::userfaultfd()) {
         (Some(cause), _) => Check::new("userfaultfd", State::Note, cause),
-        (None, Ok(())) => Check::new("userfaultfd", State::Note, "can be used (no feature needs it yet)"),
-        (None, Err(error)) => Check::new("userfaultfd", State::Note, format!("{error} (no feature needs it yet)")),
+        (None, Ok(())) => Check::new("userfaultfd", State::Note, "can be used, for memory of other nodes"),
+        (None, Err(error)) => {
+            Check::new("userfaultfd", State::Note, format!("{error}; needed for memory of other nodes"))
+        }
     };
     vec![
         Check::probed("namespaces", namespaces, State::Limited),

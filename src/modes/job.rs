@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
 use crate::launch::allocation::{self, Source};
 use crate::launch::hostlist::Host;
 use crate::launch::start_tree::StartCost;
+use crate::net::auth::SessionKey;
+use crate::net::wire::borrow::Borrow;
 use crate::net::wire::control::AgentKind;
+use crate::pager::{key, list};
 use crate::{Error, Result, error::Context};
 
 /// Variables of this process that mean nothing, or something wrong, on another host or in another launcher's job.
@@ -115,6 +118,7 @@ macro_rules! spec {
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
+                memory: job::memory($flags.memory.as_deref(), $flags.local_mb)?,
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
             })
@@ -187,6 +191,33 @@ pub(super) fn environment(set: &[String], here: bool) -> Result<Vec<Vec<u8>>> {
     }
     let line = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
     Ok(vars.into_iter().map(line).collect())
+}
+
+/// The memory servers that programs are to use.
+pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>) -> Result<Option<Borrow>> {
+    /// Less would be taken by what is on its way.
+    const LEAST: u32 = 16;
+    let (list, local_mb) = match (list, local_mb) {
+        (None, None) => return Ok(None),
+        (None, Some(_)) => {
+            let error = Error::usage("use --local-mb", "there is no other memory to use");
+            return Err(error.remedy("name memory servers with --memory"));
+        }
+        (Some(_), None) => {
+            let error = Error::usage("use --memory", "how much each program may keep on its own node is not said");
+            return Err(error.remedy("say it with --local-mb"));
+        }
+        (Some(list), Some(local_mb)) => (list, local_mb),
+    };
+    if local_mb < LEAST {
+        let error = Error::usage("use --local-mb", format!("it is less than {LEAST}"));
+        return Err(error.on(local_mb.to_string()));
+    }
+    let SessionKey(key) = key::read(&key::place()?).map_err(|error| {
+        error.remedy("the first hpcrt memserver of yours makes it; it must be the same on all hosts")
+    })?;
+    let servers = list::find(list)?;
+    Ok(Some(Borrow { servers, local: u64::from(local_mb) * 1_000_000 / 4096 * 4096, key, nonce: [0; 32] }))
 }
 
 pub(super) fn bytes(text: impl AsRef<OsStr>) -> Vec<u8> {

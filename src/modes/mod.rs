@@ -4,6 +4,7 @@ mod doctor;
 mod exec;
 mod job;
 pub mod ldd;
+mod memserver;
 mod session;
 mod status;
 
@@ -24,6 +25,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::SessionList => session::list(),
         Options::SessionStop(name) => session::stop(&name),
         Options::Status(flags) => status::run(&flags),
+        Options::Memserver(flags) => memserver::run(&flags),
         Options::Serve(Serve { same: Some(hash), .. }) => crate::launch::agent::is_same(&hash),
         Options::Serve(Serve { same: None, join: None }) => crate::launch::node::serve(),
         Options::Serve(Serve { join: Some(file), .. }) if file.as_os_str() == "-" => crate::launch::node::join_told(),

@@ -33,6 +33,12 @@ impl SessionKey {
         SessionKey(nonce())
     }
 
+    /// Hides another key under this one, or shows it again. No two must be hidden with the same nonce.
+    pub fn hide(&self, nonce: &[u8; 32], key: &[u8; 32]) -> [u8; 32] {
+        let pad = *self.derive("hide", &[nonce]).as_bytes();
+        std::array::from_fn(|at| pad[at] ^ key[at])
+    }
+
     fn derive(&self, label: &str, parts: &[&[u8]]) -> Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(label.as_bytes());
@@ -129,15 +135,20 @@ impl std::fmt::Debug for Tags {
 }
 
 impl Tags {
+    /// The key, and how many frames there were: for the one process that goes on with this direction of the link.
+    pub fn secret(&self) -> ([u8; 32], u64) {
+        (self.key, self.counter)
+    }
+
     /// The tag of the next frame's header; must be called once per frame, in order.
     pub fn header(&mut self, prefix: &[u8; PREFIX], header: &[u8]) -> [u8; TAG] {
         self.counter += 1;
         self.tag(b"header", &[prefix, header])
     }
 
-    /// The tag of the same frame's body.
-    pub fn body(&self, body: &[u8]) -> [u8; TAG] {
-        self.tag(b"body", &[body])
+    /// The tag of the same frame's body, in parts.
+    pub fn body(&self, parts: &[&[u8]]) -> [u8; TAG] {
+        self.tag(b"body", parts)
     }
 
     fn tag(&self, what: &[u8], parts: &[&[u8]]) -> [u8; TAG] {
@@ -160,6 +171,23 @@ pub fn same_tag(a: &[u8; TAG], b: &[u8; TAG]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_make_the_same_tags() {
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let lengths =
+            (0..200).chain([1023, 1024, 1025, 2048, 2049, 3072, 8193, 16384, 16385, 65536, 1 << 20, (1 << 20) + 12]);
+        for len in lengths.chain((0..40).map(|n| n * 7_919)) {
+            for cut in [0, 12, len / 3] {
+                let (first, second) = bytes[..len].split_at(cut.min(len));
+                let mut ours = crate::sys::blake3::Hasher::new(&[7; 32]);
+                ours.update(first);
+                ours.update(second);
+                let theirs = blake3::keyed_hash(&[7; 32], &bytes[..len]);
+                assert_eq!(ours.tag(), theirs.as_bytes()[..TAG], "{len} bytes, cut at {cut}");
+            }
+        }
+    }
 
     #[test]
     fn two_who_share_the_key_agree_and_others_do_not() {

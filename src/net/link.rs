@@ -136,7 +136,7 @@ impl Reader {
         self.read_exact(&mut body).await?;
         if self.tags.is_some() && prefix.body > 0 && prefix.kind != Kind::Log {
             let tag = self.read_tag().await?;
-            let expected = self.tags.as_ref().map(|t| t.body(&body));
+            let expected = self.tags.as_ref().map(|t| t.body(&[&body]));
             if !expected.is_some_and(|e| same_tag(&e, &tag)) {
                 return Err(FrameError::Tag.into());
             }
@@ -187,7 +187,7 @@ impl Writer {
             header_tag = tags.header(&prefix, &packet.header);
             header_tag_len = TAG;
             if !packet.body.is_empty() && packet.kind != Kind::Log {
-                body_tag = tags.body(&packet.body);
+                body_tag = tags.body(&[&packet.body]);
                 body_tag_len = TAG;
             }
         }
@@ -281,6 +281,17 @@ fn strange(stream: impl Stream) -> (Reader, Writer) {
 
 async fn hello(reader: &mut Reader) -> Result<Hello, LinkError> {
     Ok(reader.receive_capped((HELLO_MAX, 0)).await?.message()?)
+}
+
+/// Takes a proved link apart, for who goes on with the stream itself: the tags of what is sent, and of what is received.
+///
+/// # Errors
+/// The peer has said something already.
+pub fn into_tags(reader: Reader, writer: Writer) -> Result<Option<(Tags, Tags)>, LinkError> {
+    if reader.start != reader.buffer.len() {
+        return Err(FrameError::Header.into());
+    }
+    Ok(writer.tags.zip(reader.tags))
 }
 
 /// The error, after that time; for racing with what should come first.

@@ -1,6 +1,7 @@
 //! The overlay: bytes, peers and routes, without meaning. `wire` holds the types of every conversation.
 
 pub mod auth;
+pub mod direct;
 pub mod gauge;
 pub mod link;
 pub mod listen;
@@ -13,4 +14,5 @@ pub mod seqpacket;
 pub mod sim;
 pub mod single_flight;
 pub mod topology;
+pub mod welcome;
 pub mod wire;

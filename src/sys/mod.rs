@@ -1,10 +1,12 @@
 //! The few places with unsafe and raw system calls. Everything above is safe Rust.
 
 pub mod boot;
+pub mod memory;
 pub mod mpir;
 pub mod node;
 pub mod process;
 pub mod program;
+pub mod span;
 pub mod tcp;
 pub mod without;
 
@@ -19,3 +21,23 @@ pub mod syscall;
 /// The layout of the audit view's table and the questions of its auditor, shared with that by file.
 #[path = "../../static-bootstrap/sys/src/table.rs"]
 pub mod audit_table;
+
+/// What programs say to memory servers, shared with the code inside them by file.
+#[path = "../../static-bootstrap/sys/src/page.rs"]
+pub mod page;
+
+/// The same of the resident in a program and its node's agent.
+#[path = "../../static-bootstrap/sys/src/resident.rs"]
+pub mod resident;
+
+/// The tags of frames as the resident makes them; here for their tests.
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/blake3.rs"]
+pub mod blake3;
+
+/// How the pager in a program decides; here for its tests.
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/policy.rs"]
+pub mod policy;
+#[cfg(test)]
+mod policy_traces;

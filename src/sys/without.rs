@@ -23,9 +23,11 @@ pub enum Ability {
     Exec,
     /// RAM disks large enough for the files of programs.
     Ram,
+    /// Being told of page faults inside the kernel.
+    KernelFaults,
 }
 
-const NAMES: [(&str, Ability); 8] = [
+const NAMES: [(&str, Ability); 9] = [
     ("userns", Ability::Userns),
     ("fuse", Ability::Fuse),
     ("memfd", Ability::Memfd),
@@ -34,6 +36,7 @@ const NAMES: [(&str, Ability); 8] = [
     ("ssh", Ability::Ssh),
     ("exec", Ability::Exec),
     ("ram", Ability::Ram),
+    ("uffd-kernel", Ability::KernelFaults),
 ];
 
 /// The abilities taken away.
@@ -86,7 +89,9 @@ mod tests {
         let error = Without::parse("fuse,usrns").unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(
-            error.to_string().contains("\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram"),
+            error
+                .to_string()
+                .contains("\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram, uffd-kernel"),
             "{error}"
         );
     }

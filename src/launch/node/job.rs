@@ -16,6 +16,7 @@ use smol::{Async, Timer};
 
 use super::Node;
 use super::guests::Inside;
+use super::memory::Memory;
 use super::streams::Streams;
 use super::view::View;
 use crate::launch::{allocation, placement};
@@ -62,6 +63,7 @@ pub(super) struct Job {
     pub(super) times: Cell<JobTimes>,
     /// Ranks that have not ended.
     pub(super) running: Cell<u32>,
+    memory: RefCell<Option<Memory>>,
 }
 
 impl Job {
@@ -91,7 +93,8 @@ impl Job {
         }
     }
 
-    fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
+    fn hand_over(node: &Rc<Node>, mut launch: Launch, place: Place) -> Result<Rc<Job>> {
+        let memory = Memory::open(node, &mut launch)?;
         let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
@@ -128,6 +131,7 @@ impl Job {
             inside: RefCell::default(),
             times: Cell::new(JobTimes { ordered: node.clock.now(), ..JobTimes::default() }),
             running: Cell::new(0),
+            memory: RefCell::new(memory),
         }))
     }
 
@@ -236,6 +240,7 @@ impl Job {
         self.closing.borrow_mut().take();
         let facts = self.facts();
         self.view.borrow_mut().take();
+        self.memory.borrow_mut().take();
         self.node.views.tidy();
         let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
         self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), facts }).await;

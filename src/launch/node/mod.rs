@@ -5,6 +5,7 @@ mod facts;
 mod forest;
 mod guests;
 mod job;
+mod memory;
 mod pull;
 mod replica;
 mod streams;
@@ -33,7 +34,6 @@ use super::couriers::Couriers;
 use super::invitation::Invitation;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
-use super::welcome::welcome;
 use super::{agent, keeper, slurm};
 use crate::error::Context;
 use crate::loader::catalog::as_path;
@@ -44,6 +44,7 @@ use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
+use crate::net::welcome::welcome;
 use crate::net::wire::control::{
     AgentKind, Down, Enroll, Exit, Feeder, JobId, Limits, NodeId, NodeSpec, Order, Report, Target, View,
 };
@@ -238,7 +239,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
     let (children, events) = Children::new(Rc::clone(&tasks));
     let arrivals = Arrivals::default();
     if let Some(listener) = listener {
-        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.door())).detach();
     }
     let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
     let node = Rc::new(Node {

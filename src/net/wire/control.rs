@@ -2,6 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::borrow::Borrow;
 use super::facts::{Birth, Facts, JobFacts};
 use super::frame::{Kind, Message};
 use super::record::{Codec, FileId, LoadId, Piece};
@@ -147,6 +148,8 @@ pub struct Launch {
     /// Bytes of content known to be needed.
     pub bytes: u64,
     pub stdin: StdinTo,
+    /// Programs use memory of other nodes.
+    pub memory: Option<Borrow>,
     /// Another launcher starts the ranks; they come as guests ([`super::guest`]). A place's count is how many will, 0: any number until
     /// the job is ended. Answered by [`Report::Open`].
     pub guests: bool,

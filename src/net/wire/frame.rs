@@ -44,6 +44,8 @@ pub enum Kind {
     Keeper = 4,
     /// Between a resident session and its commands: `wire::session`.
     Session = 5,
+    /// Between a program's pager and a memory server: `wire::page`.
+    Page = 6,
 }
 
 /// A frame's prefix, checked.
@@ -102,6 +104,7 @@ impl Prefix {
             3 => Kind::Log,
             4 => Kind::Keeper,
             5 => Kind::Session,
+            6 => Kind::Page,
             other => return Err(FrameError::Kind(other)),
         };
         let (header, body) = (word(8) as usize, word(12) as usize);

@@ -11,6 +11,10 @@ pub enum Purpose {
     Control,
     /// Receive the log.
     Log,
+    /// Borrow memory.
+    Memory,
+    /// Borrow memory within one host: nothing that is sent carries a tag. Only over the loopback interface.
+    MemoryHere,
 }
 
 /// The steps of the handshake.

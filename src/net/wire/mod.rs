@@ -1,5 +1,6 @@
 //! The wire protocol: one file per conversation. Types only, no I/O.
 
+pub mod borrow;
 pub mod control;
 pub mod facts;
 pub mod frame;
@@ -7,5 +8,6 @@ pub mod guest;
 pub mod hello;
 pub mod keeper;
 pub mod log;
+pub mod page;
 pub mod record;
 pub mod session;

@@ -2,6 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::borrow::Borrow;
 use super::control::{Binding, StdinTo, View};
 use super::frame::{Kind, Message};
 
@@ -33,6 +34,8 @@ pub struct JobSpec {
     pub stats: Option<Vec<u8>>,
     /// Where to draw when the hosts did what; absolute, its ending says as what.
     pub report: Option<Vec<u8>>,
+    /// Memory servers that its programs use; their key is not hidden.
+    pub memory: Option<Borrow>,
     pub quiet: bool,
     pub verbose: bool,
 }

@@ -2,8 +2,12 @@
 //! allocator, no TLS. hpcrt compiles `plan`, `rank` and `syscall` into itself, too (`src/sys/mod.rs`).
 #![no_std]
 
+pub mod blake3;
 pub mod mem;
+pub mod page;
 pub mod plan;
+pub mod policy;
 pub mod rank;
+pub mod resident;
 pub mod syscall;
 pub mod table;

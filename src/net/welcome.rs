@@ -6,20 +6,35 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::time::Duration;
 
-use smol::{Async, Task, Timer};
+use smol::{Async, LocalExecutor, Task, Timer};
 
-use super::overlay::Spawner;
-use super::subtree::Arrivals;
-use crate::net::auth::SessionKey;
-use crate::net::link;
+use super::auth::SessionKey;
+use super::link::{self, Reader, Writer};
+use super::wire::hello::Purpose;
 
 /// Connections that have not proved themselves, at most; each costs a descriptor and a few kilobytes.
 const STRANGERS: usize = 256;
 /// Before the next attempt when no connection can be accepted (no descriptor is free).
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts connections of nodes that have the key; others are dropped, after [`link::HANDSHAKE`] at the latest.
-pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: SessionKey, arrivals: Arrivals) {
+/// One who has proved that he has the key.
+#[derive(Debug)]
+pub struct Arrival {
+    pub node: u32,
+    pub purpose: Purpose,
+    pub reader: Reader,
+    pub writer: Writer,
+    /// The connection under both.
+    pub stream: smol::net::TcpStream,
+}
+
+/// Accepts connections of those who have the key; others are dropped, after [`link::HANDSHAKE`] at the latest.
+pub async fn welcome(
+    tasks: Rc<LocalExecutor<'static>>,
+    listener: Async<TcpListener>,
+    key: SessionKey,
+    arrived: impl Fn(Arrival) + Clone + 'static,
+) {
     let waiting: Rc<RefCell<Waiting<Task<()>>>> = Rc::default();
     loop {
         let Ok((stream, from)) = listener.accept().await else {
@@ -27,9 +42,9 @@ pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: S
             continue;
         };
         let number = waiting.borrow().next;
-        let (key, arrivals, all) = (key.clone(), arrivals.clone(), Rc::clone(&waiting));
+        let (key, arrived, all) = (key.clone(), arrived.clone(), Rc::clone(&waiting));
         let greeting = tasks.spawn(async move {
-            greet(stream, &key, &arrivals).await;
+            greet(stream, &key, &arrived).await;
             // Removed by whoever took its place otherwise; a task that drops itself is over.
             drop(all.borrow_mut().leave(number));
         });
@@ -38,11 +53,11 @@ pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: S
     }
 }
 
-async fn greet(stream: Async<TcpStream>, key: &SessionKey, arrivals: &Arrivals) {
+async fn greet(stream: Async<TcpStream>, key: &SessionKey, arrived: &impl Fn(Arrival)) {
     let _ = stream.get_ref().set_nodelay(true);
     let stream = smol::net::TcpStream::from(stream);
     match link::accept(stream.clone(), key).await {
-        Ok((reader, writer, node, purpose)) => arrivals.hand_over(node, purpose, (reader, writer), stream),
+        Ok((reader, writer, node, purpose)) => arrived(Arrival { node, purpose, reader, writer, stream }),
         Err(error) => log::debug!("refused a connection: {error}"),
     }
 }

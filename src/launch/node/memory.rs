@@ -1,0 +1,129 @@
+//! A job's programs that use memory of other nodes: the resident that is preloaded into them, and the door at which it gets its connections.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use smol::{Async, Task, Timer};
+
+use super::Node;
+use crate::loader::view::directory::{self, Directory};
+use crate::net::wire::control::{JobId, Launch, Report};
+use crate::pager::borrow::{self, Servers};
+use crate::sys::resident::{ASK, DOOR, FILE, Failure};
+use crate::sys::without::Without;
+use crate::{Result, error::Context};
+
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+/// Before the next attempt when no connection can be accepted.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// See the module. The directory goes with it.
+pub(super) struct Memory {
+    directory: Directory,
+    _door: Task<()>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.directory.remove();
+    }
+}
+
+impl Memory {
+    /// Prepares what a job needs, and puts it into its environment; `None`: it uses no other memory.
+    ///
+    /// # Errors
+    /// There is no place for the resident.
+    pub(super) fn open(node: &Rc<Node>, launch: &mut Launch) -> Result<Option<Memory>> {
+        let Some(wish) = launch.memory.clone() else { return Ok(None) };
+        let directory = Directory::create(&directory::executable(&Without::from_env()?)?)?;
+        let path = directory.path.clone();
+        let servers = Rc::new(Servers::new(&wish, &node.key));
+        let door = (|| {
+            let resident = borrow::resident(path.as_os_str().as_bytes(), wish.local)?;
+            std::fs::write(path.join(FILE), resident).op_on("write", path.join(FILE))?;
+            listen(path.join(DOOR))
+        })();
+        let door = door.inspect_err(|_| directory.remove())?;
+        let serving = serve(Rc::clone(node), door, launch.job, servers);
+        preload(&mut launch.env, path.join(FILE).as_os_str());
+        Ok(Some(Memory { directory, _door: node.tasks.spawn(serving) }))
+    }
+}
+
+/// The resident comes before what else is preloaded.
+fn preload(env: &mut Vec<Vec<u8>>, file: &OsStr) {
+    let mut line = [PRELOAD, file.as_bytes()].concat();
+    let others = env.iter().rposition(|var| var.starts_with(PRELOAD)).map(|at| env.remove(at));
+    if let Some(others) = others.as_deref().and_then(|var| var.strip_prefix(PRELOAD)).filter(|list| !list.is_empty()) {
+        line.push(b':');
+        line.extend_from_slice(others);
+    }
+    env.push(line);
+}
+
+fn listen(path: PathBuf) -> Result<Async<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let socket = socket.op("make a socket")?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).op_on("name the socket", &path)?).op_on("make", &path)?;
+    rustix::net::listen(&socket, 1024).op_on("listen on", &path)?;
+    Async::new(socket).op("watch a socket")
+}
+
+async fn serve(node: Rc<Node>, door: Async<OwnedFd>, job: JobId, servers: Rc<Servers>) {
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let accepted = door.read_with(|fd| Ok(rustix::net::accept_with(fd, flags)?)).await;
+        let Ok(program) = accepted.and_then(Async::new) else {
+            Timer::after(PAUSE).await;
+            continue;
+        };
+        let (tasks, node, servers) = (Rc::clone(&node.tasks), Rc::clone(&node), Rc::clone(&servers));
+        let answering = async move {
+            if let Err(error) = answer(&program, &servers).await {
+                node.report(&Report::Failed { job, node: node.id, error: error.to_string() }).await;
+            }
+        };
+        tasks.spawn(answering).detach();
+    }
+}
+
+/// Serves one program: gives it connections if it asks for them, and hears why it ends.
+async fn answer(program: &Async<OwnedFd>, servers: &Servers) -> Result<()> {
+    // The directory keeps others out already.
+    let peer = rustix::net::sockopt::socket_peercred(program).op("ask who a program is")?;
+    if peer.uid != rustix::process::geteuid() {
+        return Ok(());
+    }
+    loop {
+        let mut message = [0; size_of::<Failure>()];
+        let receive = program.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await;
+        match receive {
+            Ok(len) if message[..len] == ASK => {
+                let (grant, fds) = servers.connect().await?;
+                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                send(program, &grant, &fds).op("hand connections to a program")?;
+            }
+            Ok(len) if len == message.len() => return Err(servers.explain(&borrow::failure(&message))),
+            // It has ended, or says something that no resident says.
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn send(program: &Async<OwnedFd>, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(fds));
+    let vector = [io::IoSlice::new(bytes)];
+    rustix::net::sendmsg(program, &vector, &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}

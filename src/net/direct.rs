@@ -1,0 +1,192 @@
+//! A link of one thread that waits: for pages, where a task's detour through epoll would cost as much as the network.
+//!
+//! The frames are those of [`super::link`]; both sides have proved themselves there.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rkyv::util::AlignedVec;
+use smol::future::FutureExt;
+use smol::{Async, Timer};
+
+use super::auth::{SessionKey, Tags, same_tag};
+use super::link::{self, LinkError, Reader, Writer};
+use super::wire::frame::{FrameError, Message, PREFIX, Prefix, TAG};
+use super::wire::hello::Purpose;
+use super::wire::page::Page;
+use crate::sys::page::{HEAD, SPAN};
+
+/// Bytes read ahead: many questions that came together are one call of the kernel.
+const READ_AHEAD: usize = 16 << 10;
+/// A host that does not answer is given up after this time.
+const CONNECT: Duration = Duration::from_secs(3);
+/// A peer whose host is gone is noticed after about this time.
+const DEAD: Duration = Duration::from_secs(20);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Direct {
+    stream: TcpStream,
+    /// Of what is sent, and of what is received.
+    tags: Option<(Tags, Tags)>,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    header: AlignedVec,
+}
+
+/// Connects to who lends memory. `tagged`: frames carry tags, as they must between hosts.
+///
+/// # Errors
+/// Nobody answers there, or he has another key.
+pub async fn connect(address: SocketAddr, key: &SessionKey, tagged: bool) -> Result<Direct, LinkError> {
+    let late = async {
+        Timer::after(CONNECT).await;
+        Err(io::ErrorKind::TimedOut.into())
+    };
+    let stream = Async::<TcpStream>::connect(address).or(late).await?;
+    stream.get_ref().set_nodelay(true)?;
+    let stream = smol::net::TcpStream::from(stream);
+    let purpose = if tagged { Purpose::Memory } else { Purpose::MemoryHere };
+    let (reader, writer) = link::connect(stream.clone(), key, 0, purpose).await?;
+    Direct::new(&stream, reader, writer, tagged)
+}
+
+impl Direct {
+    /// Goes over from the link that both sides proved themselves on. `tagged`: frames go on to carry tags.
+    ///
+    /// # Errors
+    /// The peer has said more than it was asked, or the kernel refuses.
+    pub fn new(
+        stream: &smol::net::TcpStream,
+        reader: Reader,
+        writer: Writer,
+        tagged: bool,
+    ) -> Result<Direct, LinkError> {
+        let tags = link::into_tags(reader, writer)?;
+        let stream = TcpStream::from(stream.as_fd().try_clone_to_owned()?);
+        stream.set_nonblocking(false)?;
+        let socket = socket2::SockRef::from(&stream);
+        let probes = socket2::TcpKeepalive::new().with_time(DEAD / 2).with_interval(DEAD / 8).with_retries(4);
+        socket.set_tcp_keepalive(&probes)?;
+        socket.set_tcp_user_timeout(Some(DEAD))?;
+        let (buffer, header) = (vec![0; READ_AHEAD].into(), AlignedVec::with_capacity(HEAD));
+        Ok(Direct { stream, tags: tags.filter(|_| tagged), buffer, start: 0, end: 0, header })
+    }
+
+    /// The socket, and the tags of what is sent and received; nothing may have been read ahead.
+    pub fn into_parts(self) -> (OwnedFd, Option<(Tags, Tags)>) {
+        debug_assert_eq!(self.start, self.end);
+        (self.stream.into(), self.tags)
+    }
+
+    /// The next frame, and how long its body is, which has to be read with [`Direct::body`]. `None`: the peer is gone.
+    ///
+    /// # Errors
+    /// See [`LinkError`]; after one the link is unusable.
+    pub fn receive(&mut self) -> Result<Option<(Page, usize)>, LinkError> {
+        let mut prefix = [0; PREFIX];
+        match self.read_exact(&mut prefix) {
+            Err(LinkError::Closed) => return Ok(None),
+            read => read?,
+        }
+        let Prefix { kind, header, body } = Prefix::decode(&prefix, (HEAD, SPAN))?;
+        if kind != Page::KIND {
+            return Err(FrameError::Header.into());
+        }
+        let mut bytes = std::mem::take(&mut self.header);
+        bytes.resize(header, 0);
+        self.read_exact(&mut bytes)?;
+        if self.tags.is_some() {
+            let tag = self.read_tag()?;
+            let expected = self.tags.as_mut().map(|(_, theirs)| theirs.header(&prefix, &bytes));
+            check(expected, &tag)?;
+        }
+        let page = Page::decode(&bytes);
+        self.header = bytes;
+        Ok(Some((page?, body)))
+    }
+
+    /// The body of the frame that was received last, into these parts, one after the other.
+    ///
+    /// # Errors
+    /// See [`LinkError`]; what was read must not be used then.
+    pub fn body(&mut self, mut parts: Vec<&mut [u8]>) -> Result<(), LinkError> {
+        for part in &mut parts {
+            self.read_exact(part)?;
+        }
+        if self.tags.is_some() && !parts.is_empty() {
+            let tag = self.read_tag()?;
+            let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
+            check(self.tags.as_ref().map(|(_, theirs)| theirs.body(&parts)), &tag)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a frame whose body is these parts.
+    ///
+    /// # Errors
+    /// See [`LinkError`]; after one the link is unusable.
+    pub fn send(&mut self, page: &Page, parts: &[&[u8]]) -> Result<(), LinkError> {
+        let header = page.encode();
+        let body = parts.iter().map(|part| part.len()).sum();
+        let prefix = Prefix { kind: Page::KIND, header: header.len(), body }.encode();
+        let mut tags = [[0; TAG]; 2];
+        let mut slices = vec![IoSlice::new(&prefix), IoSlice::new(&header)];
+        if let Some((ours, _)) = &mut self.tags {
+            tags[0] = ours.header(&prefix, &header);
+            if body > 0 {
+                tags[1] = ours.body(parts);
+            }
+            slices.push(IoSlice::new(&tags[0]));
+        }
+        slices.extend(parts.iter().map(|part| IoSlice::new(part)));
+        if self.tags.is_some() && body > 0 {
+            slices.push(IoSlice::new(&tags[1]));
+        }
+        let mut left = &mut slices[..];
+        while !left.is_empty() {
+            match self.stream.write_vectored(left) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(sent) => IoSlice::advance_slices(&mut left, sent),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_tag(&mut self) -> Result<[u8; TAG], LinkError> {
+        let mut tag = [0; TAG];
+        self.read_exact(&mut tag)?;
+        Ok(tag)
+    }
+
+    fn read_exact(&mut self, mut to: &mut [u8]) -> Result<(), LinkError> {
+        loop {
+            let ready = (self.end - self.start).min(to.len());
+            let (now, later) = to.split_at_mut(ready);
+            now.copy_from_slice(&self.buffer[self.start..self.start + ready]);
+            self.start += ready;
+            to = later;
+            if to.is_empty() {
+                return Ok(());
+            }
+            if to.len() >= READ_AHEAD {
+                return Ok(self.stream.read_exact(to)?);
+            }
+            (self.start, self.end) = (0, 0);
+            self.end = match self.stream.read(&mut self.buffer) {
+                Ok(0) => return Err(LinkError::Closed),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                read => read?,
+            };
+        }
+    }
+}
+
+fn check(expected: Option<[u8; TAG]>, tag: &[u8; TAG]) -> Result<(), LinkError> {
+    if expected.is_some_and(|expected| same_tag(&expected, tag)) { Ok(()) } else { Err(FrameError::Tag.into()) }
+}

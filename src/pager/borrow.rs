@@ -1,0 +1,159 @@
+//! The borrowing side, in a node's agent: connections to memory servers for the resident in a program, and words for why it ended.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use indicatif::HumanBytes;
+
+use crate::error::{Error, Result};
+use crate::net::auth::{SessionKey, nonce};
+use crate::net::direct::{Direct, connect};
+use crate::net::link::LinkError;
+use crate::net::wire::borrow::Borrow;
+use crate::net::wire::page::Page;
+use crate::sys::page::{PAGE, op};
+use crate::sys::resident::{ASK, Failure, LINKS, MARK, PLACE_MAX, SERVERS, cause, step};
+use crate::sys::without::{Ability, Without};
+
+/// The resident, as `build.rs` made it.
+static RESIDENT: &[u8] = include_bytes!(env!("HPCRT_RESIDENT"));
+/// Bytes of what is granted for a link: tagged, counter, two keys.
+const LINK: usize = 16 + 32 + 32;
+
+/// The resident for a job whose directory this is.
+///
+/// # Errors
+/// The directory's path is too long, or `HPCRT_WITHOUT` holds an unknown name.
+pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
+    let mut bytes = RESIDENT.to_vec();
+    if !cfg!(target_arch = "x86_64") {
+        return Err(Error::new("use memory of other nodes", "that is built for x86-64 only"));
+    }
+    if place.len() >= PLACE_MAX {
+        let error = Error::new("place the resident", format!("its path has more than {} bytes", PLACE_MAX - 1));
+        return Err(error.remedy("set XDG_RUNTIME_DIR to a shorter one"));
+    }
+    let at = memchr::memmem::find(&bytes, &MARK).map(|at| at + MARK.len());
+    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + 16));
+    let settings = settings.expect("tests look into the resident that was built");
+    settings[..place.len()].copy_from_slice(place);
+    let without = Without::from_env()?;
+    if without.has(Ability::Userfaultfd) {
+        return Err(Error::new("use memory of other nodes", "HPCRT_WITHOUT forbids userfaultfd"));
+    }
+    let user_mode_only = u64::from(without.has(Ability::KernelFaults));
+    settings[PLACE_MAX..][..8].copy_from_slice(&local.to_le_bytes());
+    settings[PLACE_MAX + 8..].copy_from_slice(&user_mode_only.to_le_bytes());
+    Ok(bytes)
+}
+
+/// The servers of one job.
+#[derive(Debug)]
+pub struct Servers {
+    /// As the user named them, and where they are.
+    all: Vec<(String, String)>,
+    key: SessionKey,
+}
+
+impl Servers {
+    /// `session`: the key under which theirs is hidden.
+    pub fn new(wish: &Borrow, session: &SessionKey) -> Servers {
+        Servers { all: wish.servers.clone(), key: SessionKey(session.hide(&wish.nonce, &wish.key)) }
+    }
+
+    /// Connects to all of them for one program, as a new client: what it is granted, as bytes, and the sockets.
+    ///
+    /// # Errors
+    /// The first that cannot be reached.
+    pub async fn connect(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let random = nonce();
+        let word = |at: usize| random[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        let client = [word(0), word(8), 0, 0];
+        let (mut grant, mut fds) = (ASK.to_vec(), Vec::new());
+        grant.extend((self.all.len() as u64).to_le_bytes());
+        for (name, address) in &self.all {
+            for _ in 0..LINKS {
+                let link = self.open(address, client).await;
+                let link = link.map_err(|error| {
+                    let cause = match error {
+                        LinkError::Closed => {
+                            "it closes the connection: it has another key, or serves too many".to_owned()
+                        }
+                        error => error.to_string(),
+                    };
+                    Error::new("borrow memory from", cause)
+                        .on(name)
+                        .remedy("hpcrt memserver must run there with the same key")
+                })?;
+                let (socket, tags) = link.into_parts();
+                let keys = tags.as_ref().map(|(ours, theirs)| (ours.secret(), theirs.secret()));
+                let ((send, counter), (receive, _)) = keys.unwrap_or_default();
+                grant.extend(u64::from(tags.is_some()).to_le_bytes());
+                grant.extend(counter.to_le_bytes());
+                grant.extend(send);
+                grant.extend(receive);
+                fds.push(socket);
+            }
+        }
+        grant.resize(16 + SERVERS * LINKS * LINK, 0);
+        Ok((grant, fds))
+    }
+
+    async fn open(&self, address: &str, client: [u64; 4]) -> Result<Direct, LinkError> {
+        let address: SocketAddr = address.parse().map_err(|_| LinkError::Closed)?;
+        let mut link = connect(address, &self.key, !address.ip().is_loopback()).await?;
+        smol::unblock(move || {
+            link.send(&Page { op: op::OPEN, data: client, ..Page::default() }, &[])?;
+            match link.receive()? {
+                Some((Page { op: op::OPENED, .. }, 0)) => Ok(link),
+                _ => Err(LinkError::Closed),
+            }
+        })
+        .await
+    }
+
+    /// Why a program ended, for the user.
+    pub fn explain(&self, failure: &Failure) -> Error {
+        let name = self.all.get(failure.server as usize).map_or("?", |(name, _)| name);
+        let bytes = |pages: u64| HumanBytes(pages.saturating_mul(PAGE as u64));
+        let [first, second] = failure.detail;
+        let errno = || std::io::Error::from_raw_os_error(i32::try_from(second).unwrap_or(0));
+        match failure.cause {
+            cause::LOST => {
+                let error = format!("it is gone, and {} of the program's memory with it", bytes(second));
+                Error::new("go on without the memory server", error).on(name)
+            }
+            cause::SILENT => {
+                let error = format!("it does not answer, and has {} of the program's memory", bytes(second));
+                Error::new("go on without the memory server", error).on(name)
+            }
+            cause::FULL => {
+                let error = format!("it is full: {} of {} are in use", bytes(second), bytes(first));
+                Error::new("use the memory server", error).on(name).remedy("name more servers, or start it with more")
+            }
+            cause::ALTERED => Error::new("use the memory server", "what it answers is wrong").on(name),
+            cause::SHORT => Error::new("run the program", "it holds on to more memory than it may keep on its node")
+                .remedy("raise --local-mb"),
+            _ => {
+                let what = match first {
+                    step::WINDOW => "reserve address space",
+                    step::USERFAULTFD => "use userfaultfd",
+                    step::REGISTER => "watch memory",
+                    step::THREAD => "start the pager",
+                    step::FILTER => "catch system calls",
+                    step::PATCH => "catch requests for memory",
+                    step::FILL | step::MOVE => "bring memory back",
+                    _ => "get memory for the pager",
+                };
+                Error::new(what, errno()).remedy("hpcrt doctor shows what this node allows")
+            }
+        }
+    }
+}
+
+/// What a program told, from its bytes.
+pub fn failure(bytes: &[u8; size_of::<Failure>()]) -> Failure {
+    let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+    Failure { cause: word(0), server: word(4), detail: [long(8), long(16)] }
+}

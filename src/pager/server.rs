@@ -1,0 +1,148 @@
+//! The memory server: what is answered to whom ([`Session`], without sockets), and the threads that carry it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread;
+
+use rustix::io::Errno;
+use smol::{Async, LocalExecutor};
+
+use super::store::{Full, Lease, Store};
+use crate::error::{Context, Result};
+use crate::net::auth::SessionKey;
+use crate::net::direct::Direct;
+use crate::net::link::LinkError;
+use crate::net::welcome::{Arrival, welcome};
+use crate::net::wire::frame::FrameError;
+use crate::net::wire::hello::Purpose;
+use crate::net::wire::page::{Ask, Page};
+use crate::sys::page::{Bits, PAGE, op, runs};
+use crate::sys::span::Span;
+
+/// Connections at a time: each costs a thread and up to two spans.
+const CONNECTIONS: usize = 512;
+
+/// One connection: nothing is answered before it said whose it is.
+#[derive(Debug)]
+pub struct Session {
+    store: Arc<Store>,
+    lease: Option<Lease>,
+}
+
+/// What is answered: a header, and the pages of a span that are its body.
+#[derive(Debug)]
+pub struct Answer {
+    pub page: Page,
+    pub span: Option<Arc<Span>>,
+}
+
+impl Session {
+    /// A connection to this store.
+    pub fn new(store: &Arc<Store>) -> Session {
+        Session { store: Arc::clone(store), lease: None }
+    }
+
+    /// Answers a question. `body`: a span with the pages that came beside it in their places.
+    ///
+    /// # Errors
+    /// A question that a client does not ask; the connection is to be ended.
+    pub fn handle(&mut self, page: &Page, ask: Ask, body: Option<Span>) -> Result<Answer, FrameError> {
+        const NONE: Bits = [0; 4];
+        let plain = |op, data| Ok(Answer { page: page.answer(op, data, NONE), span: None });
+        match (ask, &self.lease) {
+            (Ask::Open { client }, None) => {
+                let lease = self.store.open(client);
+                let (capacity, used) = (lease.store().capacity(), lease.store().used());
+                self.lease = Some(lease);
+                plain(op::OPENED, [capacity, used, 0, 0])
+            }
+            (Ask::Get { span, pages }, Some(lease)) => {
+                let (span, data) = lease.get(span, pages).map_or((None, NONE), |(span, data)| (Some(span), data));
+                let zero = std::array::from_fn(|at| pages[at] & !data[at]);
+                Ok(Answer { page: page.answer(op::GOT, data, zero), span })
+            }
+            (Ask::Put { span, data, zero }, Some(lease)) => {
+                let Some(body) = body else { return Err(FrameError::Header) };
+                match lease.put(span, data, zero, body) {
+                    Ok(()) => plain(op::DONE, NONE),
+                    Err(Full { capacity, used }) => plain(op::FULL, [capacity, used, 0, 0]),
+                }
+            }
+            (Ask::Drop { span, spans }, Some(lease)) => {
+                lease.forget(span, spans);
+                plain(op::DONE, NONE)
+            }
+            _ => Err(FrameError::Header),
+        }
+    }
+}
+
+/// Serves one connection until its client is gone.
+///
+/// # Errors
+/// The client broke the protocol, or memory for what it sends cannot be had.
+fn serve(link: &mut Direct, store: &Arc<Store>) -> Result<(), LinkError> {
+    let mut session = Session::new(store);
+    while let Some((page, len)) = link.receive()? {
+        let ask = page.ask(len)?;
+        let body = match ask {
+            Ask::Put { data, .. } => {
+                let mut span = store.spare()?;
+                link.body(parts_mut(span.bytes_mut(), data))?;
+                Some(span)
+            }
+            _ => None,
+        };
+        let answer = session.handle(&page, ask, body)?;
+        let bytes = answer.span.as_ref().map_or(&[][..], |span| span.bytes());
+        let part = |(first, count)| &bytes[first * PAGE..][..count * PAGE];
+        let data = if answer.page.op == op::GOT { answer.page.data } else { Bits::default() };
+        link.send(&answer.page, &runs(data).map(part).collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
+/// The pages `data` of a span, in order.
+fn parts_mut(mut bytes: &mut [u8], data: Bits) -> Vec<&mut [u8]> {
+    let (mut parts, mut at) = (Vec::new(), 0);
+    for (first, count) in runs(data) {
+        let (_, rest) = bytes.split_at_mut(first * PAGE - at);
+        let (part, rest) = rest.split_at_mut(count * PAGE);
+        parts.push(part);
+        (bytes, at) = (rest, (first + count) * PAGE);
+    }
+    parts
+}
+
+/// Lends what is in `store` to whoever has the key, for ever.
+///
+/// # Errors
+/// The kernel refuses what a server needs.
+pub fn lend(listener: Async<std::net::TcpListener>, key: SessionKey, store: &Arc<Store>) -> Result<()> {
+    let tasks = Rc::new(LocalExecutor::new());
+    let (store, present) = (Arc::clone(store), Arc::new(()));
+    let arrived = move |one: Arrival| {
+        let here = one.stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback());
+        let tagged = match one.purpose {
+            Purpose::Memory => true,
+            Purpose::MemoryHere if here => false,
+            _ => return log::debug!("refused a connection that asks for something else"),
+        };
+        if Arc::strong_count(&present) > CONNECTIONS {
+            return log::warn!("refused a connection: {CONNECTIONS} are open");
+        }
+        let link = Direct::new(&one.stream, one.reader, one.writer, tagged);
+        let (store, present) = (Arc::clone(&store), Arc::clone(&present));
+        let begun = thread::Builder::new().name("lend".to_owned()).stack_size(256 << 10).spawn(move || {
+            let _present = present;
+            if let Err(error) = link.and_then(|mut link| serve(&mut link, &store)) {
+                log::debug!("a connection ended: {error}");
+            }
+        });
+        if let Err(error) = begun {
+            log::warn!("refused a connection: {error}");
+        }
+    };
+    smol::block_on(tasks.run(welcome(Rc::clone(&tasks), listener, key, arrived)));
+    Err(Errno::CANCELED).op("listen")
+}

@@ -1,0 +1,316 @@
+//! The memory that is lent: pages of many clients, each of which sees only its own.
+//!
+//! What is counted is pages that hold something; zero pages are not kept. Spans that are being sent are shared with the store, and one that
+//! is to be changed meanwhile is copied first.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::net::wire::page::Client;
+use crate::sys::page::{Bits, PAGE, count, runs};
+use crate::sys::span::Span;
+
+/// Spans kept to be filled next, at most: pages of fresh ones have to be zeroed by the kernel first.
+const SPARE: usize = 32;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Store {
+    /// Pages.
+    capacity: u64,
+    used: AtomicU64,
+    clients: Mutex<HashMap<Client, Arc<Pages>>>,
+    spare: Mutex<Vec<Span>>,
+}
+
+/// A client's pages.
+#[derive(Debug, Default)]
+struct Pages {
+    spans: Mutex<HashMap<u64, Kept>>,
+}
+
+/// A span, and which of its pages hold something.
+#[derive(Debug)]
+struct Kept {
+    span: Arc<Span>,
+    data: Bits,
+}
+
+/// There is no room for what is to be kept; nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full {
+    /// Pages.
+    pub capacity: u64,
+    pub used: u64,
+}
+
+/// A connection's hold on a client. With the last one go the client's pages.
+#[derive(Debug)]
+pub struct Lease {
+    store: Arc<Store>,
+    client: Client,
+    pages: Arc<Pages>,
+}
+
+impl Store {
+    /// One that keeps at most so many bytes, rounded down to pages.
+    pub fn new(bytes: u64) -> Arc<Store> {
+        let (used, clients, spare) = Default::default();
+        Arc::new(Store { capacity: bytes / PAGE as u64, used, clients, spare })
+    }
+
+    /// Pages that can be kept in all.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Pages that are kept.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Clients that have a lease.
+    pub fn clients(&self) -> usize {
+        lock(&self.clients).len()
+    }
+
+    /// A client's lease; the first makes it known.
+    pub fn open(self: &Arc<Store>, client: Client) -> Lease {
+        let pages = Arc::clone(lock(&self.clients).entry(client).or_default());
+        Lease { store: Arc::clone(self), client, pages }
+    }
+
+    /// A span to receive pages in; it may hold old ones.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it.
+    pub fn spare(&self) -> io::Result<Span> {
+        let spare = lock(&self.spare).pop();
+        spare.map_or_else(Span::new, Ok)
+    }
+
+    /// Takes a span back.
+    pub fn recycle(&self, span: Span) {
+        let mut spare = lock(&self.spare);
+        if spare.len() < SPARE {
+            spare.push(span);
+        }
+    }
+
+    /// Counts so many pages more, if there is room.
+    fn take(&self, more: u64) -> Result<(), Full> {
+        let fits = |used: u64| used.checked_add(more).filter(|sum| *sum <= self.capacity);
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.map(drop).map_err(|used| Full { capacity: self.capacity, used })
+    }
+}
+
+impl Lease {
+    /// The store that it is a lease of.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// A span, and which of these pages are in it; the others are zero.
+    pub fn get(&self, number: u64, pages: Bits) -> Option<(Arc<Span>, Bits)> {
+        let spans = lock(&self.pages.spans);
+        let kept = spans.get(&number)?;
+        Some((Arc::clone(&kept.span), both(pages, kept.data)))
+    }
+
+    /// Keeps the pages `data` of `fresh`, and forgets those in `zero`.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn put(&self, number: u64, data: Bits, zero: Bits, mut fresh: Span) -> Result<(), Full> {
+        let mut spans = lock(&self.pages.spans);
+        let before = spans.get(&number).map_or(Bits::default(), |kept| kept.data);
+        let after = std::array::from_fn(|at| (before[at] | data[at]) & !zero[at]);
+        let (less, more) = (count(&before) as u64, count(&after) as u64);
+        self.store.take(more.saturating_sub(less))?;
+        self.store.used.fetch_sub(less.saturating_sub(more), Ordering::Relaxed);
+        let left = without(after, data);
+        match spans.get_mut(&number) {
+            _ if count(&after) == 0 => drop(spans.remove(&number)),
+            // All that counts is in the fresh one, if what it held before is put right.
+            Some(kept) if left == Bits::default() => {
+                fresh.forget(without([u64::MAX; 4], data));
+                let old = std::mem::replace(kept, Kept { span: Arc::new(fresh), data: after });
+                drop(spans);
+                Arc::try_unwrap(old.span).into_iter().for_each(|span| self.store.recycle(span));
+                return Ok(());
+            }
+            Some(kept) => {
+                if let Some(span) = Arc::get_mut(&mut kept.span) {
+                    copy(span, &fresh, data);
+                    span.forget(both(before, zero));
+                } else {
+                    // Somebody is being sent it.
+                    copy(&mut fresh, &kept.span, left);
+                    fresh.forget(without([u64::MAX; 4], after));
+                    *kept = Kept { span: Arc::new(fresh), data: after };
+                    return Ok(());
+                }
+                kept.data = after;
+            }
+            None => {
+                fresh.forget(without([u64::MAX; 4], data));
+                spans.insert(number, Kept { span: Arc::new(fresh), data: after });
+                return Ok(());
+            }
+        }
+        drop(spans);
+        self.store.recycle(fresh);
+        Ok(())
+    }
+
+    /// Forgets everything in so many spans.
+    pub fn forget(&self, first: u64, spans: u64) {
+        let mut kept = lock(&self.pages.spans);
+        let before = kept.len();
+        let mut pages = 0;
+        let mut forget = |kept: Kept| pages += count(&kept.data) as u64;
+        if spans < before as u64 {
+            (first..first.saturating_add(spans)).filter_map(|number| kept.remove(&number)).for_each(&mut forget);
+        } else {
+            let last = first.saturating_add(spans);
+            kept.extract_if(|number, _| (first..last).contains(number)).for_each(|(_, kept)| forget(kept));
+        }
+        self.store.used.fetch_sub(pages, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut clients = lock(&self.store.clients);
+        // The map's own and this one.
+        if Arc::strong_count(&self.pages) == 2 {
+            clients.remove(&self.client);
+            let freed = lock(&self.pages.spans).drain().map(|(_, kept)| count(&kept.data) as u64).sum::<u64>();
+            self.store.used.fetch_sub(freed, Ordering::Relaxed);
+        }
+    }
+}
+
+fn copy(to: &mut Span, from: &Span, pages: Bits) {
+    for (first, count) in runs(pages) {
+        let range = first * PAGE..(first + count) * PAGE;
+        to.bytes_mut()[range.clone()].copy_from_slice(&from.bytes()[range]);
+    }
+}
+
+fn both(a: Bits, b: Bits) -> Bits {
+    std::array::from_fn(|at| a[at] & b[at])
+}
+
+fn without(a: Bits, b: Bits) -> Bits {
+    std::array::from_fn(|at| a[at] & !b[at])
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::page::{SPAN_PAGES, has};
+    use proptest::prelude::*;
+
+    fn bits(pages: impl IntoIterator<Item = usize>) -> Bits {
+        let mut bits = Bits::default();
+        pages.into_iter().for_each(|page| bits[page / 64] |= 1 << (page % 64));
+        bits
+    }
+
+    fn filled(store: &Store, data: Bits, value: u8) -> Span {
+        let mut span = store.spare().unwrap();
+        runs(data).for_each(|(first, count)| span.bytes_mut()[first * PAGE..][..count * PAGE].fill(value));
+        span
+    }
+
+    fn put(lease: &Lease, span: u64, data: Bits, zero: Bits, value: u8) -> Result<(), Full> {
+        lease.put(span, data, zero, filled(lease.store(), data, value))
+    }
+
+    /// First byte of each page.
+    fn seen(lease: &Lease, span: u64) -> Vec<u8> {
+        let got = lease.get(span, [u64::MAX; 4]);
+        let page = |at: usize| {
+            let (span, data) = got.as_ref()?;
+            has(data, at).then(|| span.bytes()[at * PAGE])
+        };
+        (0..SPAN_PAGES).map(|at| page(at).unwrap_or(0)).collect()
+    }
+
+    #[test]
+    fn clients_see_their_own_and_leave_nothing() {
+        let store = Store::new(10 << 20);
+        let (one, two) = (store.open([1, 1]), store.open([1, 2]));
+        put(&one, 5, bits(0..256), bits([]), 1).unwrap();
+        put(&two, 5, bits([3]), bits([]), 2).unwrap();
+        assert_eq!((seen(&one, 5)[3], seen(&two, 5)[3], seen(&two, 5)[4], store.used()), (1, 2, 0, 257));
+        let again = store.open([1, 1]);
+        drop(one);
+        assert_eq!((seen(&again, 5)[255], store.clients()), (1, 2), "another connection holds it");
+        drop(again);
+        assert_eq!((store.used(), store.clients()), (1, 1));
+        assert_eq!(seen(&store.open([1, 1]), 5), vec![0; 256], "who comes back finds nothing");
+    }
+
+    #[test]
+    fn full_is_said_and_changes_nothing() {
+        let store = Store::new(4 * PAGE as u64);
+        let lease = store.open([0, 0]);
+        put(&lease, 0, bits([0, 1, 2]), bits([]), 1).unwrap();
+        assert_eq!(put(&lease, 0, bits([2, 3, 4]), bits([]), 2), Err(Full { capacity: 4, used: 3 }));
+        assert_eq!(seen(&lease, 0)[..5], [1, 1, 1, 0, 0]);
+        put(&lease, 0, bits([2, 3, 4]), bits([0]), 2).unwrap();
+        assert_eq!((seen(&lease, 0)[..5].to_vec(), store.used()), (vec![0, 1, 2, 2, 2], 4));
+        lease.forget(0, u64::MAX);
+        assert_eq!(store.used(), 0);
+    }
+
+    #[test]
+    fn what_is_being_sent_does_not_change() {
+        let store = Store::new(10 << 20);
+        let lease = store.open([0, 0]);
+        put(&lease, 0, bits([0, 1]), bits([]), 1).unwrap();
+        let (sent, data) = lease.get(0, bits([0, 1])).unwrap();
+        put(&lease, 0, bits([1]), bits([0]), 2).unwrap();
+        assert_eq!((data, sent.bytes()[0], sent.bytes()[PAGE]), (bits([0, 1]), 1, 1));
+        assert_eq!(seen(&lease, 0)[..2], [0, 2]);
+    }
+
+    proptest! {
+        /// Beside a plain table of pages.
+        #[test]
+        fn as_a_table_of_pages(steps in prop::collection::vec((0..3u64, prop::collection::vec(0..256usize, 0..40), 0..4u8, any::<bool>()), 1..40)) {
+            let store = Store::new(600 * PAGE as u64);
+            let lease = store.open([7, 7]);
+            let mut model = HashMap::<(u64, usize), u8>::new();
+            for (span, pages, value, hold) in steps {
+                let held = hold.then(|| lease.get(span, [u64::MAX; 4]));
+                let pages = bits(pages);
+                let at = |page: &usize| has(&pages, *page);
+                match value {
+                    0 => put(&lease, span, bits([]), pages, 0).unwrap(),
+                    3 => lease.forget(span, 1),
+                    value if put(&lease, span, pages, bits([]), value).is_err() => continue,
+                    _ => {}
+                }
+                for page in (0..SPAN_PAGES).filter(|page| value == 3 || at(page)) {
+                    if value % 3 == 0 { model.remove(&(span, page)); } else { model.insert((span, page), value); }
+                }
+                drop(held);
+                prop_assert_eq!(store.used(), model.len() as u64);
+                for span in 0..3 {
+                    let expected: Vec<u8> = (0..SPAN_PAGES).map(|page| model.get(&(span, page)).copied().unwrap_or(0)).collect();
+                    prop_assert_eq!(seen(&lease, span), expected);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The pager's decisions on traces of accesses: what is missed, and what is fetched.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::page::SPAN_PAGES;
+use super::policy::Policy;
+
+/// A program with so many pages here, first in, first out; what is foreseen comes when it is missed.
+struct Machine {
+    policy: Policy,
+    here: HashSet<u64>,
+    order: VecDeque<u64>,
+    room: usize,
+    foreseen: HashSet<u64>,
+    /// Faults for which the program waits a round trip, and pages that came.
+    waits: u64,
+    fetched: u64,
+}
+
+impl Machine {
+    fn new(room: usize) -> Machine {
+        let (here, order, foreseen) = Default::default();
+        Machine { policy: Policy::NEW, here, order, room, foreseen, waits: 0, fetched: 0 }
+    }
+
+    fn access(&mut self, page: u64) {
+        if self.here.contains(&page) {
+            return;
+        }
+        let (span, pages) = (page / SPAN_PAGES as u64, SPAN_PAGES as u64);
+        let (choice, first, count) = if self.foreseen.remove(&span) {
+            (self.policy.handle_foreseen(page, (span + 1) * pages), span * pages, pages)
+        } else {
+            self.waits += 1;
+            let choice = self.policy.handle_fault(page);
+            (choice, page >> choice.order << choice.order, 1 << choice.order)
+        };
+        for page in first..first + count {
+            if self.here.insert(page) {
+                self.order.push_back(page);
+                self.fetched += 1;
+            }
+        }
+        while self.order.len() > self.room {
+            let gone = self.order.pop_front().unwrap();
+            self.here.remove(&gone);
+        }
+        if let Some(next) = choice.ahead.filter(|_| choice.order >= 6) {
+            self.foreseen.extend((next / SPAN_PAGES as u64..).take(3));
+        }
+    }
+}
+
+/// Three arrays, read and written in step, larger than what may be here.
+#[test]
+fn interleaved_runs_are_foreseen() {
+    let (pages, mut machine) = (100_000, Machine::new(8_000));
+    for page in 0..pages {
+        (0..3).for_each(|array| machine.access(array * 1_000_000 + page));
+    }
+    assert!(machine.waits < 60, "{} waits", machine.waits);
+    assert!(machine.fetched < 3 * pages * 11 / 10, "{} pages", machine.fetched);
+}
+
+#[test]
+fn scattered_accesses_fetch_little() {
+    let (pages, accesses, mut machine) = (100_000, 50_000, Machine::new(10_000));
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..accesses {
+        machine.access(rng.u64(..pages));
+    }
+    assert!(machine.fetched < accesses * 13 / 10, "{} pages for {accesses} accesses", machine.fetched);
+}
+
+/// A run, then scattered accesses in the same memory, then a run again: neither is held back by the other for long.
+#[test]
+fn units_follow_the_program() {
+    let mut machine = Machine::new(4_000);
+    (0..20_000).for_each(|page| machine.access(page));
+    let (waits, fetched) = (machine.waits, machine.fetched);
+    assert!(waits < 30, "{waits}");
+    let mut rng = fastrand::Rng::with_seed(8);
+    (0..20_000).for_each(|_| machine.access(rng.u64(..20_000)));
+    assert!(machine.fetched - fetched < 30_000, "{}", machine.fetched - fetched);
+    let waits = machine.waits;
+    (30_000..50_000).for_each(|page| machine.access(page));
+    assert!(machine.waits - waits < 30, "{}", machine.waits - waits);
+}

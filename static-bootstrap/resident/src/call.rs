@@ -1,0 +1,94 @@
+//! The system calls used here, with names.
+
+use sys::syscall::{nr, syscall};
+
+pub(super) const READ_WRITE: usize = 3;
+const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x2 | 0x20 | 0x4000;
+pub(super) const FIXED_NOREPLACE: usize = 0x10_0000;
+pub(super) const DONTNEED: usize = 4;
+pub(super) const DONTFORK: usize = 10;
+const SIG_BLOCK: usize = 0;
+const SIG_SETMASK: usize = 2;
+
+pub(super) const EINTR: u32 = 4;
+pub(super) const EAGAIN: u32 = 11;
+pub(super) const ENOMEM: u32 = 12;
+pub(super) const EFAULT: u32 = 14;
+pub(super) const EINVAL: u32 = 22;
+
+/// Anonymous memory: zero, and free until it is touched.
+pub(super) fn map(at: usize, len: usize, protection: usize, flags: usize) -> Result<usize, u32> {
+    let flags = PRIVATE_ANONYMOUS_NORESERVE | flags;
+    let args = [at, len, protection, flags, usize::MAX, 0];
+    // SAFETY: a new mapping; who gives an address gives FIXED_NOREPLACE, too, and has made the gate before what is behind it.
+    unsafe { if at > GATE { gated(nr::MMAP, args) } else { syscall(nr::MMAP, args) } }
+}
+
+/// # Safety
+/// Nobody relies on how the range can be reached.
+pub(super) unsafe fn protect(at: usize, len: usize, protection: usize) -> Result<(), u32> {
+    // SAFETY: the caller vouches for the range.
+    unsafe { gated(nr::MPROTECT, [at, len, protection, 0, 0, 0]) }.map(drop)
+}
+
+/// # Safety
+/// Nobody relies on what is in the range.
+pub(super) unsafe fn advise(at: usize, len: usize, advice: usize) -> Result<(), u32> {
+    // SAFETY: the caller vouches for the range.
+    unsafe { gated(nr::MADVISE, [at, len, advice, 0, 0, 0]) }.map(drop)
+}
+
+pub(super) fn close(fd: i32) {
+    // SAFETY: an integer.
+    let _ = unsafe { syscall(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Blocks all signals of this thread; returns those that were blocked.
+pub(super) fn block_signals() -> u64 {
+    let (all, mut before) = (u64::MAX, 0u64);
+    let (new, old) = (&raw const all as usize, &raw mut before as usize);
+    // SAFETY: two sets of this size.
+    let _ = unsafe { syscall(nr::RT_SIGPROCMASK, [SIG_BLOCK, new, old, size_of::<u64>(), 0, 0]) };
+    before
+}
+
+pub(super) fn restore_signals(before: u64) {
+    let new = &raw const before as usize;
+    // SAFETY: a set of this size.
+    let _ = unsafe { syscall(nr::RT_SIGPROCMASK, [SIG_SETMASK, new, 0, size_of::<u64>(), 0, 0]) };
+}
+
+/// Where the one instruction is that may make system calls about the window whatever filter there is: the same place in every program, since a
+/// filter stays when a program executes another.
+pub(super) const GATE: usize = super::window::BASE - (64 << 10);
+/// The instruction pointer that the filter sees.
+pub(super) const GATE_NEXT: usize = GATE + 2;
+
+/// Puts the instruction in its place.
+pub(super) fn make_gate() -> Result<(), u32> {
+    const READ_EXECUTE: usize = 5;
+    let at = map(GATE, 4096, READ_WRITE, FIXED_NOREPLACE)?;
+    if at != GATE {
+        return Err(ENOMEM);
+    }
+    // SAFETY: a fresh mapping; syscall, ret.
+    unsafe {
+        (GATE as *mut [u8; 3]).write([0x0f, 0x05, 0xc3]);
+        syscall(nr::MPROTECT, [GATE, 4096, READ_EXECUTE, 0, 0, 0]).map(drop)
+    }
+}
+
+/// A system call with addresses in the window.
+///
+/// # Safety
+/// As for [`syscall`]; [`make_gate`] has been called.
+pub(super) unsafe fn gated(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    let result: isize;
+    // SAFETY: the gate makes the call that the caller vouches for, and returns; the kernel clobbers rcx and r11 only.
+    unsafe {
+        core::arch::asm!("call r12", inlateout("rax") number => result, in("rdi") args[0], in("rsi") args[1],
+            in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5], in("r12") GATE,
+            lateout("rcx") _, lateout("r11") _);
+    }
+    if (-4095..0).contains(&result) { Err(result.unsigned_abs() as u32) } else { Ok(result as usize) }
+}

@@ -1,0 +1,227 @@
+//! What libc does when it is asked for memory, and for the few other things in which memory that is not here would show.
+
+use core::arch::global_asm;
+
+use sys::page::PAGE;
+use sys::syscall::nr;
+
+use super::{call, pager, patch, trap, window};
+
+const FIXED: usize = 0x10 | call::FIXED_NOREPLACE;
+/// MAP_SHARED and its likes, MAP_GROWSDOWN, MAP_LOCKED, MAP_STACK, MAP_HUGETLB: not for us.
+const OTHER: usize = 0x1 | 0x100 | 0x2000 | 0x2_0000 | 0x4_0000;
+const PRIVATE_ANONYMOUS: usize = 0x22;
+/// What is smaller stays where it is.
+const SMALL: usize = 128 << 10;
+const MAY_MOVE: usize = 1;
+const MOVE_FIXED: usize = 2;
+const FAILED: usize = usize::MAX;
+/// MADV_FREE, MADV_REMOVE; MADV_HUGEPAGE, MADV_NOHUGEPAGE.
+const FREE: usize = 8;
+const REMOVE: usize = 9;
+const HUGE: usize = 14;
+const NOHUGE: usize = 15;
+
+// Addresses of libc's, or zero.
+global_asm!(
+    ".weak mmap, mmap64, munmap, mremap, madvise, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
+    ".weak __curbrk, __errno_location",
+    ".pushsection .data.rel.ro, \"aw\"",
+    ".balign 8",
+    ".hidden hpcrt_libc",
+    ".globl hpcrt_libc",
+    "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
+    ".quad __curbrk, __errno_location",
+    ".popsection",
+);
+
+const COUNT: usize = 13;
+
+unsafe extern "C" {
+    #[link_name = "hpcrt_libc"]
+    static LIBC: [usize; COUNT];
+}
+
+fn libc() -> &'static [usize; COUNT] {
+    // SAFETY: written by the dynamic linker, before this code runs.
+    unsafe { &*core::ptr::addr_of!(LIBC) }
+}
+
+/// Puts all of them in place.
+pub(super) fn install() -> Result<(), u32> {
+    let [mmap, mmap64, munmap, mremap, madvise, brk, sigmask, readv, writev, recvmsg, sendmsg, curbrk, errno] = *libc();
+    // Another libc, in which nothing has these names.
+    if mmap == 0 || munmap == 0 || errno == 0 {
+        return Err(call::EINVAL);
+    }
+    let all = [
+        (mmap, our_mmap as *const () as usize),
+        (if mmap64 == mmap { 0 } else { mmap64 }, our_mmap as *const () as usize),
+        (munmap, our_munmap as *const () as usize),
+        (mremap, our_mremap as *const () as usize),
+        (madvise, our_madvise as *const () as usize),
+        (if curbrk == 0 { 0 } else { brk }, our_brk as *const () as usize),
+        (sigmask, our_sigmask as *const () as usize),
+        (readv, our_readv as *const () as usize),
+        (writev, our_writev as *const () as usize),
+        (recvmsg, our_recvmsg as *const () as usize),
+        (sendmsg, our_sendmsg as *const () as usize),
+    ];
+    for (from, to) in all.into_iter().filter(|(from, _)| *from != 0) {
+        // SAFETY: libc's functions, and ones that do the same; no thread but this one exists.
+        unsafe { patch::replace(from, to) }?;
+    }
+    if curbrk != 0 && brk != 0 {
+        // SAFETY: libc's own word for where the break is; from there on it asks for more.
+        unsafe { (curbrk as *mut usize).write_volatile(window::BASE) };
+    }
+    Ok(())
+}
+
+/// As libc's functions return.
+fn returned(result: Result<usize, u32>) -> usize {
+    match result {
+        Ok(value) => value,
+        Err(errno) => {
+            // SAFETY: libc's function of this type, called on a thread of the program; gives that thread's errno.
+            unsafe {
+                let location: extern "C" fn() -> *mut i32 = core::mem::transmute(libc()[COUNT - 1]);
+                *location() = errno as i32;
+            }
+            FAILED
+        }
+    }
+}
+
+/// Runs what takes locks: a signal must not come in between, since its handler might wait for a page.
+fn undisturbed<T>(work: impl FnOnce() -> T) -> T {
+    let before = call::block_signals();
+    let result = work();
+    call::restore_signals(before);
+    result
+}
+
+fn raw(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    // SAFETY: what the program asked for, with its own arguments.
+    unsafe { call::gated(number, args) }
+}
+
+extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, fd: usize, offset: usize) -> usize {
+    let anonymous = flags & PRIVATE_ANONYMOUS == PRIVATE_ANONYMOUS && flags & OTHER == 0;
+    let call = || raw(nr::MMAP, [at, len, protection, flags, fd, offset]);
+    if anonymous && flags & FIXED == 0 && protection == call::READ_WRITE && len >= SMALL {
+        let given = undisturbed(|| {
+            pager::before_growth(len);
+            window::allocate(len)
+        });
+        return returned(given.or_else(|_| call()));
+    }
+    if flags & FIXED != 0 && window::contains(at) {
+        // Over what it has: that is gone, and what comes there is none of ours unless it is the same again.
+        undisturbed(|| window::forget(at, len, !anonymous || protection != call::READ_WRITE));
+        if anonymous && protection == call::READ_WRITE {
+            return at;
+        }
+    }
+    returned(call())
+}
+
+extern "C" fn our_munmap(at: usize, len: usize) -> usize {
+    if !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
+        return returned(raw(nr::MUNMAP, [at, len, 0, 0, 0, 0]));
+    }
+    undisturbed(|| window::release(at, len));
+    0
+}
+
+extern "C" fn our_mremap(at: usize, len: usize, new: usize, flags: usize, to: usize) -> usize {
+    if !window::contains(at) {
+        return returned(raw(nr::MREMAP, [at, len, new, flags, to, 0]));
+    }
+    if flags & MOVE_FIXED != 0 || new == 0 || len == 0 || !at.is_multiple_of(PAGE) {
+        return returned(Err(call::EINVAL));
+    }
+    let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
+    if pages(new) <= pages(len) {
+        if pages(new) < pages(len) {
+            undisturbed(|| window::release(at + pages(new), pages(len) - pages(new)));
+        }
+        return at;
+    }
+    let longer = undisturbed(|| {
+        pager::before_growth(new - len);
+        window::extend(at, len, new)
+    });
+    if longer {
+        return at;
+    }
+    if flags & MAY_MOVE == 0 {
+        return returned(Err(call::ENOMEM));
+    }
+    let Ok(fresh) = undisturbed(|| window::allocate(new)) else { return returned(Err(call::ENOMEM)) };
+    // SAFETY: the program's memory, of these lengths; as it would copy it itself.
+    unsafe { core::ptr::copy_nonoverlapping(at as *const u8, fresh as *mut u8, len) };
+    undisturbed(|| window::release(at, len));
+    fresh
+}
+
+extern "C" fn our_madvise(at: usize, len: usize, advice: usize) -> usize {
+    if window::contains(at) && at.is_multiple_of(PAGE) {
+        match advice {
+            call::DONTNEED | FREE | REMOVE => undisturbed(|| window::forget(at, len, false)),
+            HUGE | NOHUGE => return returned(raw(nr::MADVISE, [at, len, advice, 0, 0, 0])),
+            _ => {}
+        }
+        return 0;
+    }
+    returned(raw(nr::MADVISE, [at, len, advice, 0, 0, 0]))
+}
+
+extern "C" fn our_brk(to: usize) -> usize {
+    let end = undisturbed(|| {
+        if to > window::BASE {
+            pager::before_growth(0);
+        }
+        window::set_end(to)
+    });
+    // SAFETY: libc's own word.
+    unsafe { (libc()[COUNT - 2] as *mut usize).write_volatile(end) };
+    if end < to { returned(Err(call::ENOMEM)) } else { 0 }
+}
+
+/// Without the signal by which [`trap`] works.
+extern "C" fn our_sigmask(how: usize, set: *const u64, old: usize) -> usize {
+    let mut mask = 0u64;
+    let mut given = 0;
+    if !set.is_null() {
+        // SAFETY: the program's set, of which the kernel knows the first word.
+        mask = unsafe { set.read() } & !trap::NEVER_BLOCKED;
+        given = &raw const mask as usize;
+    }
+    const UNBLOCK: usize = 1;
+    if how == UNBLOCK && !set.is_null() {
+        // SAFETY: as above.
+        mask = unsafe { set.read() };
+    }
+    core::hint::black_box(&mut mask);
+    match raw(nr::RT_SIGPROCMASK, [how, given, old, size_of::<u64>(), 0, 0]) {
+        Ok(_) => 0,
+        Err(errno) => errno as usize,
+    }
+}
+
+extern "C" fn our_readv(fd: usize, vector: usize, count: usize) -> usize {
+    returned(trap::with_vector(vector, count, || raw(nr::READV, [fd, vector, count, 0, 0, 0])))
+}
+
+extern "C" fn our_writev(fd: usize, vector: usize, count: usize) -> usize {
+    returned(trap::with_vector(vector, count, || raw(nr::WRITEV, [fd, vector, count, 0, 0, 0])))
+}
+
+extern "C" fn our_recvmsg(fd: usize, message: usize, flags: usize) -> usize {
+    returned(trap::with_message(message, || raw(nr::RECVMSG, [fd, message, flags, 0, 0, 0])))
+}
+
+extern "C" fn our_sendmsg(fd: usize, message: usize, flags: usize) -> usize {
+    returned(trap::with_message(message, || raw(nr::SENDMSG, [fd, message, flags, 0, 0, 0])))
+}

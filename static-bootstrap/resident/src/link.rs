@@ -1,0 +1,219 @@
+//! A connection to a memory server: questions, and pages.
+
+use sys::blake3::Hasher;
+use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, TAG, count, op, prefix, runs};
+use sys::resident::{Link as Granted, cause};
+use sys::syscall::{nr, syscall};
+
+use super::{call, door, fatal};
+
+const MSG_NOSIGNAL: usize = 0x4000;
+const MSG_WAITALL: usize = 0x100;
+/// A server that does not answer for so many seconds is lost.
+const PATIENCE: u64 = 4;
+/// Prefix and header, every other page by itself, two tags.
+const VECTOR: usize = 1 + 128 + 2;
+
+#[derive(Clone, Copy)]
+pub(super) struct Link {
+    fd: i32,
+    server: u32,
+    sequence: u32,
+    /// Keys and counters of what is sent and received, between hosts.
+    tags: Option<[Tags; 2]>,
+}
+
+/// One direction's tags, as `net/auth.rs` makes them.
+#[derive(Clone, Copy)]
+struct Tags {
+    key: [u8; 32],
+    counter: u64,
+}
+
+impl Tags {
+    fn hasher(&self, what: &[u8]) -> Hasher {
+        let mut hasher = Hasher::new(&self.key);
+        hasher.update(&self.counter.to_le_bytes());
+        hasher.update(what);
+        hasher
+    }
+
+    /// Of the next frame.
+    fn header(&mut self, opening: &Opening) -> [u8; TAG] {
+        self.counter += 1;
+        let mut hasher = self.hasher(b"header");
+        // SAFETY: plain bytes, without any between them.
+        hasher.update(unsafe { core::slice::from_raw_parts((&raw const *opening).cast::<u8>(), PREFIX + HEAD) });
+        hasher.tag()
+    }
+
+    /// Of the same frame's body: these pages of a span at `base`.
+    fn body(&self, base: usize, pages: Bits) -> [u8; TAG] {
+        let mut hasher = self.hasher(b"body");
+        for (first, count) in runs(pages) {
+            // SAFETY: pages of a slot that is ours now, and all there.
+            hasher.update(unsafe { core::slice::from_raw_parts((base + first * PAGE) as *const u8, count * PAGE) });
+        }
+        hasher.tag()
+    }
+}
+
+/// What is sent before pages, in one piece.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Opening {
+    prefix: [u8; PREFIX],
+    head: Head,
+}
+
+/// Buffers of a scattered read or write, as the kernel takes them.
+struct Vector {
+    parts: [[usize; 2]; VECTOR],
+    len: usize,
+}
+
+impl Vector {
+    fn new(opening: &mut Opening) -> Vector {
+        let mut vector = Vector { parts: [[0; 2]; VECTOR], len: 0 };
+        vector.push(&raw mut *opening as usize, PREFIX + HEAD);
+        vector
+    }
+
+    fn push(&mut self, at: usize, len: usize) {
+        if let Some(part) = self.parts.get_mut(self.len) {
+            *part = [at, len];
+            self.len += 1;
+        }
+    }
+
+    /// The pages of a span that lies at `base`.
+    fn pages(&mut self, base: usize, pages: Bits) {
+        runs(pages).for_each(|(first, count)| self.push(base + first * PAGE, count * PAGE));
+    }
+
+    fn bytes(&self) -> usize {
+        self.parts[..self.len].iter().map(|part| part[1]).sum()
+    }
+}
+
+impl Link {
+    pub(super) fn new(fd: i32, server: u32, granted: &Granted) -> Link {
+        door::set_patience(fd, PATIENCE);
+        let tags = [granted.send, granted.receive].map(|key| Tags { key, counter: granted.counter });
+        Link { fd, server, sequence: 0, tags: (granted.tagged != 0).then_some(tags) }
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.fd
+    }
+
+    /// Asks for pages of a span; they come to their places in the span at `base`.
+    pub(super) fn get(&mut self, span: u64, pages: Bits, base: usize) {
+        self.ask(op::GET, span, pages, [0; 4], 0);
+        let answer = self.hear(base, pages);
+        // What was kept there must be there.
+        if answer.op != op::GOT || answer.data != pages || answer.sequence != self.sequence {
+            self.altered();
+        }
+    }
+
+    /// Gives pages away; answered with [`Link::given`].
+    pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize) {
+        self.ask(op::PUT, span, data, zero, base);
+    }
+
+    /// Waits for the answer to the oldest of `open` gifts.
+    pub(super) fn given(&mut self, open: u32) {
+        let answer = self.hear(0, [0; 4]);
+        match answer {
+            _ if answer.sequence != self.sequence.wrapping_sub(open - 1) => self.altered(),
+            Head { op: op::DONE, .. } => {}
+            Head { op: op::FULL, data, .. } => fatal::say(cause::FULL, self.server, [data[0], data[1]]),
+            _ => self.altered(),
+        }
+    }
+
+    fn ask(&mut self, op: u32, span: u64, data: Bits, zero: Bits, base: usize) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let body = if base == 0 { [0; 4] } else { data };
+        let head = Head { op, sequence: self.sequence, span, data, zero };
+        let mut opening = Opening { prefix: prefix(count(&body) * PAGE), head };
+        let mut tags = [[0; TAG]; 2];
+        if let Some([ours, _]) = &mut self.tags {
+            tags = [ours.header(&opening), ours.body(base, body)];
+        }
+        self.transfer(nr::SENDMSG, &self.frame(&mut opening, &mut tags, base, body), MSG_NOSIGNAL);
+    }
+
+    /// The next answer, with so many pages.
+    fn hear(&mut self, base: usize, pages: Bits) -> Head {
+        let (mut opening, mut tags) = (Opening::default(), [[0; TAG]; 2]);
+        self.transfer(nr::RECVMSG, &self.frame(&mut opening, &mut tags, base, pages), MSG_WAITALL);
+        if let Some([_, theirs]) = &mut self.tags {
+            let right = theirs.header(&opening) == tags[0];
+            if !right || count(&pages) > 0 && theirs.body(base, pages) != tags[1] {
+                self.altered();
+            }
+        }
+        if opening.prefix != prefix(count(&pages) * PAGE) {
+            self.altered();
+        }
+        opening.head
+    }
+
+    /// Where the parts of a frame are.
+    fn frame(&self, opening: &mut Opening, tags: &mut [[u8; TAG]; 2], base: usize, pages: Bits) -> Vector {
+        let mut vector = Vector::new(opening);
+        let [header, body] = tags.each_mut().map(|tag| tag.as_mut_ptr() as usize);
+        if self.tags.is_some() {
+            vector.push(header, TAG);
+        }
+        vector.pages(base, pages);
+        if self.tags.is_some() && count(&pages) > 0 {
+            vector.push(body, TAG);
+        }
+        vector
+    }
+
+    fn altered(&self) -> ! {
+        fatal::say(cause::ALTERED, self.server, [0; 2])
+    }
+
+    fn lost(&self, errno: u32) -> ! {
+        let cause = if errno == call::EAGAIN { cause::SILENT } else { cause::LOST };
+        fatal::say(cause, self.server, [errno.into(), super::pager::remote_pages(self.server)])
+    }
+
+    /// Sends or receives all of it.
+    fn transfer(&self, number: usize, vector: &Vector, flags: usize) {
+        let (mut parts, len) = (vector.parts, vector.len);
+        let (mut first, mut left) = (0, vector.bytes());
+        while left > 0 {
+            let message = door::Message {
+                name: 0,
+                name_len: 0,
+                vector: parts[first..].as_ptr() as usize,
+                count: len - first,
+                control: 0,
+                control_len: 0,
+                flags: 0,
+            };
+            // SAFETY: buffers that are there for as long as the call takes, for the kernel to read or to write.
+            let moved = unsafe { syscall(number, [self.fd as usize, &raw const message as usize, flags, 0, 0, 0]) };
+            let mut moved = match moved {
+                Ok(0) => self.lost(0),
+                Ok(moved) => moved,
+                Err(call::EINTR) => continue,
+                Err(errno) => self.lost(errno),
+            };
+            left -= moved.min(left);
+            while let Some(part) = parts.get_mut(first).filter(|part| part[1] <= moved && part[1] > 0) {
+                moved -= part[1];
+                first += 1;
+            }
+            if let Some(part) = parts.get_mut(first) {
+                (part[0], part[1]) = (part[0] + moved, part[1].wrapping_sub(moved));
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Fetches what will be missed: whole spans, which wait in slots until the program misses them, so that its faults go on to tell where it is.
+
+use sys::page::{Bits, SPAN_PAGES, count, has};
+use sys::resident::step;
+
+use super::demand::flip;
+use super::{ENGINE, Engine, fatal, refused};
+use crate::lock::{Event, Lock};
+use crate::table::{NONE, TABLE, both, with, without};
+
+/// Spans that wait or are on their way, at most.
+const MOST: usize = 12;
+/// Spans ahead of a run.
+const DEPTH: usize = 3;
+/// log2 of pages: shorter units are not worth it.
+const ORDER_WORTH: u8 = 6;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    /// To be fetched.
+    Asked,
+    Fetching,
+    Ready,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    state: State,
+    /// The program waits for it: to be put into its place as soon as it comes.
+    wanted: bool,
+    /// To be let go of as soon as it comes.
+    dropped: bool,
+    number: usize,
+    pages: Bits,
+    slot: usize,
+    age: u64,
+}
+
+struct Cache {
+    entries: [Entry; MOST],
+    now: u64,
+}
+
+const NOTHING: Entry =
+    Entry { state: State::Idle, wanted: false, dropped: false, number: 0, pages: NONE, slot: 0, age: 0 };
+static CACHE: Lock<Cache> = Lock::new(Cache { entries: [NOTHING; MOST], now: 0 });
+/// Something is asked for.
+static WORK: Event = Event::new();
+
+/// The thread.
+pub(super) extern "C" fn run(_: usize) -> ! {
+    let Some(mut engine) = *ENGINE.lock() else { fatal::end() };
+    loop {
+        let seen = WORK.now();
+        let Some((nth, entry)) = take_asked() else {
+            WORK.wait(seen, 60_000);
+            continue;
+        };
+        let server = engine.server(entry.number);
+        engine.links[server][1].get(Engine::name(entry.number), entry.pages, entry.slot);
+        let mut cache = CACHE.lock();
+        let place = &mut cache.entries[nth];
+        let Entry { wanted, dropped, .. } = *place;
+        if !wanted && !dropped {
+            place.state = State::Ready;
+            continue;
+        }
+        *place = NOTHING;
+        drop(cache);
+        if dropped { put_back(&engine, entry) } else { install(&engine, entry) }
+    }
+}
+
+fn take_asked() -> Option<(usize, Entry)> {
+    let mut cache = CACHE.lock();
+    let asked = cache.entries.iter().enumerate().filter(|(_, entry)| entry.state == State::Asked);
+    let (nth, _) = asked.min_by_key(|(_, entry)| entry.age)?;
+    cache.entries[nth].state = State::Fetching;
+    Some((nth, cache.entries[nth]))
+}
+
+/// Puts what came into the program's memory.
+fn install(engine: &Engine, entry: Entry) {
+    engine.take_room(count(&entry.pages));
+    let mut slot = entry.slot;
+    if entry.pages != crate::table::ALL || !flip(engine, entry.number, &mut slot) {
+        engine.fill(entry.number, entry.pages, slot);
+    }
+    engine.slots.lock().give_full(slot);
+    engine.arrived(entry.number, entry.pages);
+}
+
+/// What came is not wanted here: the server still has it.
+fn put_back(engine: &Engine, entry: Entry) {
+    engine.slots.lock().give_full(entry.slot);
+    let mut table = TABLE.lock();
+    let span = table.span(entry.number);
+    span.busy = without(span.busy, entry.pages);
+    drop(table);
+    engine.settled(entry.number, entry.pages);
+}
+
+/// The program misses a page that is in somebody's hands. If it waits here, it comes as soon as it can; true then.
+pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> bool {
+    let mut cache = CACHE.lock();
+    let holds = |entry: &&mut Entry| entry.state != State::Idle && entry.number == number && has(&entry.pages, page);
+    let Some(entry) = cache.entries.iter_mut().find(holds) else { return false };
+    if entry.state != State::Ready {
+        // One that is not fetched yet comes first.
+        (entry.wanted, entry.age) = (true, 0);
+        return true;
+    }
+    let found = *entry;
+    *entry = NOTHING;
+    drop(cache);
+    install(engine, found);
+    true
+}
+
+/// A run goes on from this page.
+pub(super) fn foresee(engine: &Engine, page: usize, order: u8) {
+    if order < ORDER_WORTH {
+        return;
+    }
+    for number in (page / SPAN_PAGES..).take(DEPTH) {
+        ask(engine, number);
+    }
+}
+
+fn ask(engine: &Engine, number: usize) {
+    let mut table = TABLE.lock();
+    let span = table.span(number);
+    let pages = without(without(span.remote, span.resident), span.busy);
+    // A span of which something is here is seldom part of a run.
+    if count(&pages) < SPAN_PAGES / 2 {
+        return;
+    }
+    let mut cache = CACHE.lock();
+    cache.now += 1;
+    let now = cache.now;
+    let is_old = |entry: &Entry| entry.state == State::Ready && now - entry.age > 4 * MOST as u64;
+    let place = cache.entries.iter().position(|entry| entry.state == State::Idle);
+    let Some(nth) = place.or_else(|| cache.entries.iter().position(is_old)) else { return };
+    let old = cache.entries[nth];
+    let slot = if old.state == State::Ready { Some(old.slot) } else { None };
+    if let Some(slot) = slot {
+        let gone = table.span(old.number);
+        gone.busy = without(gone.busy, old.pages);
+        cache.entries[nth] = NOTHING;
+        drop(cache);
+        drop(table);
+        engine.slots.lock().give_full(slot);
+        engine.settled(old.number, old.pages);
+        // The next fault asks again.
+        return;
+    }
+    // One is always left for those who cannot wait.
+    let taken = engine.slots.lock().take_spare();
+    let Some(taken) = taken else { return };
+    let slot = match taken.filled(&engine.uffd) {
+        Ok(slot) => slot,
+        Err(errno) => refused(step::FILL, errno),
+    };
+    let span = table.span(number);
+    span.busy = with(span.busy, pages);
+    cache.entries[nth] = Entry { state: State::Asked, number, pages, slot, age: now, ..NOTHING };
+    drop(cache);
+    drop(table);
+    WORK.tell();
+}
+
+/// Nobody wants these any more; the caller looks again until they are not busy.
+pub(super) fn let_go(number: usize, pages: Bits) {
+    let Some(engine) = *ENGINE.lock() else { return };
+    let mut cache = CACHE.lock();
+    let meant = |entry: &&mut Entry| entry.number == number && both(entry.pages, pages) != NONE;
+    let Some(entry) = cache.entries.iter_mut().filter(|entry| entry.state != State::Idle).find(meant) else { return };
+    match entry.state {
+        State::Ready | State::Asked => {
+            let found = *entry;
+            *entry = NOTHING;
+            drop(cache);
+            put_back(&engine, found);
+        }
+        _ => entry.dropped = true,
+    }
+}

@@ -1,0 +1,116 @@
+//! Answers faults.
+
+use sys::page::{PAGE, SPAN_PAGES, count, has, runs};
+use sys::policy::Policy;
+use sys::resident::{cause, step};
+
+use super::{Engine, ahead, fatal, refused};
+use crate::lock::Lock;
+use crate::table::{NONE, TABLE, address, both, range, with, without};
+use crate::uffd::Message;
+use crate::window;
+
+static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
+
+/// The thread.
+pub(super) fn run(engine: Engine) -> ! {
+    let mut demand = Demand { engine, buffer: 0 };
+    let taken = engine.slots.lock().take_full();
+    match taken.map(|slot| slot.filled(&engine.uffd)) {
+        Some(Ok(slot)) => demand.buffer = slot,
+        Some(Err(errno)) => refused(step::FILL, errno),
+        None => fatal::say(cause::SHORT, 0, [0; 2]),
+    }
+    let mut place = [Message::default(); 8];
+    loop {
+        for message in engine.uffd.faults(&mut place).iter().filter(|message| message.is_fault()) {
+            demand.answer(message.address as usize);
+        }
+    }
+}
+
+struct Demand {
+    engine: Engine,
+    /// A full slot, to receive into.
+    buffer: usize,
+}
+
+impl Demand {
+    fn answer(&mut self, at: usize) {
+        let engine = self.engine;
+        let at = at & !(PAGE - 1);
+        if !window::contains(at) {
+            // A slot that was emptied: looked at by one of us, or by a debugger.
+            let _ = engine.uffd.zero(at, PAGE);
+            return;
+        }
+        let index = (at - window::BASE) / PAGE;
+        let (number, page) = (index / SPAN_PAGES, index % SPAN_PAGES);
+        let mut table = TABLE.lock();
+        let span = table.span(number);
+        if has(&span.busy, page) {
+            drop(table);
+            // Whoever has it wakes the program.
+            if ahead::wanted(&engine, number, page) {
+                let choice = POLICY.lock().handle_foreseen(index as u64, ((number + 1) * SPAN_PAGES) as u64);
+                choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next as usize, choice.order));
+            }
+            return;
+        }
+        if has(&span.resident, page) || !has(&span.mapped, page) {
+            // Never written.
+            drop(table);
+            let _ = engine.uffd.zero(at, PAGE);
+            return engine.uffd.wake(at, PAGE);
+        }
+        let choice = POLICY.lock().handle_fault(index as u64);
+        let unit = 1 << choice.order;
+        let first = page / unit * unit;
+        let pages = both(range(first, first + unit), span.mapped);
+        let pages = without(without(pages, span.resident), span.busy);
+        let away = both(pages, span.remote);
+        span.busy = with(span.busy, pages);
+        drop(table);
+        engine.take_room(count(&pages));
+        self.fetch(number, pages, away);
+        engine.arrived(number, pages);
+        if let Some(next) = choice.ahead {
+            ahead::foresee(&engine, next as usize, choice.order);
+        }
+    }
+
+    /// Brings `pages`, of which those in `away` are with the server and the others zero.
+    fn fetch(&mut self, number: usize, pages: sys::page::Bits, away: sys::page::Bits) {
+        let engine = self.engine;
+        if away != NONE {
+            let server = engine.server(number);
+            let mut link = engine.links[server][0];
+            link.get(Engine::name(number), away, self.buffer);
+            self.engine.links[server][0] = link;
+            if away == crate::table::ALL && flip(&engine, number, &mut self.buffer) {
+                return;
+            }
+            engine.fill(number, away, self.buffer);
+        }
+        for (first, count) in runs(without(pages, away)) {
+            let filled = engine.uffd.zero(address(number, first), count * PAGE);
+            filled.unwrap_or_else(|errno| refused(step::FILL, errno));
+        }
+    }
+}
+
+/// Moves a whole slot into the program's memory and takes another full one for it.
+pub(super) fn flip(engine: &Engine, number: usize, buffer: &mut usize) -> bool {
+    let Some(other) = engine.slots.lock().take_full() else { return false };
+    let other = match other.filled(&engine.uffd) {
+        Ok(other) => other,
+        Err(errno) => refused(step::FILL, errno),
+    };
+    if engine.uffd.take(address(number, 0), *buffer, SPAN_PAGES * PAGE).is_err() {
+        engine.slots.lock().give_full(other);
+        return false;
+    }
+    engine.slots.lock().give_empty(*buffer);
+    *buffer = other;
+    true
+}

@@ -1,0 +1,286 @@
+//! Makes room before it is needed: takes what came first, and gives it to the servers.
+
+use core::sync::atomic::Ordering;
+
+use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
+use sys::resident::cause;
+use sys::syscall::{nr, syscall};
+
+use super::{ENGINE, Engine, FREE, REMOTE, ROOM, WANTED, fatal};
+use crate::table::{NONE, TABLE, address, both, range, with, without};
+use crate::{call, digest, trap};
+
+/// Entries of the queue; a power of two.
+const ENTRIES: usize = 1 << 24;
+/// Discarded pages that servers were not told of yet.
+const DISCARDED: usize = 1024;
+/// Gifts that were not answered, at most.
+const OPEN: usize = 8;
+/// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
+const LOOK: u64 = 1000;
+
+/// What is here, in the order in which it came: number of the span, first page, pages.
+pub(super) struct Queue {
+    entries: *mut u64,
+    head: usize,
+    tail: usize,
+    discarded: [(usize, Bits); DISCARDED],
+    discards: usize,
+}
+
+// SAFETY: the pointer is to memory of its own.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    pub(super) const NEW: Queue =
+        Queue { entries: core::ptr::null_mut(), head: 0, tail: 0, discarded: [(0, NONE); DISCARDED], discards: 0 };
+
+    pub(super) fn make(&mut self) -> Result<(), u32> {
+        self.entries = call::map(0, ENTRIES * size_of::<u64>(), call::READ_WRITE, 0)? as *mut u64;
+        Ok(())
+    }
+
+    pub(super) fn push(&mut self, number: usize, first: usize, pages: usize) {
+        if self.tail - self.head == ENTRIES {
+            fatal::say(cause::SHORT, 0, [0; 2]);
+        }
+        let entry = (number << 16 | first << 8 | (pages - 1)) as u64;
+        // SAFETY: `make` has made that many.
+        unsafe { *self.entries.add(self.tail % ENTRIES) = entry };
+        self.tail += 1;
+    }
+
+    fn pop(&mut self) -> Option<(usize, usize, usize)> {
+        if self.head == self.tail {
+            return None;
+        }
+        // SAFETY: as above; it was written.
+        let entry = unsafe { *self.entries.add(self.head % ENTRIES) } as usize;
+        self.head += 1;
+        Some((entry >> 16, entry >> 8 & 0xff, (entry & 0xff) + 1))
+    }
+
+    /// A server need not keep these any more. When it was told too much at once, it keeps some in vain.
+    pub(super) fn discard(&mut self, number: usize, pages: Bits) {
+        if let Some(place) = self.discarded.get_mut(self.discards) {
+            *place = (number, pages);
+            self.discards += 1;
+        }
+    }
+
+    fn discarded(&mut self) -> Option<(usize, Bits)> {
+        self.discards = self.discards.checked_sub(1)?;
+        self.discarded.get(self.discards).copied()
+    }
+}
+
+/// A gift that was not answered.
+#[derive(Clone, Copy)]
+struct Gift {
+    number: usize,
+    /// All that were evicted, and those of them that the server keeps.
+    pages: Bits,
+    data: Bits,
+    server: usize,
+}
+
+struct Evictor {
+    engine: Engine,
+    /// In the order in which they were sent.
+    open: [Gift; OPEN],
+    len: usize,
+}
+
+/// The thread.
+pub(super) extern "C" fn run(_: usize) -> ! {
+    let Some(engine) = *ENGINE.lock() else { fatal::end() };
+    let none = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
+    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0 };
+    loop {
+        let seen = WANTED.now();
+        evictor.discard();
+        let enough = FREE.load(Ordering::Acquire) >= engine.reserve;
+        if !enough && evictor.evict() {
+            continue;
+        }
+        if evictor.len > 0 {
+            evictor.complete();
+            continue;
+        }
+        // Nothing can be taken, or need be.
+        WANTED.wait(seen, if enough { LOOK } else { 1 });
+        if enough {
+            evictor.look();
+        }
+    }
+}
+
+impl Evictor {
+    /// Tells servers what they need not keep.
+    fn discard(&mut self) {
+        loop {
+            let next = self.engine.queue.lock().discarded();
+            let Some((number, pages)) = next else { return };
+            let server = self.engine.server(number);
+            REMOTE[server].fetch_sub(count(&pages) as u64, Ordering::Relaxed);
+            self.give(Gift { number, pages: NONE, data: NONE, server }, NONE, pages, 0);
+        }
+    }
+
+    /// Evicts what came first; false when there is nothing.
+    fn evict(&mut self) -> bool {
+        let engine = self.engine;
+        // Others have them all for a moment.
+        let Some(slot) = engine.slots.lock().take_empty() else { return false };
+        let next = engine.queue.lock().pop();
+        let Some((number, first, len)) = next else {
+            slot.untouched(&mut engine.slots.lock());
+            return false;
+        };
+        let mut table = TABLE.lock();
+        let span = table.span(number);
+        let asked = without(both(range(first, first + len), span.resident), span.busy);
+        let held = both(asked, trap::held(number));
+        let pages = without(asked, held);
+        span.resident = without(span.resident, pages);
+        span.busy = with(span.busy, pages);
+        let kept = both(span.remote, pages);
+        drop(table);
+        engine.enqueue(number, held);
+        if pages == NONE {
+            slot.untouched(&mut engine.slots.lock());
+            return held == NONE;
+        }
+        let slot = slot.emptied();
+        let mut moved = NONE;
+        for (first, count) in runs(pages) {
+            if engine.uffd.take(slot + first * PAGE, address(number, first), count * PAGE).is_ok() {
+                moved = with(moved, range(first, first + count));
+                continue;
+            }
+            // Some of them may be pinned by the kernel or cannot be written: those stay.
+            for page in first..first + count {
+                if engine.uffd.take(slot + page * PAGE, address(number, page), PAGE).is_ok() || is_there(slot, page) {
+                    moved = with(moved, range(page, page + 1));
+                }
+            }
+        }
+        let stuck = without(pages, moved);
+        if stuck != NONE {
+            engine.arrived(number, stuck);
+        }
+        FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
+        ROOM.tell();
+        let data = contents(slot, moved);
+        let sent = without(data, both(kept, unchanged(number, slot, data)));
+        let zero = both(kept, without(moved, data));
+        let server = engine.server(number);
+        REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
+        REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
+        let gift = Gift { number, pages: moved, data, server };
+        if sent == NONE && zero == NONE {
+            self.settle(&gift);
+        } else {
+            self.give(gift, sent, zero, slot);
+        }
+        // What was sent is the kernel's now.
+        if data == crate::table::ALL {
+            engine.slots.lock().give_full(slot);
+        } else {
+            // SAFETY: a slot of ours; what is left in it does not matter.
+            let _ = unsafe { call::advise(slot, SPAN, call::DONTNEED) };
+            engine.slots.lock().give_empty(slot);
+        }
+        moved != NONE
+    }
+
+    fn give(&mut self, gift: Gift, sent: Bits, zero: Bits, slot: usize) {
+        if self.len == OPEN {
+            self.complete();
+        }
+        let link = &mut self.engine.links[gift.server][2];
+        link.give(Engine::name(gift.number), sent, zero, slot);
+        self.open[self.len] = gift;
+        self.len += 1;
+    }
+
+    /// Waits for the oldest answer.
+    fn complete(&mut self) {
+        let gift = self.open[0];
+        let before = self.open[..self.len].iter().filter(|other| other.server == gift.server).count();
+        self.engine.links[gift.server][2].given(before as u32);
+        self.open.copy_within(1..self.len, 0);
+        self.len -= 1;
+        self.settle(&gift);
+    }
+
+    /// The server has it: it can be fetched from there.
+    fn settle(&self, gift: &Gift) {
+        if gift.pages == NONE {
+            return;
+        }
+        let mut table = TABLE.lock();
+        let span = table.span(gift.number);
+        span.remote = with(without(span.remote, gift.pages), gift.data);
+        span.busy = without(span.busy, gift.pages);
+        drop(table);
+        self.engine.settled(gift.number, gift.pages);
+    }
+
+    /// Ends the program when a server is gone, though nothing is wanted of it now.
+    fn look(&self) {
+        const GONE: u16 = 0x8 | 0x10 | 0x2000;
+        for server in 0..self.engine.servers {
+            let mut polled = [self.engine.links[server][2].fd() as u32, 0x2000];
+            // SAFETY: one `struct pollfd`.
+            let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, 0, 0, 0, 0]) };
+            if found == Ok(1) && (polled[1] >> 16) as u16 & GONE != 0 {
+                let server = server as u32;
+                fatal::say(cause::LOST, server, [0, super::remote_pages(server)]);
+            }
+        }
+    }
+}
+
+/// Which pages of a slot are there at all.
+fn present(slot: usize) -> [u8; SPAN_PAGES] {
+    let mut there = [0; SPAN_PAGES];
+    // SAFETY: a byte for each page of a mapped range.
+    let _ = unsafe { syscall(nr::MINCORE, [slot, SPAN, there.as_mut_ptr() as usize, 0, 0, 0]) };
+    there
+}
+
+fn is_there(slot: usize, page: usize) -> bool {
+    present(slot)[page] & 1 == 1
+}
+
+/// Which of these pages hold anything but zeros.
+fn contents(slot: usize, pages: Bits) -> Bits {
+    let there = present(slot);
+    let mut data = NONE;
+    for (first, count) in runs(pages) {
+        for page in (first..first + count).filter(|page| there[*page] & 1 == 1) {
+            // SAFETY: it is there, and nobody else's.
+            let words = unsafe { &*((slot + page * PAGE) as *const [u64; PAGE / 8]) };
+            if words.iter().any(|word| *word != 0) {
+                data[page / 64] |= 1 << (page % 64);
+            }
+        }
+    }
+    data
+}
+
+/// Which of these pages are what they were when they were last given away.
+fn unchanged(number: usize, slot: usize, pages: Bits) -> Bits {
+    let digests = TABLE.lock().digests(number);
+    let mut same = NONE;
+    for page in runs(pages).flat_map(|(first, count)| first..first + count) {
+        // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
+        let (words, kept) = unsafe { (&*((slot + page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
+        let now = digest::of(words);
+        if core::mem::replace(kept, now) == now {
+            same[page / 64] |= 1 << (page % 64);
+        }
+    }
+    same
+}

@@ -1,0 +1,260 @@
+//! Keeps at most so much of the window here, and the rest with memory servers. Begins when the program asks for more.
+//!
+//! Three threads: [`demand`] answers faults, [`ahead`] fetches what will be missed, [`evict`] makes room before there is none. A page that is in
+//! somebody's hands is marked busy in the table; the others leave it alone, and whoever waits for it is woken when that is over.
+
+mod ahead;
+mod demand;
+mod evict;
+mod slots;
+
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
+use sys::resident::{LINKS, SERVERS, cause, step};
+
+use super::link::Link;
+use super::lock::{Event, Lock};
+use super::table::{NONE, TABLE, address, both, spans, without};
+use super::uffd::Uffd;
+use super::{call, digest, door, fatal, settings, thread, trap, window};
+use evict::Queue;
+use slots::Slots;
+
+const IDLE: u32 = 0;
+const STARTING: u32 = 1;
+const RUNNING: u32 = 2;
+
+static PHASE: AtomicU32 = AtomicU32::new(IDLE);
+/// Pages that may still come here; negative while too many are.
+static FREE: AtomicI64 = AtomicI64::new(0);
+/// Room is wanted; there is more room; nobody has this page in his hands any more.
+static WANTED: Event = Event::new();
+static ROOM: Event = Event::new();
+static SETTLED: Event = Event::new();
+/// Pages kept by each server.
+static REMOTE: [AtomicU64; SERVERS] = [const { AtomicU64::new(0) }; SERVERS];
+
+/// Set once, before other threads of ours exist.
+static ENGINE: Lock<Option<Engine>> = Lock::new(None);
+
+/// What all threads need, to be copied.
+#[derive(Clone, Copy)]
+struct Engine {
+    uffd: Uffd,
+    servers: usize,
+    links: [[Link; LINKS]; SERVERS],
+    slots: &'static Lock<Slots>,
+    queue: &'static Lock<Queue>,
+    /// Pages that are always to be free.
+    reserve: i64,
+}
+
+/// Bytes of the budget for what is known of pages.
+const TABLES: usize = 2 << 20;
+
+static SLOTS: Lock<Slots> = Lock::new(Slots::NEW);
+static QUEUE: Lock<Queue> = Lock::new(Queue::NEW);
+
+/// Pages that a server keeps.
+pub(super) fn remote_pages(server: u32) -> u64 {
+    REMOTE.get(server as usize).map_or(0, |pages| pages.load(Ordering::Relaxed))
+}
+
+/// The program asks for so many bytes more.
+pub(super) fn before_growth(bytes: usize) {
+    if PHASE.load(Ordering::Acquire) == RUNNING {
+        return;
+    }
+    let has = TABLE.lock().window.pages * PAGE;
+    if has + bytes <= settings::get().local as usize {
+        return;
+    }
+    if PHASE.compare_exchange(IDLE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        start();
+        PHASE.store(RUNNING, Ordering::Release);
+        SETTLED.tell();
+    }
+    while PHASE.load(Ordering::Acquire) != RUNNING {
+        SETTLED.wait(SETTLED.now(), 10);
+    }
+}
+
+/// What is in this range does not matter any more; nobody of ours touches it when this returns.
+pub(super) fn forget(at: usize, len: usize) {
+    if PHASE.load(Ordering::Acquire) != RUNNING {
+        return;
+    }
+    for (number, pages) in spans(at, len) {
+        loop {
+            let seen = SETTLED.now();
+            let mut table = TABLE.lock();
+            let span = table.span(number);
+            if both(span.busy, pages) == NONE {
+                let (here, away) = (count(&both(span.resident, pages)), both(span.remote, pages));
+                span.resident = without(span.resident, pages);
+                span.remote = without(span.remote, pages);
+                drop(table);
+                if away != NONE {
+                    QUEUE.lock().discard(number, away);
+                }
+                if here > 0 {
+                    FREE.fetch_add(here as i64, Ordering::AcqRel);
+                    ROOM.tell();
+                }
+                break;
+            }
+            drop(table);
+            ahead::let_go(number, pages);
+            SETTLED.wait(seen, 10);
+        }
+    }
+}
+
+fn refused(step: u64, errno: u32) -> ! {
+    fatal::say(cause::KERNEL, 0, [step, errno.into()])
+}
+
+/// Everything that is needed from now on, on a thread of the program.
+fn start() {
+    let settings = settings::get();
+    let granted = match door::ask() {
+        Ok(granted) => granted,
+        // The agent has told the user why, or is gone.
+        Err(_) => fatal::end(),
+    };
+    let servers = (granted.grant.servers as usize).min(SERVERS);
+    let links = core::array::from_fn(|server| {
+        core::array::from_fn(|link| {
+            let fd = granted.fds[(server * LINKS + link).min(servers * LINKS - 1)];
+            Link::new(fd, server as u32, &granted.grant.links[server][link])
+        })
+    });
+    let uffd = Uffd::open(settings.user_mode_only != 0).unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
+    let budget = settings.local as usize;
+    let staged = (budget / 16 / SPAN).clamp(4, 32);
+    let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
+    made.and_then(|()| digest::draw()).unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    uffd.register(window::BASE, window::SIZE).unwrap_or_else(|errno| refused(step::REGISTER, errno));
+    // SAFETY: a child would find nothing in there, and must not take that for zeros.
+    let _ = unsafe { call::advise(window::BASE, window::SIZE, call::DONTFORK) };
+    // Half of the slots are full at a time, or nearly so.
+    let pages = (budget - staged * SPAN - TABLES) / PAGE;
+    let had = adopt();
+    FREE.store(pages as i64 - had as i64, Ordering::Release);
+    let reserve = (pages / 16).clamp(64, 16 * SPAN_PAGES) as i64;
+    *ENGINE.lock() = Some(Engine { uffd, servers, links, slots: &SLOTS, queue: &QUEUE, reserve });
+    fatal::DOOR.store(granted.door, Ordering::Relaxed);
+    let seen = ROOM.now();
+    thread::start(first_thread, 0, false).unwrap_or_else(|errno| refused(step::THREAD, errno));
+    while ROOM.now() == seen {
+        ROOM.wait(seen, 1000);
+    }
+    // From here on they are our threads' alone.
+    granted.fds[..servers * LINKS].iter().chain([&uffd.fd, &granted.door]).for_each(|fd| call::close(*fd));
+    if uffd.user_mode_only {
+        trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
+    }
+}
+
+/// What the program has so far is here, or was never touched.
+fn adopt() -> usize {
+    let mut table = TABLE.lock();
+    let mut pages = 0;
+    let [heap, rest] = table.window.given();
+    for number in heap.chain(rest) {
+        let span = table.span(number);
+        span.resident = span.mapped;
+        if span.mapped != NONE {
+            pages += count(&span.mapped);
+            QUEUE.lock().push(number, 0, SPAN_PAGES);
+        }
+    }
+    pages
+}
+
+extern "C" fn first_thread(_: usize) -> ! {
+    let Some(engine) = *ENGINE.lock() else { fatal::end() };
+    let mut fds = [i32::MAX; SERVERS * LINKS + 2];
+    let links = engine.links[..engine.servers].iter().flatten().map(Link::fd);
+    let all = links.chain([engine.uffd.fd, fatal::DOOR.load(Ordering::Relaxed)]);
+    let mut len = 0;
+    for fd in all {
+        let at = fds[..len].partition_point(|other| *other < fd);
+        fds.copy_within(at..len, at + 1);
+        fds[at] = fd;
+        len += 1;
+    }
+    thread::keep_only(&fds[..len]);
+    for run in [evict::run, ahead::run] {
+        thread::start(run, 0, true).unwrap_or_else(|errno| refused(step::THREAD, errno));
+    }
+    ROOM.tell();
+    demand::run(engine)
+}
+
+impl Engine {
+    fn server(&self, span: usize) -> usize {
+        span % self.servers
+    }
+
+    /// Takes room for so many pages; waits until there is some.
+    fn take_room(&self, pages: usize) {
+        /// Tenths of a second in which nothing at all was evicted: a server that hangs ends the program before.
+        const STALLED: usize = 100;
+        if FREE.fetch_sub(pages as i64, Ordering::AcqRel) - (pages as i64) < self.reserve {
+            WANTED.tell();
+        }
+        let mut stalled = 0;
+        while stalled < STALLED {
+            let seen = ROOM.now();
+            if FREE.load(Ordering::Acquire) >= 0 {
+                return;
+            }
+            WANTED.tell();
+            ROOM.wait(seen, 100);
+            stalled = if ROOM.now() == seen { stalled + 1 } else { 0 };
+        }
+        fatal::say(cause::SHORT, 0, [0; 2])
+    }
+
+    /// Pages have come: they are the program's again, and may be evicted in their turn.
+    fn arrived(&self, number: usize, pages: Bits) {
+        let mut table = TABLE.lock();
+        let span = table.span(number);
+        span.resident = super::table::with(span.resident, pages);
+        span.busy = without(span.busy, pages);
+        drop(table);
+        self.enqueue(number, pages);
+        self.settled(number, pages);
+    }
+
+    fn enqueue(&self, number: usize, pages: Bits) {
+        let first = runs(pages).next().map_or(0, |(first, _)| first);
+        let end = runs(pages).last().map_or(0, |(first, count)| first + count);
+        if end > first {
+            self.queue.lock().push(number, first, end - first);
+        }
+    }
+
+    /// Nobody has these pages in his hands any more: who waits for one looks again.
+    fn settled(&self, number: usize, pages: Bits) {
+        let first = runs(pages).next().map_or(0, |(first, _)| first);
+        let end = runs(pages).last().map_or(0, |(first, count)| first + count);
+        self.uffd.wake(address(number, first), (end - first) * PAGE);
+        SETTLED.tell();
+    }
+
+    /// Puts pages that lie in their places in a slot into the program's memory.
+    fn fill(&self, number: usize, pages: Bits, slot: usize) {
+        for (first, count) in runs(pages) {
+            let filled = self.uffd.copy(address(number, first), slot + first * PAGE, count * PAGE);
+            filled.unwrap_or_else(|errno| refused(step::FILL, errno));
+        }
+    }
+
+    /// The number of a span as servers know it.
+    fn name(number: usize) -> u64 {
+        (window::BASE / SPAN + number) as u64
+    }
+}

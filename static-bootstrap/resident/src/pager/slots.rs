@@ -1,0 +1,104 @@
+//! Spans of memory through which pages pass: full ones to receive into, empty ones to move evicted pages to. Moving a span of pages in or out
+//! makes one of the other kind; nothing is allocated, zeroed or copied.
+
+use sys::page::SPAN;
+
+use crate::call;
+use crate::uffd::Uffd;
+
+const MOST: usize = 40;
+
+/// See the module.
+pub(super) struct Slots {
+    full: Stack,
+    empty: Stack,
+}
+
+struct Stack {
+    slots: [usize; MOST],
+    len: usize,
+}
+
+impl Stack {
+    const NEW: Stack = Stack { slots: [0; MOST], len: 0 };
+
+    fn push(&mut self, slot: usize) {
+        if let Some(place) = self.slots.get_mut(self.len) {
+            *place = slot;
+            self.len += 1;
+        }
+    }
+
+    fn pop(&mut self) -> Option<usize> {
+        self.len = self.len.checked_sub(1)?;
+        self.slots.get(self.len).copied()
+    }
+}
+
+impl Slots {
+    pub(super) const NEW: Slots = Slots { full: Stack::NEW, empty: Stack::NEW };
+
+    /// Makes so many, half of them full.
+    pub(super) fn make(&mut self, uffd: &Uffd, count: usize) -> Result<(), u32> {
+        let start = call::map(0, (count + 1) * SPAN, call::READ_WRITE, 0)?.next_multiple_of(SPAN);
+        uffd.register(start, count * SPAN)?;
+        (0..count).for_each(|nth| self.empty.push(start + nth * SPAN));
+        Ok(())
+    }
+
+    /// One to receive into: all of its pages are there. Before the lock is let go of, it is nobody else's.
+    pub(super) fn take_full(&mut self) -> Option<Taken> {
+        let full = self.full.pop().map(|at| Taken { at, ready: true });
+        full.or_else(|| self.empty.pop().map(|at| Taken { at, ready: false }))
+    }
+
+    /// As [`Slots::take_full`], for who can do without: some are left for those who cannot.
+    pub(super) fn take_spare(&mut self) -> Option<Taken> {
+        const LEFT: usize = 2;
+        if self.full.len + self.empty.len > LEFT { self.take_full() } else { None }
+    }
+
+    /// One without any page.
+    pub(super) fn take_empty(&mut self) -> Option<Taken> {
+        let empty = self.empty.pop().map(|at| Taken { at, ready: true });
+        empty.or_else(|| self.full.pop().map(|at| Taken { at, ready: false }))
+    }
+
+    pub(super) fn give_full(&mut self, at: usize) {
+        self.full.push(at);
+    }
+
+    pub(super) fn give_empty(&mut self, at: usize) {
+        self.empty.push(at);
+    }
+}
+
+/// A slot; one that is not ready is of the other kind.
+pub(super) struct Taken {
+    at: usize,
+    ready: bool,
+}
+
+impl Taken {
+    /// Its address, with all pages there.
+    pub(super) fn filled(self, uffd: &Uffd) -> Result<usize, u32> {
+        if !self.ready {
+            uffd.zero(self.at, SPAN)?;
+        }
+        Ok(self.at)
+    }
+
+    /// It is not needed after all; it was asked for as an empty one.
+    pub(super) fn untouched(self, slots: &mut Slots) {
+        if self.ready { slots.give_empty(self.at) } else { slots.give_full(self.at) }
+    }
+
+    /// Its address, with no page there.
+    pub(super) fn emptied(self) -> usize {
+        if !self.ready {
+            // SAFETY: what is in a slot that nobody has does not matter.
+            let _ = unsafe { call::advise(self.at, SPAN, call::DONTNEED) };
+        }
+        self.at
+    }
+}

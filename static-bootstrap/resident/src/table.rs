@@ -1,0 +1,97 @@
+//! What is known of each page of the window, under one lock.
+
+use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES};
+
+use super::lock::Lock;
+use super::{call, window};
+
+/// A span of the window.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct Span {
+    /// The program has asked for these.
+    pub(super) mapped: Bits,
+    /// These are here, or were never written; only counts once the pager runs.
+    pub(super) resident: Bits,
+    /// These are kept by a server.
+    pub(super) remote: Bits,
+    /// Somebody is about to change one of the above: leave them alone.
+    pub(super) busy: Bits,
+}
+
+/// All spans; zero at first.
+pub(super) struct Table {
+    spans: *mut Span,
+    /// Of each page what [`super::digest`] made of it when it was last given away.
+    digests: *mut [u64; SPAN_PAGES],
+    pub(super) window: window::State,
+}
+
+// SAFETY: the pointer is to memory of its own.
+unsafe impl Send for Table {}
+
+pub(super) static TABLE: Lock<Table> =
+    Lock::new(Table { spans: core::ptr::null_mut(), digests: core::ptr::null_mut(), window: window::State::NEW });
+
+impl Table {
+    /// Before everything else.
+    pub(super) fn make(&mut self) -> Result<(), u32> {
+        self.spans = call::map(0, window::SIZE / SPAN * size_of::<Span>(), call::READ_WRITE, 0)? as *mut Span;
+        self.digests = call::map(0, window::SIZE / PAGE * size_of::<u64>(), call::READ_WRITE, 0)? as *mut _;
+        Ok(())
+    }
+
+    /// The digests of a span's pages; they are of those whose pages are busy, without the lock.
+    pub(super) fn digests(&self, number: usize) -> *mut [u64; SPAN_PAGES] {
+        self.digests.wrapping_add(number.min(window::SIZE / SPAN - 1))
+    }
+
+    /// A span by its number from the window's beginning.
+    pub(super) fn span(&mut self, number: usize) -> &mut Span {
+        let number = number.min(window::SIZE / SPAN - 1);
+        // SAFETY: `make` has made that many, zero is a valid one, and `self` is borrowed alone.
+        unsafe { &mut *self.spans.add(number) }
+    }
+}
+
+/// The spans of a range of pages in the window, each with its pages of that range.
+pub(super) fn spans(at: usize, len: usize) -> impl Iterator<Item = (usize, Bits)> {
+    let (first, last) = ((at - window::BASE) / PAGE, (at - window::BASE + len).div_ceil(PAGE));
+    (first / SPAN_PAGES..last.div_ceil(SPAN_PAGES)).map(move |span| {
+        let from = first.max(span * SPAN_PAGES) - span * SPAN_PAGES;
+        let to = last.min((span + 1) * SPAN_PAGES) - span * SPAN_PAGES;
+        (span, range(from, to))
+    })
+}
+
+/// The pages from one up to another.
+pub(super) fn range(from: usize, to: usize) -> Bits {
+    let below = |end: usize| -> Bits {
+        core::array::from_fn(|at| match end.saturating_sub(at * 64) {
+            0 => 0,
+            n if n >= 64 => u64::MAX,
+            n => (1 << n) - 1,
+        })
+    };
+    without(below(to), below(from))
+}
+
+pub(super) const NONE: Bits = [0; 4];
+pub(super) const ALL: Bits = [u64::MAX; 4];
+
+pub(super) fn with(a: Bits, b: Bits) -> Bits {
+    core::array::from_fn(|at| a[at] | b[at])
+}
+
+pub(super) fn without(a: Bits, b: Bits) -> Bits {
+    core::array::from_fn(|at| a[at] & !b[at])
+}
+
+pub(super) fn both(a: Bits, b: Bits) -> Bits {
+    core::array::from_fn(|at| a[at] & b[at])
+}
+
+/// Where a page of a span is.
+pub(super) fn address(span: usize, page: usize) -> usize {
+    window::BASE + span * SPAN + page * PAGE
+}

@@ -1,0 +1,302 @@
+//! System calls on memory that is not here, where the kernel does not tell its own faults: a filter stops those with an address in the window,
+//! before they begin, and the program's thread brings the pages here and holds them meanwhile.
+//!
+//! The filter names nothing but addresses in the window, so whatever the program executes never meets it.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use sys::page::{Bits, PAGE, SPAN_PAGES};
+use sys::syscall::{nr, syscall};
+
+use super::table::{NONE, range, with};
+use super::{call, settings, window};
+
+const SIGSYS: usize = 31;
+/// Signal 31 as a bit of a set.
+pub(super) const NEVER_BLOCKED: u64 = 1 << (SIGSYS - 1);
+/// SA_SIGINFO, SA_RESTORER, SA_RESTART, SA_NODEFER.
+const FLAGS: usize = 0x4 | 0x400_0000 | 0x1000_0000 | 0x4000_0000;
+const SET_FILTER: usize = 1;
+/// For all threads at once.
+const TSYNC: usize = 1;
+const NO_NEW_PRIVS: usize = 38;
+const ALLOW: u32 = 0x7fff_0000;
+const TRAP: u32 = 0x3_0000;
+/// Offsets in `struct seccomp_data`.
+const NUMBER: u32 = 0;
+const POINTER: u32 = 8;
+const ARGUMENTS: u32 = 16;
+const TRIES: usize = 12;
+
+/// It is in force.
+static ON: AtomicBool = AtomicBool::new(false);
+/// A call was stopped that was made to find out.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Ranges that stay here: first page (from the window's beginning) and number of pages in one word; 0 is free.
+static HELD: [AtomicU64; 128] = [const { AtomicU64::new(0) }; 128];
+const COUNT_BITS: u32 = 24;
+
+/// The pages of a span that stay here.
+pub(super) fn held(span: usize) -> Bits {
+    let mut pages = NONE;
+    if ON.load(Ordering::Relaxed) {
+        for word in HELD.iter().map(|slot| slot.load(Ordering::SeqCst)).filter(|word| *word != 0) {
+            let (first, count) = ((word >> COUNT_BITS) as usize, (word & ((1 << COUNT_BITS) - 1)) as usize);
+            let (start, end) = (span * SPAN_PAGES, (span + 1) * SPAN_PAGES);
+            if first < end && first + count > start {
+                pages = with(pages, range(first.max(start) - start, (first + count).min(end) - start));
+            }
+        }
+    }
+    pages
+}
+
+/// Brings a range here, and keeps it until this is dropped.
+struct Hold(Option<&'static AtomicU64>);
+
+impl Hold {
+    fn new(at: usize, len: usize) -> Hold {
+        let before = call::block_signals();
+        let len = window::mapped(at, len);
+        call::restore_signals(before);
+        if len == 0 {
+            return Hold(None);
+        }
+        let first = (at - window::BASE) / PAGE;
+        let count = (at - window::BASE + len).div_ceil(PAGE) - first;
+        let word = (first as u64) << COUNT_BITS | count as u64;
+        let taken = |slot: &&AtomicU64| slot.compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        let slot = HELD.iter().find(taken);
+        for page in 0..count {
+            // SAFETY: the program's memory. This is where its thread waits for the page.
+            unsafe { ((window::BASE + (first + page) * PAGE) as *const u8).read_volatile() };
+        }
+        Hold(slot)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0 {
+            slot.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Bytes of one call that are held at once.
+fn most() -> usize {
+    (settings::get().local as usize / 8).max(PAGE * 16) & !(PAGE - 1)
+}
+
+/// The argument that is a buffer, and the one that is its length.
+fn buffer(number: usize) -> Option<(usize, usize)> {
+    match number {
+        nr::READ | nr::WRITE | nr::PREAD64 | nr::PWRITE64 | nr::RECVFROM | nr::SENDTO | nr::GETDENTS64 => Some((1, 2)),
+        nr::GETRANDOM => Some((0, 1)),
+        nr::READLINKAT => Some((2, 3)),
+        _ => None,
+    }
+}
+
+/// Makes a system call that the filter stopped.
+fn resolve(number: usize, mut args: [usize; 6]) -> Result<usize, u32> {
+    if let Some((at, len)) = buffer(number).filter(|(at, _)| window::contains(args[*at])) {
+        let wanted = args[len];
+        let is_file = wanted > most() && is_regular(args[0]);
+        let mut done = 0;
+        loop {
+            args[len] = (wanted - done).min(most());
+            let result = held_call(number, args, args[len]);
+            let moved = match result {
+                Err(_) if done > 0 => return Ok(done),
+                result => result?,
+            };
+            done += moved;
+            // Only a file is read and written on: anything else may have nothing more to give, and would be waited for.
+            if done >= wanted || moved < args[len] || !is_file {
+                return Ok(done);
+            }
+            args[at] += moved;
+            if matches!(number, nr::PREAD64 | nr::PWRITE64) {
+                args[3] += moved;
+            }
+        }
+    }
+    held_call(number, args, 0)
+}
+
+/// Holds what the arguments point to: so many bytes, or as many as it takes.
+fn held_call(number: usize, args: [usize; 6], len: usize) -> Result<usize, u32> {
+    let mut guess = 256;
+    for _ in 0..TRIES {
+        let reach = if len > 0 { len } else { guess };
+        let _held: [Hold; 6] = core::array::from_fn(|nth| Hold::new(args[nth], reach));
+        // SAFETY: the program's own call.
+        match unsafe { call::gated(number, args) } {
+            Err(call::EFAULT) => guess = (guess * 4).min(most()),
+            result => return result,
+        }
+    }
+    Err(call::EFAULT)
+}
+
+fn is_regular(fd: usize) -> bool {
+    const FORMAT: u32 = 0o170_000;
+    const REGULAR: u32 = 0o100_000;
+    let mut stat = [0u32; 36];
+    // SAFETY: room for a `struct stat`, whose mode is its 7th word.
+    let known = unsafe { syscall(nr::FSTAT, [fd, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    known.is_ok() && stat[6] & FORMAT == REGULAR
+}
+
+/// Makes a call with a list of buffers, (address, length), of which the filter sees nothing.
+pub(super) fn with_vector<T>(vector: usize, count: usize, call: impl FnOnce() -> T) -> T {
+    /// Held at once; of more the kernel takes what is here.
+    const PARTS: usize = 16;
+    if !ON.load(Ordering::Relaxed) || vector == 0 {
+        return call();
+    }
+    let _list = Hold::new(vector, count.min(1024) * 16);
+    let mut left = most();
+    let _held: [Hold; PARTS] = core::array::from_fn(|nth| {
+        if nth >= count {
+            return Hold(None);
+        }
+        // SAFETY: the program says that there are so many.
+        let [at, len] = unsafe { *(vector as *const [usize; 2]).add(nth) };
+        let part = len.min(left);
+        left -= part;
+        Hold::new(at, part)
+    });
+    call()
+}
+
+/// Makes a call with a `struct msghdr`.
+pub(super) fn with_message<T>(message: usize, call: impl FnOnce() -> T) -> T {
+    if !ON.load(Ordering::Relaxed) || message == 0 {
+        return call();
+    }
+    let _message = Hold::new(message, 56);
+    // SAFETY: the program says that there is one.
+    let [name, _, vector, count, control, len, _] = unsafe { *(message as *const [usize; 7]) };
+    let (_name, _control) = (Hold::new(name, 128), Hold::new(control, len.min(most())));
+    with_vector(vector, count, call)
+}
+
+/// Registers of a signal's frame (`asm/ucontext.h`): r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, ...
+const REGISTERS: usize = 40 / 8;
+
+extern "C" fn stopped(_: i32, _: usize, frame: *mut usize) {
+    // SAFETY: the kernel gives a frame with these registers, which are ours to change.
+    unsafe {
+        let at = |nth: usize| frame.add(REGISTERS + nth);
+        let number = *at(13);
+        if number == PROBE {
+            STOPPED.store(true, Ordering::Relaxed);
+            return;
+        }
+        let args = [*at(8), *at(9), *at(12), *at(2), *at(0), *at(1)];
+        *at(13) = match resolve(number, args) {
+            Ok(value) => value,
+            Err(errno) => (errno as usize).wrapping_neg(),
+        };
+    }
+}
+
+#[unsafe(naked)]
+extern "C" fn restore() {
+    core::arch::naked_asm!("mov eax, {sigreturn}", "syscall", sigreturn = const nr::RT_SIGRETURN)
+}
+
+/// A call that does nothing, to see whether it is stopped.
+const PROBE: usize = nr::GETPPID;
+
+/// Sees to it that what the filter stops is made, and finds out whether there is one.
+fn catch() -> Result<bool, u32> {
+    let action = [stopped as *const () as usize, FLAGS, restore as *const () as usize, 0];
+    let unblocked = NEVER_BLOCKED;
+    const UNBLOCK: usize = 1;
+    // SAFETY: a `struct sigaction` as the kernel takes it; a set of signals; a call that takes no arguments.
+    unsafe {
+        syscall(nr::RT_SIGACTION, [SIGSYS, action.as_ptr() as usize, 0, 8, 0, 0])?;
+        syscall(nr::RT_SIGPROCMASK, [UNBLOCK, &raw const unblocked as usize, 0, 8, 0, 0])?;
+        let _ = syscall(PROBE, [window::BASE, 0, 0, 0, 0, 0]);
+    }
+    Ok(STOPPED.load(Ordering::Relaxed))
+}
+
+/// The program that executed this one may have left its filter.
+pub(super) fn inherit() {
+    let default = [0usize; 4];
+    if catch() == Ok(true) {
+        ON.store(true, Ordering::SeqCst);
+    } else {
+        // SAFETY: as in `catch`.
+        let _ = unsafe { syscall(nr::RT_SIGACTION, [SIGSYS, default.as_ptr() as usize, 0, 8, 0, 0]) };
+    }
+}
+
+/// Puts the filter in force, for all threads.
+pub(super) fn install() -> Result<(), u32> {
+    ON.store(true, Ordering::SeqCst);
+    // Who executed this program has put it in force.
+    if catch()? {
+        return Ok(());
+    }
+    let filter = filter();
+    let program = [filter.len(), filter.as_ptr() as usize];
+    // SAFETY: a `struct sock_fprog`, whose instructions are there.
+    unsafe {
+        syscall(nr::PRCTL, [NO_NEW_PRIVS, 1, 0, 0, 0, 0])?;
+        match syscall(nr::SECCOMP, [SET_FILTER, TSYNC, program.as_ptr() as usize, 0, 0, 0])? {
+            0 => Ok(()),
+            // A thread has a filter of its own.
+            _ => Err(call::EINVAL),
+        }
+    }
+}
+
+/// One instruction of a filter: operation, jumps, operand.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Step(u16, u8, u8, u32);
+
+/// Calls that go on elsewhere, or on another stack, are left alone: leftovers in registers would stop them.
+const LEFT_ALONE: [usize; 7] = [nr::RT_SIGRETURN, nr::CLONE, nr::CLONE3, nr::FORK, nr::VFORK, nr::EXIT, nr::EXIT_GROUP];
+const STEPS: usize = 1 + LEFT_ALONE.len() + 4 + 6 * 3 + 2;
+
+fn filter() -> [Step; STEPS] {
+    const LOAD: u16 = 0x20;
+    const AND: u16 = 0x54;
+    const EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const HIGH: u32 = 4;
+    // The window as the high halves of its addresses: a power of two.
+    const MASK: u32 = !((window::SIZE >> 32) as u32 - 1);
+    const VALUE: u32 = (window::BASE >> 32) as u32;
+    let mut steps = [Step(RETURN, 0, 0, ALLOW); STEPS];
+    steps[STEPS - 1] = Step(RETURN, 0, 0, TRAP);
+    let (allow, trap) = (STEPS - 2, STEPS - 1);
+    let mut at = 0;
+    let mut put = |step: Step| {
+        steps[at] = step;
+        at += 1;
+        at
+    };
+    let mut next = put(Step(LOAD, 0, 0, NUMBER));
+    for number in LEFT_ALONE {
+        next = put(Step(EQUAL, (allow - next - 1) as u8, 0, number as u32));
+    }
+    put(Step(LOAD, 0, 0, POINTER));
+    put(Step(EQUAL, 0, 2, call::GATE_NEXT as u32));
+    next = put(Step(LOAD, 0, 0, POINTER + HIGH));
+    next = put(Step(EQUAL, (allow - next - 1) as u8, 0, (call::GATE_NEXT >> 32) as u32));
+    for argument in 0..6 {
+        put(Step(LOAD, 0, 0, ARGUMENTS + 8 * argument + HIGH));
+        next = put(Step(AND, 0, 0, MASK));
+        next = put(Step(EQUAL, (trap - next - 1) as u8, 0, VALUE));
+    }
+    let _ = next;
+    steps
+}

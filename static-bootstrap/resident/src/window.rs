@@ -1,0 +1,201 @@
+//! A part of the address space in which nothing else ever is: what the program asks for is given to it here, in whole spans. By
+//! its addresses alone the kernel (a filter of system calls) and we can tell this memory from all other, also in what the program executes.
+
+use sys::page::{PAGE, SPAN, count, runs};
+
+use super::table::{TABLE, Table, both, spans, with, without};
+use super::{call, pager};
+
+/// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.
+pub(super) const BASE: usize = 0x6800_0000_0000;
+pub(super) const SIZE: usize = 1 << 40;
+/// The first part belongs to the program's break.
+const HEAP: usize = 256 << 30;
+/// Ranges given back and not asked for again, remembered.
+const RANGES: usize = 512;
+const NO_ACCESS: usize = 0;
+
+/// Guarded by the table's lock.
+pub(super) struct State {
+    /// The program's break; and up to where its memory can be reached.
+    end: usize,
+    reachable: usize,
+    /// Nothing from here on was ever given.
+    fresh: usize,
+    /// (address, bytes), whole spans.
+    free: [(usize, usize); RANGES],
+    /// Pages that the program has.
+    pub(super) pages: usize,
+}
+
+impl State {
+    pub(super) const NEW: State =
+        State { end: BASE, reachable: BASE, fresh: BASE + HEAP, free: [(0, 0); RANGES], pages: 0 };
+}
+
+/// Takes the window before anybody else does.
+pub(super) fn reserve() -> Result<(), u32> {
+    call::make_gate()?;
+    let at = call::map(BASE, SIZE, NO_ACCESS, call::FIXED_NOREPLACE)?;
+    TABLE.lock().make()?;
+    // Kernels that do not know the flag take the address for a wish.
+    if at == BASE { Ok(()) } else { Err(call::ENOMEM) }
+}
+
+pub(super) fn contains(address: usize) -> bool {
+    (BASE..BASE + SIZE).contains(&address)
+}
+
+/// Memory for the program, zero.
+pub(super) fn allocate(len: usize) -> Result<usize, u32> {
+    let size = len.checked_next_multiple_of(SPAN).filter(|size| *size < SIZE).ok_or(call::ENOMEM)?;
+    let mut table = TABLE.lock();
+    let state = &mut table.window;
+    let at = match state.free.iter_mut().find(|range| range.1 >= size) {
+        Some((at, left)) => {
+            let found = *at;
+            (*at, *left) = (found + size, *left - size);
+            found
+        }
+        None if state.fresh + size <= BASE + SIZE => {
+            state.fresh += size;
+            state.fresh - size
+        }
+        None => return Err(call::ENOMEM),
+    };
+    // SAFETY: a part of the window that nobody has.
+    if let Err(errno) = unsafe { call::protect(at, size, call::READ_WRITE) } {
+        state.give_back(at, size);
+        return Err(errno);
+    }
+    table.mark(at, len);
+    Ok(at)
+}
+
+/// Sets the program's break; returns what it is then.
+pub(super) fn set_end(to: usize) -> usize {
+    let mut table = TABLE.lock();
+    let before = table.window.end;
+    if !(BASE..=BASE + HEAP).contains(&to) {
+        return before;
+    }
+    let reach = to.next_multiple_of(SPAN);
+    if reach > table.window.reachable {
+        let from = table.window.reachable;
+        // SAFETY: a part of the window that nobody has.
+        if unsafe { call::protect(from, reach - from, call::READ_WRITE) }.is_err() {
+            return before;
+        }
+        table.window.reachable = reach;
+    }
+    table.window.end = to;
+    let (old, new) = (before.next_multiple_of(PAGE), to.next_multiple_of(PAGE));
+    if new > old {
+        table.mark(old, new - old);
+    } else if new < old {
+        drop(table);
+        forget(new, old - new, true);
+    }
+    to
+}
+
+/// The program gives a range back. (It may have been given back before.)
+pub(super) fn release(at: usize, len: usize) {
+    forget(at, len, true);
+    let mut table = TABLE.lock();
+    for (number, _) in spans(at, len) {
+        let start = BASE + number * SPAN;
+        if table.span(number).mapped == [0; 4] && start >= BASE + HEAP && !table.window.is_free(start) {
+            // SAFETY: nobody has anything in this span any more.
+            if unsafe { call::protect(start, SPAN, NO_ACCESS) }.is_ok() {
+                table.window.give_back(start, SPAN);
+            }
+        }
+    }
+}
+
+/// What is in a range is zero from now on; `unmap`: and no longer the program's.
+pub(super) fn forget(at: usize, len: usize, unmap: bool) {
+    pager::forget(at, len);
+    // SAFETY: the program said that it does not want it any more.
+    let _ = unsafe { call::advise(at, len.next_multiple_of(PAGE), call::DONTNEED) };
+    if unmap {
+        let mut table = TABLE.lock();
+        for (number, pages) in spans(at, len) {
+            let span = table.span(number);
+            let gone = count(&both(span.mapped, pages));
+            span.mapped = without(span.mapped, pages);
+            table.window.pages -= gone;
+        }
+    }
+}
+
+/// Whether a range can become longer where it is; if so it does.
+pub(super) fn extend(at: usize, len: usize, new: usize) -> bool {
+    let (end, more) = (at + len.next_multiple_of(PAGE), new.next_multiple_of(PAGE) - len.next_multiple_of(PAGE));
+    let mut table = TABLE.lock();
+    // Within its last span.
+    if end % SPAN == 0 || end % SPAN + more > SPAN {
+        return false;
+    }
+    table.mark(end, more);
+    true
+}
+
+impl State {
+    fn give_back(&mut self, at: usize, len: usize) {
+        let joined = self.free.iter_mut().find(|range| range.1 > 0 && (range.0 + range.1 == at || at + len == range.0));
+        match joined {
+            Some(range) => *range = (range.0.min(at), range.1 + len),
+            None => {
+                if let Some(empty) = self.free.iter_mut().find(|range| range.1 == 0) {
+                    *empty = (at, len);
+                }
+            }
+        }
+    }
+
+    /// The spans that were ever given to the program: of its break, and of the rest.
+    pub(super) fn given(&self) -> [core::ops::Range<usize>; 2] {
+        let number = |at: usize| (at - BASE) / SPAN;
+        [0..number(self.reachable), number(BASE + HEAP)..number(self.fresh)]
+    }
+
+    fn is_free(&self, at: usize) -> bool {
+        at >= self.fresh || self.free.iter().any(|range| (range.0..range.0 + range.1).contains(&at))
+    }
+}
+
+impl Table {
+    fn mark(&mut self, at: usize, len: usize) {
+        for (number, pages) in spans(at, len) {
+            let span = self.span(number);
+            let before = count(&span.mapped);
+            span.mapped = with(span.mapped, pages);
+            let after = count(&span.mapped);
+            self.window.pages += after - before;
+        }
+    }
+}
+
+/// How many bytes from here on the program has, at most `len`.
+pub(super) fn mapped(at: usize, len: usize) -> usize {
+    if !contains(at) {
+        return 0;
+    }
+    let len = len.min(BASE + SIZE - at);
+    let mut table = TABLE.lock();
+    let mut good = 0;
+    for (number, pages) in spans(at, len) {
+        let missing = without(pages, table.span(number).mapped);
+        match runs(missing).next() {
+            None => good += count(&pages) * PAGE,
+            Some((first, _)) => {
+                let from = runs(pages).next().map_or(0, |(from, _)| from);
+                good += (first - from) * PAGE;
+                break;
+            }
+        }
+    }
+    good.saturating_sub(at % PAGE).min(len)
+}

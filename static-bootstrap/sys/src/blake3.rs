@@ -1,0 +1,338 @@
+//! Keyed BLAKE3 for the tags of frames, without a library: the hash tree one chunk at a time, and as many chunks at once as the processor can
+//! where they lie one after the other.
+#![allow(unsafe_code, reason = "vector instructions")]
+#![allow(clippy::cast_possible_wrap, clippy::ptr_as_ptr, reason = "vectors are of signed words")]
+
+const BLOCK: usize = 64;
+const CHUNK: usize = 1024;
+/// Chunks at once, at most.
+const WIDE: usize = 16;
+/// Of a tree of 2^64 bytes.
+const DEPTH: usize = 54;
+
+const CHUNK_START: u32 = 1;
+const CHUNK_END: u32 = 2;
+const PARENT: u32 = 4;
+const ROOT: u32 = 8;
+const KEYED: u32 = 16;
+
+type Words = [u32; 8];
+
+const IV: [u32; 4] = [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a];
+/// Which word of the block each step of each round takes.
+const SCHEDULE: [[usize; 16]; 7] = {
+    const PERMUTATION: [usize; 16] = [2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8];
+    let mut all = [[0; 16]; 7];
+    let (mut round, mut at) = (0, 0);
+    while at < 16 {
+        all[0][at] = at;
+        at += 1;
+    }
+    while round < 6 {
+        at = 0;
+        while at < 16 {
+            all[round + 1][at] = all[round][PERMUTATION[at]];
+            at += 1;
+        }
+        round += 1;
+    }
+    all
+};
+/// The four words that each of a round's eight steps mixes.
+const MIXED: [[usize; 4]; 8] = [
+    [0, 4, 8, 12],
+    [1, 5, 9, 13],
+    [2, 6, 10, 14],
+    [3, 7, 11, 15],
+    [0, 5, 10, 15],
+    [1, 6, 11, 12],
+    [2, 7, 8, 13],
+    [3, 4, 9, 14],
+];
+
+/// The compression function, of which only the first half of the result is ever needed.
+fn compress(value: &Words, block: &[u8; BLOCK], len: u32, counter: u64, flags: u32) -> Words {
+    let message: [u32; 16] = core::array::from_fn(|at| {
+        u32::from_le_bytes([block[at * 4], block[at * 4 + 1], block[at * 4 + 2], block[at * 4 + 3]])
+    });
+    let mut state = [0; 16];
+    state[..8].copy_from_slice(value);
+    state[8..12].copy_from_slice(&IV);
+    state[12..].copy_from_slice(&[counter as u32, (counter >> 32) as u32, len, flags]);
+    for round in &SCHEDULE {
+        for (step, [a, b, c, d]) in MIXED.into_iter().enumerate() {
+            for (half, (first, second)) in [(16, 12), (8, 7)].into_iter().enumerate() {
+                let word = message[round[step * 2 + half]];
+                state[a] = state[a].wrapping_add(state[b]).wrapping_add(word);
+                state[d] = (state[d] ^ state[a]).rotate_right(first);
+                state[c] = state[c].wrapping_add(state[d]);
+                state[b] = (state[b] ^ state[c]).rotate_right(second);
+            }
+        }
+    }
+    core::array::from_fn(|at| state[at] ^ state[at + 8])
+}
+
+/// Chunks that lie one after the other.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use core::arch::x86_64::*;
+    use core::sync::atomic::{AtomicU8, Ordering};
+
+    use super::{BLOCK, CHUNK, CHUNK_END, CHUNK_START, IV, KEYED, MIXED, SCHEDULE, WIDE, Words};
+
+    /// How many at once.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(super) enum Width {
+        One,
+        Eight,
+        Sixteen,
+    }
+
+    /// [`ask`], once: in a virtual machine every question goes to its host.
+    pub(super) fn width() -> Width {
+        static KNOWN: AtomicU8 = AtomicU8::new(0);
+        let all = [Width::One, Width::Eight, Width::Sixteen];
+        let known = KNOWN.load(Ordering::Relaxed);
+        if let Some(width) = usize::from(known).checked_sub(1).and_then(|at| all.get(at)) {
+            return *width;
+        }
+        let found = ask();
+        let at = all.iter().position(|width| *width == found).unwrap_or(0);
+        KNOWN.store(at as u8 + 1, Ordering::Relaxed);
+        found
+    }
+
+    /// What this processor and its kernel can do.
+    fn ask() -> Width {
+        let found = __cpuid(0);
+        let saves_vectors = found.eax >= 7 && __cpuid(1).ecx >> 27 & 1 == 1;
+        if !saves_vectors {
+            return Width::One;
+        }
+        // SAFETY: the processor has said that it has the instruction.
+        let saved = unsafe { _xgetbv(0) };
+        let features = __cpuid_count(7, 0).ebx;
+        match (features >> 16 & 1 == 1 && saved & 0xe6 == 0xe6, features >> 5 & 1 == 1 && saved & 6 == 6) {
+            (true, _) => Width::Sixteen,
+            (_, true) => Width::Eight,
+            _ => Width::One,
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn rotate16<const N: i32, const LEFT: i32>(word: __m512i) -> __m512i {
+        _mm512_ror_epi32::<N>(word)
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn rotate8<const N: i32, const LEFT: i32>(word: __m256i) -> __m256i {
+        _mm256_or_si256(_mm256_srli_epi32::<N>(word), _mm256_slli_epi32::<LEFT>(word))
+    }
+
+    /// # Safety
+    /// There is a word at each of these offsets.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn gather16(offsets: __m512i, from: *const i32) -> __m512i {
+        // SAFETY: the caller vouches for them.
+        unsafe { _mm512_i32gather_epi32::<1>(offsets, from) }
+    }
+
+    /// # Safety
+    /// There is a word at each of these offsets.
+    #[target_feature(enable = "avx2")]
+    unsafe fn gather8(offsets: __m256i, from: *const i32) -> __m256i {
+        // SAFETY: the caller vouches for them.
+        unsafe { _mm256_i32gather_epi32::<1>(from, offsets) }
+    }
+
+    macro_rules! wide {
+        ($name:ident, $feature:literal, $lanes:literal, $type:ty, $set:ident, $add:ident, $xor:ident, $gather:ident, $rotate:ident) => {
+            /// # Safety
+            /// There are so many chunks, and the processor has these instructions.
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $name(key: &Words, chunks: *const u8, counter: u64, values: &mut [Words; WIDE]) {
+                let vector = |words: [i32; $lanes]| {
+                    // SAFETY: as many words as a vector has.
+                    unsafe { core::mem::transmute::<[i32; $lanes], $type>(words) }
+                };
+                let lanes = |shift: u32| core::array::from_fn(|at| ((counter + at as u64) >> shift) as i32);
+                let (low, high) = (vector(lanes(0)), vector(lanes(32)));
+                let strides = vector(core::array::from_fn(|at| (at * CHUNK) as i32));
+                let mut value = [low; 8];
+                for (vector, word) in value.iter_mut().zip(key) {
+                    *vector = $set(word.cast_signed());
+                }
+                for block in 0..CHUNK / BLOCK {
+                    let start = if block == 0 { CHUNK_START } else { 0 };
+                    let end = if block == CHUNK / BLOCK - 1 { CHUNK_END } else { 0 };
+                    let mut message = [low; 16];
+                    for (word, vector) in message.iter_mut().enumerate() {
+                        // SAFETY: within the chunks.
+                        *vector = unsafe { $gather(strides, chunks.add(block * BLOCK + word * 4).cast::<i32>()) };
+                    }
+                    let mut state = [low; 16];
+                    state[..8].copy_from_slice(&value);
+                    for (vector, word) in state[8..12].iter_mut().zip(IV) {
+                        *vector = $set(word.cast_signed());
+                    }
+                    state[13] = high;
+                    state[14] = $set(BLOCK as i32);
+                    state[15] = $set((KEYED | start | end).cast_signed());
+                    for round in &SCHEDULE {
+                        for (step, [a, b, c, d]) in MIXED.into_iter().enumerate() {
+                            state[a] = $add($add(state[a], state[b]), message[round[step * 2]]);
+                            state[d] = $rotate::<16, 16>($xor(state[d], state[a]));
+                            state[c] = $add(state[c], state[d]);
+                            state[b] = $rotate::<12, 20>($xor(state[b], state[c]));
+                            state[a] = $add($add(state[a], state[b]), message[round[step * 2 + 1]]);
+                            state[d] = $rotate::<8, 24>($xor(state[d], state[a]));
+                            state[c] = $add(state[c], state[d]);
+                            state[b] = $rotate::<7, 25>($xor(state[b], state[c]));
+                        }
+                    }
+                    for at in 0..8 {
+                        value[at] = $xor(state[at], state[at + 8]);
+                    }
+                }
+                for (word, vector) in value.into_iter().enumerate() {
+                    // SAFETY: as above.
+                    let lanes = unsafe { core::mem::transmute::<$type, [u32; $lanes]>(vector) };
+                    lanes.iter().zip(values.iter_mut()).for_each(|(lane, value)| value[word] = *lane);
+                }
+            }
+        };
+    }
+    wide!(eight, "avx2", 8, __m256i, _mm256_set1_epi32, _mm256_add_epi32, _mm256_xor_si256, gather8, rotate8);
+    wide!(sixteen, "avx512f", 16, __m512i, _mm512_set1_epi32, _mm512_add_epi32, _mm512_xor_si512, gather16, rotate16);
+}
+
+/// A hash under way.
+#[derive(Debug, Clone)]
+pub struct Hasher {
+    key: Words,
+    /// The last chunk, which is only finished when more follows.
+    chunk: [u8; CHUNK],
+    len: usize,
+    /// Chunks before it.
+    chunks: u64,
+    /// Values of the trees that they make, largest first.
+    stack: [Words; DEPTH],
+    depth: usize,
+    #[cfg(target_arch = "x86_64")]
+    width: wide::Width,
+}
+
+impl Hasher {
+    /// With a key of 32 bytes.
+    pub fn new(key: &[u8; 32]) -> Hasher {
+        let word = |at: usize| u32::from_le_bytes([key[at], key[at + 1], key[at + 2], key[at + 3]]);
+        Hasher {
+            key: core::array::from_fn(|at| word(at * 4)),
+            chunk: [0; CHUNK],
+            len: 0,
+            chunks: 0,
+            stack: [[0; 8]; DEPTH],
+            depth: 0,
+            #[cfg(target_arch = "x86_64")]
+            width: wide::width(),
+        }
+    }
+
+    /// Goes on with these bytes.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.len == CHUNK {
+                let (chunk, count) = (self.chunk, self.chunks);
+                let (value, block, len, flags) = last_block(&self.key, &chunk, count);
+                self.push(compress(&value, &block, len, count, flags));
+                self.len = 0;
+            }
+            if self.len == 0 {
+                bytes = self.many(bytes);
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.len));
+            self.chunk[self.len..self.len + now.len()].copy_from_slice(now);
+            self.len += now.len();
+            bytes = later;
+        }
+    }
+
+    /// Takes as many chunks as can be taken at once, but never the last one.
+    #[cfg(target_arch = "x86_64")]
+    fn many<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
+        use wide::Width;
+        let lanes = match self.width {
+            Width::One => return bytes,
+            Width::Eight => 8,
+            Width::Sixteen => 16,
+        };
+        let mut values = [[0; 8]; WIDE];
+        while bytes.len() > lanes * CHUNK {
+            // SAFETY: so many chunks are there, and the processor was asked.
+            unsafe {
+                match self.width {
+                    Width::Sixteen => wide::sixteen(&self.key, bytes.as_ptr(), self.chunks, &mut values),
+                    _ => wide::eight(&self.key, bytes.as_ptr(), self.chunks, &mut values),
+                }
+            }
+            values[..lanes].iter().for_each(|value| self.push(*value));
+            bytes = &bytes[lanes * CHUNK..];
+        }
+        bytes
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn many<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        bytes
+    }
+
+    /// One more chunk; the trees that it completes become one.
+    fn push(&mut self, mut value: Words) {
+        self.chunks += 1;
+        let mut complete = self.chunks;
+        while complete & 1 == 0 {
+            self.depth -= 1;
+            let (block, flags) = parent(&self.stack[self.depth], &value);
+            value = compress(&self.key, &block, BLOCK as u32, 0, flags);
+            complete >>= 1;
+        }
+        self.stack[self.depth] = value;
+        self.depth += 1;
+    }
+
+    /// The first 16 bytes of the hash.
+    pub fn tag(&self) -> [u8; 16] {
+        let chunk = &self.chunk[..self.len];
+        let (mut value, mut block, mut len, mut flags) = last_block(&self.key, chunk, self.chunks);
+        let mut counter = self.chunks;
+        for left in self.stack[..self.depth].iter().rev() {
+            let right = compress(&value, &block, len, counter, flags);
+            (block, flags) = parent(left, &right);
+            (value, len, counter) = (self.key, BLOCK as u32, 0);
+        }
+        let root = compress(&value, &block, len, 0, flags | ROOT);
+        let mut tag = [0; 16];
+        tag.chunks_exact_mut(4).zip(root).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+        tag
+    }
+}
+
+/// A chunk up to its last block: what is left to compress.
+fn last_block(key: &Words, chunk: &[u8], counter: u64) -> (Words, [u8; BLOCK], u32, u32) {
+    let (mut value, mut rest, mut flags) = (*key, chunk, KEYED | CHUNK_START);
+    while let Some((block, more)) = rest.split_first_chunk::<BLOCK>().filter(|(_, more)| !more.is_empty()) {
+        value = compress(&value, block, BLOCK as u32, counter, flags);
+        (rest, flags) = (more, KEYED);
+    }
+    let mut block = [0; BLOCK];
+    block[..rest.len()].copy_from_slice(rest);
+    (value, block, rest.len() as u32, flags | CHUNK_END)
+}
+
+fn parent(left: &Words, right: &Words) -> ([u8; BLOCK], u32) {
+    let mut block = [0; BLOCK];
+    let words = left.iter().chain(right);
+    block.chunks_exact_mut(4).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+    (block, KEYED | PARENT)
+}

@@ -1,0 +1,83 @@
+//! What a program's pager and a memory server say to each other, as bytes: a prefix, a header of one fixed shape, and pages beside it.
+//! hpcrt's own types for the same bytes are in its `net/wire/page.rs` and `net/wire/frame.rs`; a test there compares them.
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+/// Pages of a span: what one request is about, at most. Spans begin at multiples of their length.
+pub const SPAN_PAGES: usize = 256;
+/// Bytes of a span.
+pub const SPAN: usize = SPAN_PAGES * PAGE;
+/// Bytes of a frame's prefix, of a header, and of a tag.
+pub const PREFIX: usize = 16;
+pub const HEAD: usize = size_of::<Head>();
+pub const TAG: usize = 16;
+
+/// One bit for each page of a span.
+pub type Bits = [u64; SPAN_PAGES / 64];
+
+/// What is asked, and what is answered. Answers come in the order of their questions.
+pub mod op {
+    /// Be this client (`data[..2]`: its name, which it chose at random); answered by OPENED.
+    pub const OPEN: u32 = 1;
+    /// Give the pages in `data`; answered by GOT.
+    pub const GET: u32 = 2;
+    /// Keep the pages in `data`, whose contents follow in order; those in `zero` are zero from now on. Answered by DONE or FULL.
+    pub const PUT: u32 = 3;
+    /// Everything is zero in `data[0]` spans from this one on; answered by DONE.
+    pub const DROP: u32 = 4;
+    /// `data[..2]`: pages lent in all, and to whom else they are not lent.
+    pub const OPENED: u32 = 16;
+    /// The contents of the pages in `data` follow in order; those in `zero` were asked for, too, and are zero.
+    pub const GOT: u32 = 17;
+    pub const DONE: u32 = 18;
+    /// `data[..2]`: pages lent in all, and pages in use. Nothing was changed.
+    pub const FULL: u32 = 19;
+}
+
+/// The header.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Head {
+    /// One of [`op`].
+    pub op: u32,
+    /// The asker's own; the answer has the same.
+    pub sequence: u32,
+    /// Number of the span: address / [`SPAN`].
+    pub span: u64,
+    pub data: Bits,
+    pub zero: Bits,
+}
+
+/// A frame's prefix (`net/wire/frame.rs`): magic, version 1, kind 6, lengths.
+pub fn prefix(body: usize) -> [u8; PREFIX] {
+    let mut bytes = *b"HPRT\x01\x00\x06\x00\0\0\0\0\0\0\0\0";
+    bytes[8..12].copy_from_slice(&(HEAD as u32).to_le_bytes());
+    bytes[12..].copy_from_slice(&(body as u32).to_le_bytes());
+    bytes
+}
+
+/// How many pages.
+pub fn count(bits: &Bits) -> usize {
+    bits.iter().map(|word| word.count_ones() as usize).sum()
+}
+
+/// Whether a page is among them.
+pub fn has(bits: &Bits, page: usize) -> bool {
+    bits[page / 64] >> (page % 64) & 1 == 1
+}
+
+/// Consecutive pages among them, as (first, how many), in order.
+pub fn runs(bits: Bits) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = 0;
+    core::iter::from_fn(move || {
+        while at < SPAN_PAGES && !has(&bits, at) {
+            // Words without any are passed over.
+            at = if bits[at / 64] >> (at % 64) == 0 { (at / 64 + 1) * 64 } else { at + 1 };
+        }
+        let first = at;
+        while at < SPAN_PAGES && has(&bits, at) {
+            at += 1;
+        }
+        (first < at).then_some((first, at - first))
+    })
+}

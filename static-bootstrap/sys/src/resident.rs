@@ -1,0 +1,98 @@
+//! What the resident and the agent of its node say to each other. Both are built from this one file and embedded in one binary.
+
+/// Where the resident finds its settings: after this mark in its own file, where the agent puts [`Settings`].
+pub const MARK: [u8; 16] = *b"hpcrt's memory =";
+/// The resident's name in its directory, and that of the socket at which the agent answers.
+pub const FILE: &str = "resident.so";
+pub const DOOR: &str = "door";
+/// Bytes of the directory's path; a Unix socket's path is not longer either.
+pub const PLACE_MAX: usize = 88;
+
+/// What the agent writes into the resident's file.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The directory that has the door, ended by NUL.
+    pub place: [u8; PLACE_MAX],
+    /// Bytes of captured memory that the program keeps here.
+    pub local: u64,
+    /// Not 0: faults inside the kernel are not asked for, even where they could be.
+    pub user_mode_only: u64,
+}
+
+/// Memory servers of a program, at most.
+pub const SERVERS: usize = 16;
+/// Connections to each: for what the program waits for, for what it will need, for what it gives away.
+pub const LINKS: usize = 3;
+
+/// What a program asks at the door.
+pub const ASK: [u8; 8] = *b"memory01";
+
+/// What is answered, with the sockets of all links beside it, server by server.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Grant {
+    pub asked: [u8; 8],
+    pub servers: u64,
+    pub links: [[Link; LINKS]; SERVERS],
+}
+
+/// How a socket is used that the agent has connected, and on which both sides have proved themselves.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Link {
+    /// Not 0: frames carry tags.
+    pub tagged: u64,
+    /// Frames that went each way so far.
+    pub counter: u64,
+    pub send: [u8; 32],
+    pub receive: [u8; 32],
+}
+
+/// Why a program ends, told at the door.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// One of [`cause`].
+    pub cause: u32,
+    /// Number of the server.
+    pub server: u32,
+    pub detail: [u64; 2],
+}
+
+pub mod cause {
+    /// A server's connection ended; detail: errno, pages that it kept.
+    pub const LOST: u32 = 1;
+    /// It does not answer; detail: 0, pages that it kept.
+    pub const SILENT: u32 = 2;
+    /// It is full; detail: pages it lends, pages in use.
+    pub const FULL: u32 = 3;
+    /// What it says is not the protocol, or altered.
+    pub const ALTERED: u32 = 4;
+    /// The kernel refused something; detail: which ([`super::step`]), errno.
+    pub const KERNEL: u32 = 5;
+    /// What may stay local is too little for what the program holds.
+    pub const SHORT: u32 = 6;
+}
+
+pub mod step {
+    pub const WINDOW: u64 = 1;
+    pub const USERFAULTFD: u64 = 2;
+    pub const REGISTER: u64 = 3;
+    pub const THREAD: u64 = 4;
+    pub const FILTER: u64 = 5;
+    pub const FILL: u64 = 6;
+    pub const PATCH: u64 = 7;
+    pub const MEMORY: u64 = 8;
+    pub const MOVE: u64 = 9;
+}
+
+/// What a program has done so far, told when it ends well or badly; counted since it went over its budget.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub faults: u64,
+    pub fetched_pages: u64,
+    pub stored_pages: u64,
+    pub foreseen: u64,
+}

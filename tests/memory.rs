@@ -1,0 +1,218 @@
+//! Programs with more memory than they may keep: unmodified, their results right, within their budget, and ended with a word when a server is
+//! lost. As root and as an ordinary user, told of the kernel's own faults and not.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use common::{Done, Run, until};
+use hpcrt::sys::without::Without;
+
+const NOBODY: u32 = 65534;
+/// What may be resident beside the budget: the program itself, its stacks and libraries, in kB.
+const BESIDE: u64 = 6 << 10;
+
+/// A place that every user can reach, with hpcrt and the program.
+fn place() -> Option<&'static Path> {
+    static PLACE: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
+    let made = PLACE.get_or_init(|| {
+        if Command::new("gcc").arg("--version").output().is_err() {
+            eprintln!("SKIPPED: gcc is not installed");
+            return None;
+        }
+        let made = tempfile::tempdir().unwrap();
+        fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/memory.c");
+        let built =
+            Command::new("gcc").args(["-O2", "-pthread", "-o"]).arg(made.path().join("memory")).arg(source).status();
+        assert!(built.unwrap().success());
+        fs::copy(env!("CARGO_BIN_EXE_hpcrt"), made.path().join("hpcrt")).unwrap();
+        Some(made)
+    });
+    made.as_ref().map(tempfile::TempDir::path)
+}
+
+/// Where other hosts would reach this one.
+fn address() -> String {
+    let listener = hpcrt::net::listen::listen(false, &Without::default()).unwrap();
+    let found = listener.as_ref().map(hpcrt::net::listen::addresses).unwrap_or_default();
+    let Some(address) = found.first() else {
+        eprintln!("SKIPPED: this host has no address but its own; frames carry no tags");
+        return "127.0.0.1".to_owned();
+    };
+    address.rsplit_once(':').unwrap().0.to_owned()
+}
+
+/// Whose memory, and how the kernel may be used.
+#[derive(Clone, Copy, Debug)]
+struct Who {
+    uid: Option<u32>,
+    without: &'static str,
+}
+
+/// All that this machine allows.
+fn everybody() -> Vec<Who> {
+    let root = rustix::process::geteuid().is_root();
+    let mut all = vec![Who { uid: None, without: "uffd-kernel" }, Who { uid: None, without: "" }];
+    all.extend(root.then_some(Who { uid: Some(NOBODY), without: "" }));
+    all
+}
+
+impl Who {
+    fn command(self, config: &Path) -> Command {
+        let mut command = Command::new(place().unwrap().join("hpcrt"));
+        command.env("XDG_CONFIG_HOME", config).env("HPCRT_WITHOUT", self.without).current_dir("/");
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
+        }
+        command
+    }
+}
+
+/// Running servers with a key of their own; killed when they go.
+struct Servers {
+    who: Who,
+    config: tempfile::TempDir,
+    all: Vec<(Child, String)>,
+}
+
+impl Servers {
+    fn start(who: Who, megabytes: &[u32]) -> Servers {
+        Servers::start_at(who, megabytes, "127.0.0.1")
+    }
+
+    fn start_at(who: Who, megabytes: &[u32], ip: &str) -> Servers {
+        let config = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(config.path(), who.uid, who.uid).unwrap();
+        let start = |mb: &u32| {
+            let mut command = who.command(config.path());
+            command.args(["memserver", "--listen", &format!("{ip}:0"), "--mb", &mb.to_string()]);
+            let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            (child, line.trim().to_owned())
+        };
+        let all = megabytes.iter().map(start).collect();
+        Servers { who, config, all }
+    }
+
+    fn list(&self) -> String {
+        self.all.iter().map(|(_, address)| &**address).collect::<Vec<_>>().join(",")
+    }
+
+    /// The program in this mode with so many MB, of which it may keep `local`.
+    fn run(&self, mode: &str, megabytes: u32, local: u32) -> Run {
+        let mut command = self.who.command(self.config.path());
+        command.args(["exec", "-q", "--memory", &self.list(), "--local-mb", &local.to_string()]);
+        let program: PathBuf = place().unwrap().join("memory");
+        Run::new(command).program(&[program.as_os_str(), mode.as_ref(), megabytes.to_string().as_ref()])
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.all {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[track_caller]
+fn right(done: Done, local: u32) {
+    let done = done.code(0);
+    let text = done.text();
+    let resident = text.lines().find_map(|line| line.strip_prefix("resident ")).unwrap().parse::<u64>().unwrap();
+    assert!(text.ends_with("right\n"), "{text}");
+    assert!(resident <= u64::from(local) * 1000 + BESIDE, "{resident} kB are resident");
+}
+
+#[test]
+fn programs_are_right_and_stay_within_their_budget() {
+    if place().is_none() {
+        return;
+    }
+    for who in everybody() {
+        // What is within a host; what crosses a network, with tags, and is striped.
+        let servers = [Servers::start(who, &[400]), Servers::start_at(who, &[200, 100, 200], &address())];
+        let modes = [("triad", 60), ("sort", 30), ("scatter", 30), ("heap", 30), ("calls", 50), ("threads", 60)];
+        for (nth, (mode, megabytes)) in modes.into_iter().chain([("children", 60)]).enumerate() {
+            let done = servers[nth % 2].run(mode, megabytes, 20).end();
+            println!("{who:?} {mode}: {:?}", done.took);
+            right(done, 20);
+        }
+    }
+}
+
+#[test]
+fn what_fits_needs_no_server() {
+    if place().is_none() {
+        return;
+    }
+    let mut servers = Servers::start(everybody()[0], &[100]);
+    servers.all[0].0.kill().unwrap();
+    for mode in ["triad", "heap", "children"] {
+        right(servers.run(mode, 20, 100).end(), 100);
+    }
+    let lost = servers.run("triad", 60, 20).end().code(125);
+    lost.says("borrow memory from").says("Connection refused");
+}
+
+#[test]
+fn a_lost_server_ends_the_program_with_its_name() {
+    if place().is_none() {
+        return;
+    }
+    for who in everybody() {
+        let mut servers = Servers::start(who, &[300, 300]);
+        let run = servers.run("triad", 400, 20).start();
+        let resident = |pid: u32| {
+            let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+            line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+        };
+        // It has a good part of the program's memory.
+        until(|| resident(servers.all[1].0.id()).filter(|kb| *kb > 60 << 10));
+        servers.all[1].0.kill().unwrap();
+        let killed = std::time::Instant::now();
+        let done = run.end();
+        assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+        let name = servers.all[1].1.clone();
+        done.code(125).says("without the memory server").says(&name).says("of the program's memory with it");
+    }
+}
+
+#[test]
+fn refusals_are_clear() {
+    if place().is_none() {
+        return;
+    }
+    let who = everybody()[0];
+    let servers = Servers::start(who, &[20]);
+    servers.run("triad", 100, 20).end().code(125).says("it is full").says(&servers.all[0].1);
+    // Another key.
+    let other = Servers::start(who, &[20]);
+    let mut command = who.command(other.config.path());
+    command.args(["exec", "-q", "--memory", &servers.list(), "--local-mb", "20"]);
+    let program = place().unwrap().join("memory");
+    let strange = Run::new(command).program(&[program.as_os_str(), "triad".as_ref(), "60".as_ref()]);
+    strange.end().code(125).says("another key");
+    for (flags, says) in [
+        ("--local-mb 20", "no other memory"),
+        ("--memory 127.0.0.1:1", "--local-mb"),
+        ("--memory 127.0.0.1:1 --local-mb 3", "less than 16"),
+        ("--memory no-such-host.invalid --local-mb 20", "name is not known"),
+    ] {
+        let mut command = who.command(servers.config.path());
+        command.args(["exec", "-q"]).args(flags.split(' '));
+        Run::new(command).program(&["true"]).end().code(2).says(says);
+    }
+}

@@ -1,0 +1,241 @@
+/* A program with more memory than it may keep: argv[1] says what it does, argv[2] how many MB it has. Prints "right" at the end, and the largest resident set in
+ * kB before that. Everything is checked against what it must be. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static size_t bytes;
+
+static void check(int good, const char *what)
+{
+    if (!good) {
+        fprintf(stderr, "wrong: %s (errno %d)\n", what, errno);
+        _exit(1);
+    }
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+/* STREAM's last kernel. */
+static void triad(void)
+{
+    size_t n = bytes / 24, i;
+    double *a = malloc(n * 8), *b = malloc(n * 8), *c = malloc(n * 8), best = 0;
+    int r;
+    for (i = 0; i < n; i++)
+        a[i] = 0, b[i] = i, c[i] = 2.0 * i;
+    for (r = 0; r < 4; r++) {
+        double begun = now(), took;
+        for (i = 0; i < n; i++)
+            a[i] = b[i] + (r + 3.0) * c[i];
+        took = now() - begun;
+        if (24e-6 * n / took > best)
+            best = 24e-6 * n / took;
+    }
+    for (i = 0; i < n; i++)
+        check(a[i] == i + 6.0 * (2.0 * i), "a sum");
+    printf("triad %.0f MB/s\n", best);
+}
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void sort(void)
+{
+    size_t n = bytes / 8, i;
+    uint64_t *a = malloc(n * 8), sum = 0, again = 0;
+    for (i = 0; i < n; i++)
+        sum += a[i] = mix(i);
+    qsort(a, n, 8, compare);
+    for (i = 0; i < n; i++) {
+        again += a[i];
+        check(i == 0 || a[i - 1] <= a[i], "the order");
+    }
+    check(sum == again, "the sum");
+}
+
+/* Single pages, everywhere. */
+static void scatter(void)
+{
+    size_t n = bytes / 8, i, steps = 10000;
+    uint64_t *a = calloc(n, 8), x = 1;
+    double begun;
+    for (i = 0; i < n; i++)
+        a[i] = i;
+    begun = now();
+    for (i = 0; i < steps; i++) {
+        x = mix(x);
+        a[x % n] ^= x;
+    }
+    printf("scatter %.1f us\n", (now() - begun) / steps * 1e6);
+    for (i = 0, x = 1; i < steps; i++) {
+        x = mix(x);
+        a[x % n] ^= x;
+    }
+    for (i = 0; i < n; i++)
+        check(a[i] == i, "a word");
+}
+
+/* Small and middle-sized pieces that come and go, on the heap and beside it. */
+static void heap(void)
+{
+    enum { SLOTS = 20000 };
+    static struct { uint64_t *at; size_t n; uint64_t seed; } slot[SLOTS];
+    size_t mean = bytes / SLOTS / 8, i, k, round;
+    for (round = 0; round < 3; round++)
+        for (i = 0; i < SLOTS; i++) {
+            uint64_t r = mix(i * 3 + round);
+            size_t n = 1 + (r % 97 == 0 ? mean * 40 : r % (mean * 2));
+            for (k = 0; k < slot[i].n; k++)
+                check(slot[i].at[k] == slot[i].seed + k, "a piece");
+            if (r % 3 == 0) {
+                free(slot[i].at);
+                slot[i].at = malloc(n * 8);
+            } else {
+                size_t both = n < slot[i].n ? n : slot[i].n;
+                slot[i].at = realloc(slot[i].at, n * 8);
+                for (k = 0; k < both; k++)
+                    check(slot[i].at[k] == slot[i].seed + k, "a piece made longer or shorter");
+            }
+            slot[i].n = n, slot[i].seed = r;
+            for (k = 0; k < n; k++)
+                slot[i].at[k] = r + k;
+        }
+    char *p = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memset(p, 7, bytes);
+    check(madvise(p + 4096, bytes - 8192, MADV_DONTNEED) == 0, "madvise");
+    for (i = 4096; i < bytes - 8192; i += 4096)
+        check(p[i] == 0, "what was given up is zero");
+    check(p[0] == 7, "what was kept");
+    check(munmap(p, bytes / 2 / 4096 * 4096) == 0 && p[bytes - 1] == 7, "half of it");
+}
+
+/* The kernel reads and writes memory that is away. */
+static void calls(void)
+{
+    char *a = malloc(bytes), *b = malloc(bytes), name[] = "/tmp/hpcrt-test.XXXXXX";
+    size_t i, done;
+    int fd = mkstemp(name), pipes[2];
+    unlink(name);
+    for (i = 0; i < bytes; i += 8)
+        *(uint64_t *)(a + i) = mix(i);
+    memset(b, 1, bytes);
+    for (done = 0; done < bytes;) {
+        ssize_t n = write(fd, a + done, bytes - done);
+        check(n > 0, "write");
+        done += n;
+    }
+    check(pread(fd, b, bytes, 0) == (ssize_t)bytes, "one read of a file gives all of it");
+    check(memcmp(a, b, bytes) == 0, "what was read");
+    memset(b, 2, bytes);
+    struct iovec parts[3] = {{b + 5, 3000}, {b + bytes / 2, 70000}, {b + bytes - 9000, 9000}};
+    check(lseek(fd, 0, SEEK_SET) == 0 && readv(fd, parts, 3) == 82000, "readv");
+    check(!memcmp(b + 5, a, 3000) && !memcmp(b + bytes / 2, a + 3000, 70000), "what readv read");
+    check(!memcmp(b + bytes - 9000, a + 73000, 9000), "what readv read last");
+    check(pipe(pipes) == 0, "pipe");
+    for (i = 0; i + 50000 < bytes; i += bytes / 37) {
+        check(write(pipes[1], a + i, 50000) == 50000, "write into a pipe");
+        for (done = 0; done < 50000;) {
+            ssize_t n = read(pipes[0], b + i + done, 50000 - done);
+            check(n > 0, "read from a pipe");
+            done += n;
+        }
+        check(!memcmp(b + i, a + i, 50000), "what came through the pipe");
+    }
+    struct timespec *t = (struct timespec *)(b + bytes / 3 / 8 * 8);
+    memset(b, 3, bytes);
+    check(clock_gettime(CLOCK_THREAD_CPUTIME_ID, t) == 0 && t->tv_nsec < 1000000000, "a time");
+    strcpy(a + bytes / 3, "/proc/self/status");
+    memset(b, 3, bytes);
+    check(open(a + bytes / 3, O_RDONLY) >= 0, "a path");
+    FILE *f = fopen("/dev/zero", "r");
+    check(fread(b, 1, bytes, f) == bytes && b[bytes / 2] == 0, "fread");
+}
+
+static void *part(void *argument)
+{
+    size_t which = (size_t)argument, n = bytes / 8 / 4, i, r;
+    uint64_t *a = malloc(n * 8);
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, 0);
+    for (r = 0; r < 3; r++)
+        for (i = 0; i < n; i++)
+            a[i] = r ? a[i] + mix(i) * which : mix(i);
+    for (i = 0; i < n; i++)
+        check(a[i] == mix(i) * (1 + 2 * which), "a thread's word");
+    int fd = open("/dev/zero", O_RDONLY);
+    check(read(fd, a, 10000) == 10000 && a[0] == 0 && a[2000] != 0, "a thread's read");
+    return a;
+}
+
+static void threads(void)
+{
+    pthread_t all[4];
+    size_t i;
+    for (i = 0; i < 4; i++)
+        check(pthread_create(&all[i], 0, part, (void *)i) == 0, "pthread_create");
+    for (i = 0; i < 4; i++)
+        pthread_join(all[i], 0);
+}
+
+/* Other programs are started while memory is away; every descriptor is closed. */
+static void children(void)
+{
+    size_t n = bytes / 8, i;
+    uint64_t *a = malloc(n * 8);
+    for (i = 0; i < n; i++)
+        a[i] = mix(i);
+    check(system("test \"$(echo x | cat)\" = x && ls / > /dev/null") == 0, "system");
+    for (i = 3; i < 1024; i++)
+        close(i);
+    for (i = 0; i < n; i++)
+        check(a[i] == mix(i), "a word");
+}
+
+int main(int argc, char **argv)
+{
+    struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
+        {"calls", calls}, {"threads", threads}, {"children", children}};
+    size_t i;
+    char line[200];
+    bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;
+    for (i = 0; i < sizeof all / sizeof *all; i++)
+        if (argc > 1 && !strcmp(argv[1], all[i].name)) {
+            all[i].run();
+            FILE *f = fopen("/proc/self/status", "r");
+            while (fgets(line, sizeof line, f))
+                if (!strncmp(line, "VmHWM:", 6))
+                    printf("resident %ld\n", atol(line + 6));
+            puts("right");
+            return 0;
+        }
+    return 2;
+}
