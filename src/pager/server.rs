@@ -122,7 +122,9 @@ pub fn lend(listener: Async<std::net::TcpListener>, key: SessionKey, store: &Arc
     let tasks = Rc::new(LocalExecutor::new());
     let (store, present) = (Arc::clone(store), Arc::new(()));
     let arrived = move |one: Arrival| {
-        let here = one.stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback());
+        // Not asked of the stream itself, whose crate would bring getaddrinfo along.
+        let peer = socket2::SockRef::from(&one.stream).peer_addr().ok().and_then(|peer| peer.as_socket());
+        let here = peer.is_some_and(|peer| peer.ip().is_loopback());
         let tagged = match one.purpose {
             Purpose::Memory => true,
             Purpose::MemoryHere if here => false,
