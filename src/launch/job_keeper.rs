@@ -190,13 +190,13 @@ impl JobKeeper {
     fn spawn(&mut self, first: u32, count: u32, fds: Vec<OwnedFd>) -> io::Result<()> {
         let mut fds = fds.into_iter();
         for index in (first..).take(count as usize) {
-            let (Some(a), Some(b), Some(c)) = (fds.next(), fds.next(), fds.next()) else {
+            let (Some(a), Some(b), Some(c), Some(d)) = (fds.next(), fds.next(), fds.next(), fds.next()) else {
                 return self.failed("start ranks", "the agent sent too few descriptors".to_owned());
             };
             if self.ending.is_some() {
                 continue;
             }
-            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd()]) {
+            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd(), d.as_fd()]) {
                 Ok(pid) => {
                     self.ranks.insert(pid, index);
                 }

@@ -13,6 +13,7 @@ use async_channel::{Receiver, Sender, bounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
+use super::mpi::Mpi;
 use super::node::feed_arrivals;
 use super::overlay::Spawner;
 use super::subtree::Arrivals;
@@ -47,6 +48,8 @@ pub struct Needs {
     pub bytes: u64,
     /// What the job waits for.
     pub load: LoadId,
+    /// The MPI libraries of the programs, by their numbers.
+    pub mpi: Vec<(u32, Mpi)>,
 }
 
 /// What is to be captured besides the closure.
@@ -68,6 +71,16 @@ pub struct Loading {
     /// Bytes per second at the node that content reaches slowest, and how many have spoken.
     slowest: Cell<(u64, u32)>,
     heard: (Sender<()>, Receiver<()>),
+}
+
+impl Needs {
+    /// What both need, of the same load.
+    pub fn join(&mut self, other: Needs) {
+        self.roots = capture::roots(self.roots.drain(..).chain(other.roots));
+        self.bytes += other.bytes;
+        self.load = self.load.max(other.load);
+        self.mpi.extend(other.mpi);
+    }
 }
 
 impl std::fmt::Debug for Loading {
@@ -192,13 +205,14 @@ pub fn feeders(root: Vec<String>, nodes: Vec<(NodeId, Vec<String>)>) -> Vec<Feed
     std::iter::once(root).chain(nodes.into_iter().map(|(node, addresses)| Feeder { node, addresses })).collect()
 }
 
-/// Finds what a program needs and hands what the hosts share of it to the reader. Blocks on the shared file system: for a thread.
+/// Finds what a program, one of a job's, needs and hands what the hosts share of it to the reader. Blocks on the shared file system: for a thread.
 ///
 /// # Errors
 /// The program's closure cannot be resolved.
 pub fn resolve(
     source: &Source,
     preload: &Preload,
+    part: u32,
     program: &Path,
     env: &Environment,
     wishes: &Wishes,
@@ -232,6 +246,7 @@ pub fn resolve(
             return Ok(Needs::default());
         }
     };
+    needs.mpi.extend(Mpi::of(&closure).map(|mpi| (part, mpi)));
     for listing in &closure.directories {
         if source.shares_device(listing.stat.st_dev, &listing.canonical) {
             preload.directory(listing);

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod allocation;
+pub mod blocks;
 pub mod card;
 pub mod console;
 pub mod door;
@@ -13,12 +14,15 @@ pub mod hostlist;
 mod job_keeper;
 pub mod keeper;
 pub mod loading;
+pub mod mpi;
 pub mod node;
 pub mod output;
 pub mod output_files;
 pub mod overlay;
 pub mod placement;
+pub mod pmi;
 pub mod progress;
+mod rendezvous;
 pub mod report;
 pub mod resident;
 pub mod root;

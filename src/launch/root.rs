@@ -14,6 +14,7 @@ use super::card::Card;
 use super::keeper::KILLED;
 use super::loading::{self, Loading};
 use super::overlay::{Children, Event, Spawner};
+use super::rendezvous::Names;
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
 use super::timeline::{Clocks, Moment};
@@ -23,6 +24,7 @@ use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
+use crate::net::wire::collective::Word;
 use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
@@ -65,10 +67,11 @@ pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { node: NodeId, error: String },
-    Done { node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
+    Done { part: u32, node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
     Pids(Vec<(u32, u32)>),
+    Collective { word: Word, packet: Packet },
     Lost { node: NodeId, error: String },
 }
 
@@ -102,6 +105,8 @@ pub struct Root {
     facts: RefCell<BTreeMap<NodeId, (Instant, Facts)>>,
     asked: Cell<Option<Instant>>,
     next_job: Cell<JobId>,
+    /// What ranks have published.
+    pub(super) names: Names,
 }
 
 impl std::fmt::Debug for Root {
@@ -160,6 +165,7 @@ impl Root {
             facts: RefCell::default(),
             asked: Cell::new(None),
             next_job: Cell::new(1),
+            names: Names::default(),
         });
         tasks.spawn(Rc::clone(&root).hear(events)).detach();
 
@@ -372,6 +378,9 @@ impl Root {
                 Event::Report { report: Report::Output { job, rank, stream }, packet, .. } => {
                     self.tell(job, News::Output { rank, stream, packet }).await;
                 }
+                Event::Report { report: Report::Collective { job, word }, packet, .. } => {
+                    self.tell(job, News::Collective { word, packet }).await;
+                }
                 Event::Report { child, report, .. } => self.note(report, child == 0).await,
                 Event::Log { child, packet } => {
                     let loading = self.loading.borrow().clone();
@@ -418,8 +427,8 @@ impl Root {
             Report::Lost { node, error } => self.lose(node, error).await,
             Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
             Report::Failed { job, node, error } => self.tell(job, News::Failed { node, error }).await,
-            Report::Done { job, node, warnings, received, facts } => {
-                self.tell(job, News::Done { node, warnings, received, facts }).await;
+            Report::Done { job, part, node, warnings, received, facts } => {
+                self.tell(job, News::Done { part, node, warnings, received, facts }).await;
             }
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
@@ -434,7 +443,7 @@ impl Root {
                     loading.hear_rate(rate);
                 }
             }
-            Report::Output { .. } | Report::Ping => {}
+            Report::Output { .. } | Report::Collective { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());
     }

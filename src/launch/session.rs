@@ -18,6 +18,7 @@ use super::card::Card;
 use super::console::Console;
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
+use super::mpi::Mpi;
 use super::overlay::Spawner;
 use super::progress;
 use super::report::{self, Report};
@@ -32,7 +33,7 @@ use crate::loader::hints::Hints;
 use crate::loader::source::{Compression, Counters, Finding, READERS, Source};
 use crate::loader::tally::Tally;
 use crate::net::wire::control::View;
-use crate::net::wire::session::JobSpec;
+use crate::net::wire::session::{Block, JobSpec};
 use crate::{Error, Result, error::Context};
 
 /// Reading begins before the nodes are up; this is the reader.
@@ -283,20 +284,31 @@ impl Counted {
 
 /// The closure on a thread of its own. What earlier jobs of the session read is compared with the shared file system.
 fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
-    let (source, wishes, env) = (Arc::clone(source), wishes(job), closure_environment(job));
-    let (subject, began) = (subject(job, &wishes), Instant::now());
-    let (program, view) = (path(&job.program), job.view);
+    let (source, view, began) = (Arc::clone(source), job.view, Instant::now());
+    let blocks: Vec<_> = job.blocks.iter().map(|block| (block.clone(), wishes(job, block))).collect();
     let before = (Counted::of(&source.counters), source.touched());
     let found = tasks.spawn(smol::unblock(move || {
+        let parts = || (0..).zip(&blocks);
         if view == View::None {
-            return Ok(Resolved::default());
+            let mpi = |(part, (block, _)): (u32, &(Block, Wishes))| {
+                Some((part, Mpi::of_program(&path(&block.program), &closure_environment(block))?))
+            };
+            return Ok(Resolved {
+                needs: Needs { mpi: parts().filter_map(mpi).collect(), ..Needs::default() },
+                ..Resolved::default()
+            });
         }
         let begun = Instant::now();
         let preload = source.preload();
-        let needs = loading::resolve(&source, &preload, &program, &env, &wishes)?;
+        let mut needs = Needs::default();
+        for (part, (block, wishes)) in parts() {
+            let env = closure_environment(block);
+            needs.join(loading::resolve(&source, &preload, part, &path(&block.program), &env, wishes)?);
+        }
         source.compare(&needs.roots, begun, &preload);
         // Without shared files there is nothing to remember.
-        let hints = if needs.roots.is_empty() { None } else { Hints::of(&program, &subject) };
+        let (main, wishes) = &blocks[0];
+        let hints = if needs.roots.is_empty() { None } else { Hints::of(&path(&main.program), &subject(main, wishes)) };
         for (path, need) in hints.iter().flat_map(Hints::entries) {
             preload.hint(path, *need, &needs.roots);
         }
@@ -309,45 +321,47 @@ fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes.to_vec()))
 }
 
-fn wishes(job: &JobSpec) -> Wishes {
-    let cwd = path(&job.cwd);
-    let arguments = job.argv.iter().skip(1).map(|word| cwd.join(path(word))).collect();
+fn wishes(job: &JobSpec, block: &Block) -> Wishes {
+    let cwd = path(&block.cwd);
+    let arguments = block.argv.iter().skip(1).map(|word| cwd.join(path(word))).collect();
     Wishes { prefixes: job.prefixes.iter().map(|p| path(p)).collect(), arguments, excludes: job.excludes.clone() }
 }
 
 /// What an interpreter is to run: two programs with the same interpreter load different things.
-fn subject(job: &JobSpec, wishes: &Wishes) -> Vec<Vec<u8>> {
+fn subject(block: &Block, wishes: &Wishes) -> Vec<Vec<u8>> {
     let script = wishes.arguments.iter().find(|path| loading::is_script(path));
     if let Some(script) = script.and_then(|script| script.canonicalize().ok()) {
         return vec![script.into_os_string().into_vec()];
     }
-    let module = job.argv.iter().skip(1).skip_while(|word| **word != b"-m").take(2);
+    let module = block.argv.iter().skip(1).skip_while(|word| **word != b"-m").take(2);
     module.cloned().collect()
 }
 
 /// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.
 pub fn may_share(job: &JobSpec) -> bool {
-    let Wishes { prefixes, arguments, .. } = wishes(job);
-    let env = closure_environment(job);
-    let python = variable(job, "PYTHONPATH");
-    let lists = [env.library_path, env.preload, python].into_iter().flatten();
-    let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
-    let all = std::iter::once(path(&job.program)).chain(prefixes).chain(arguments).chain(listed);
-    job.view != View::None && all.into_iter().any(|path| capture::is_shared(&path))
+    let of = |block: &Block| {
+        let Wishes { prefixes, arguments, .. } = wishes(job, block);
+        let env = closure_environment(block);
+        let python = variable(block, "PYTHONPATH");
+        let lists = [env.library_path, env.preload, python].into_iter().flatten();
+        let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
+        std::iter::once(path(&block.program)).chain(prefixes).chain(arguments).chain(listed).collect::<Vec<_>>()
+    };
+    job.view != View::None && job.blocks.iter().flat_map(of).any(|path| capture::is_shared(&path))
 }
 
-fn variable(job: &JobSpec, name: &str) -> Option<OsString> {
-    let found = job.env.iter().find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+fn variable(block: &Block, name: &str) -> Option<OsString> {
+    let found = block.env.iter().find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
     found.map(|value| OsString::from_vec(value.to_vec()))
 }
 
 /// What steers the dynamic linker of the ranks.
-fn closure_environment(job: &JobSpec) -> Environment {
+fn closure_environment(block: &Block) -> Environment {
     Environment {
-        cwd: path(&job.cwd),
-        library_path: variable(job, "LD_LIBRARY_PATH"),
-        preload: variable(job, "LD_PRELOAD"),
-        path: variable(job, "PATH"),
+        cwd: path(&block.cwd),
+        library_path: variable(block, "LD_LIBRARY_PATH"),
+        preload: variable(block, "LD_PRELOAD"),
+        path: variable(block, "PATH"),
     }
 }
 

@@ -12,10 +12,10 @@ use super::job::{self, Where};
 use crate::Result;
 use crate::cli::Exec;
 use crate::error::say;
+use crate::launch::blocks::Blocks;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
 use crate::launch::hostlist::Host;
-use crate::launch::placement::Placement;
 use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
@@ -37,10 +37,10 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
     let mut spec = job::spec!(flags, program, &agent)?;
     // Without hosts, without an allocation and without a number a program runs once, as it does without hpcrt.
-    if here && spec.per_host.is_none() {
-        spec.ranks.get_or_insert(1);
+    for block in spec.blocks.iter_mut().filter(|block| here && block.per_host.is_none()) {
+        block.ranks.get_or_insert(1);
     }
-    let placement = Placement::new(hosts.clone(), spec.ranks, spec.per_host)?;
+    let Blocks { placement, .. } = Blocks::new(&hosts, &spec.blocks)?;
     if flags.dry_run {
         let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, flags.fan_out));
         return Ok(0);

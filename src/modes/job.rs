@@ -72,13 +72,17 @@ macro_rules! spec {
         (|| {
             use $crate::modes::job;
             let here = job::Here::find($flags.cwd.as_deref())?;
-            Ok::<_, $crate::Error>($crate::net::wire::session::JobSpec {
+            let block = $crate::net::wire::session::Block {
                 ranks: $flags.ranks.map(u32::from),
                 per_host: $flags.ppn.map(u32::from),
+                hosts: None,
                 program: here.program(&$program[0])?,
                 argv: $program.iter().map(|word| job::bytes(word)).collect(),
                 env: job::environment(&$flags.env, *$agent == $crate::net::wire::control::AgentKind::Local)?,
                 cwd: job::bytes(&here.job),
+            };
+            Ok::<_, $crate::Error>($crate::net::wire::session::JobSpec {
+                blocks: vec![block],
                 stdin: $flags.stdin,
                 binding: $flags.bind,
                 label: $flags.label,

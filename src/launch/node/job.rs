@@ -15,6 +15,7 @@ use smol::io::AsyncWriteExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::members::Members;
 use super::streams::Streams;
 use super::view::View;
 use crate::launch::{allocation, placement};
@@ -26,6 +27,7 @@ use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
 use crate::sys::boot::Stage;
+use crate::sys::plan::MEMBER_FD;
 use crate::sys::process;
 use crate::sys::program::Program;
 use crate::{Error, Result, error::Context};
@@ -35,6 +37,7 @@ pub(super) struct Job {
     pub(super) node: Rc<Node>,
     pub(super) launch: Launch,
     pub(super) place: Place,
+    members: Rc<Members>,
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
@@ -65,7 +68,7 @@ impl Job {
     /// Starts this node's ranks, if it has any. What fails is reported.
     pub(super) async fn start(node: &Rc<Node>, launch: Launch) -> Option<Rc<Job>> {
         let place = launch.places.iter().find(|p| p.node == node.id)?.clone();
-        let id = launch.job;
+        let (id, part, ranks) = (launch.job, launch.part, place.count);
         match Job::hand_over(node, launch, place) {
             Ok(job) => {
                 let work = Rc::clone(&job);
@@ -77,18 +80,23 @@ impl Job {
                 node.report(&Report::Failed { job: id, node: node.id, error }).await;
                 node.report(&Report::Done {
                     job: id,
+                    part,
                     node: node.id,
                     warnings: Vec::new(),
                     received: node.received(),
                     facts: JobFacts { job: id, told: node.clock.now(), ..JobFacts::default() },
                 })
                 .await;
+                node.over(id, ranks);
                 None
             }
         }
     }
 
     fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
+        let Some(members) = node.members_of(launch.job) else {
+            return Err(Error::new("start ranks", "nobody serves them"));
+        };
         let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
@@ -109,6 +117,7 @@ impl Job {
             node: Rc::clone(node),
             launch,
             place,
+            members,
             keeper: Async::new(ours).op("start the keeper")?,
             stdin: RefCell::new(Some(stdin)),
             readers: RefCell::new(readers),
@@ -228,9 +237,10 @@ impl Job {
         let facts = self.facts();
         self.view.borrow_mut().take();
         self.node.views.tidy();
-        let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
-        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), facts }).await;
-        self.node.jobs.borrow_mut().remove(&self.launch.job);
+        let (job, part, node, warnings) = (self.launch.job, self.launch.part, self.node.id, self.warnings.take());
+        self.node.over(job, self.place.count);
+        self.node.report(&Report::Done { job, part, node, warnings, received: self.node.received(), facts }).await;
+        self.node.jobs.borrow_mut().remove(&(job, part));
     }
 
     /// Shows the job its view, if it has one, complete with its files.
@@ -348,7 +358,7 @@ impl Job {
         self.started.set(true);
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
-        const { assert!(BATCH as usize * 3 <= FDS_MAX) };
+        const { assert!(BATCH as usize * 4 <= FDS_MAX) };
         let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
         self.running.set(self.place.count);
         let mut first = 0;
@@ -359,11 +369,12 @@ impl Job {
                 let rank = self.place.first + index;
                 let input = self.standard_input(rank).op("make a rank's standard input")?;
                 let output = |stream| self.streams.add(rank, stream).op("make a rank's output pipe");
-                streams.push((input, output(Stream::Out)?, output(Stream::Err)?));
+                let member = self.members.add(rank, self.launch.part).op("make a rank's way to its agent")?;
+                streams.push((input, output(Stream::Out)?, output(Stream::Err)?, member));
             }
-            let mut fds = Vec::with_capacity(count as usize * 3);
-            for (input, out, err) in &streams {
-                fds.extend([input.as_ref().unwrap_or(&null).as_fd(), out.as_fd(), err.as_fd()]);
+            let mut fds = Vec::with_capacity(count as usize * 4);
+            for (input, out, err, member) in &streams {
+                fds.extend([input.as_ref().unwrap_or(&null).as_fd(), out.as_fd(), err.as_fd(), member.as_fd()]);
             }
             self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
@@ -504,8 +515,25 @@ fn batches(files: impl IntoIterator<Item = (Vec<u8>, FileId)>) -> Vec<Vec<(Vec<u
 }
 
 /// Variables that tell a rank who it is.
-const OURS: [&str; 6] =
-    ["HPCRT_SESSION", "HPCRT_SIZE", "HPCRT_NODE", "HPCRT_LOCAL_SIZE", "HPCRT_RANK", "HPCRT_LOCAL_RANK"];
+const OURS: [&str; 17] = [
+    "HPCRT_SESSION",
+    "HPCRT_SIZE",
+    "HPCRT_NODE",
+    "HPCRT_HOST",
+    "HPCRT_LOCAL_SIZE",
+    "HPCRT_PART",
+    "HPCRT_RANK",
+    "HPCRT_LOCAL_RANK",
+    "HPCRT_FD",
+    "PMI_FD",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_PORT",
+    "PMI_ID",
+    "PMI_SPAWNED",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+];
 
 /// The kernel's form of a processor set: one bit each in an array of `unsigned long`.
 fn mask(cpus: &[u32]) -> Vec<u8> {
@@ -524,9 +552,15 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     env.push(pair("HPCRT_SESSION", &node.session));
     env.push(pair("HPCRT_SIZE", &launch.size));
     env.push(pair("HPCRT_NODE", &node.id));
-    env.push(pair("HPCRT_LOCAL_SIZE", &place.count));
+    env.push(pair("HPCRT_HOST", &node.host));
+    env.push(pair("HPCRT_PART", &launch.part));
+    env.push(pair("HPCRT_LOCAL_SIZE", &place.locals));
+    env.push(pair("HPCRT_FD", &MEMBER_FD));
+    env.push(pair("PMI_FD", &MEMBER_FD));
+    env.push(pair("PMI_SIZE", &launch.size));
+    env.push(pair("MPI_LOCALNRANKS", &place.locals));
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
-    let bound = if place.bind == Binding::None { 0 } else { place.count };
+    let bound = if place.bind == Binding::None { 0..0 } else { place.local..place.local + place.count };
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
     Program {
         path: launch.program.clone(),
@@ -534,9 +568,16 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
         home: std::os::unix::ffi::OsStringExt::into_vec(home),
         argv: launch.argv.clone(),
         env,
-        counted: vec![("HPCRT_RANK".to_owned(), place.first), ("HPCRT_LOCAL_RANK".to_owned(), 0)],
+        counted: [
+            ("HPCRT_RANK", place.first),
+            ("HPCRT_LOCAL_RANK", place.local),
+            ("PMI_RANK", place.first),
+            ("MPI_LOCALRANKID", place.local),
+        ]
+        .map(|(name, first)| (name.to_owned(), first))
+        .to_vec(),
         ranks: place.count,
-        masks: (0..bound).map(|index| mask(placement::cpus(place.bind, &usable, index, place.count))).collect(),
+        masks: bound.map(|local| mask(placement::cpus(place.bind, &usable, local, place.locals))).collect(),
         nofile: process::nofile(),
         hold: launch.hold,
     }

@@ -3,6 +3,7 @@
 mod audit;
 mod facts;
 mod job;
+mod members;
 mod replica;
 mod streams;
 mod view;
@@ -24,6 +25,7 @@ use smol::{Async, LocalExecutor, Timer};
 
 use self::facts::Clock;
 use self::job::Job;
+use self::members::Members;
 use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
@@ -37,7 +39,10 @@ use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{AgentKind, Down, Enroll, Exit, Feeder, JobId, NodeId, Order, Report, Target, View};
+use crate::net::wire::collective::Word;
+use crate::net::wire::control::{
+    AgentKind, Down, Enroll, Exit, Feeder, JobId, Launch, NodeId, Order, Report, Target, View,
+};
 use crate::net::wire::facts::Birth;
 use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
@@ -123,7 +128,10 @@ pub(super) struct Node {
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
-    jobs: RefCell<HashMap<JobId, Rc<Job>>>,
+    /// By job and part.
+    jobs: RefCell<HashMap<(JobId, u32), Rc<Job>>>,
+    /// What the ranks of each job here do together.
+    members: RefCell<HashMap<JobId, Rc<Members>>>,
 }
 
 /// A store in a directory of the user's: where, and its own directory.
@@ -198,6 +206,7 @@ async fn live(
         views: Views::default(),
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
+        members: RefCell::default(),
     });
     birth.joined = clock.now();
     node.report(&Report::Joined { node: node.id, addresses, viewless, audits, birth }).await;
@@ -335,6 +344,14 @@ impl Node {
                 Event::Report { report: Report::Want { path, need }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
                 Event::Report { report: Report::Rate { rate }, .. } if rate >= slowest => {}
+                Event::Report { report: Report::Collective { job, word }, packet, .. } => {
+                    match (self.members_of(job), word) {
+                        (Some(members), Word::Joined { node, seq, act, ranks, more }) => {
+                            members.handle_joined(node, seq, act, ranks, more, &packet.body);
+                        }
+                        _ => self.send_up(packet).await,
+                    }
+                }
                 Event::Report { report, packet, .. } => {
                     if let Report::Rate { rate } = report {
                         slowest = rate;
@@ -383,6 +400,9 @@ impl Node {
             if matches!(down.order, Order::Leave) {
                 self.children.expect_leaving();
             }
+            if let Order::Launch(launch) = &down.order {
+                self.prepare(launch).await;
+            }
             if down.to == Target::All || !mine {
                 self.children.send(down.to, &packet).await;
             }
@@ -407,14 +427,19 @@ impl Node {
                 });
             }
             Order::Launch(launch) => {
-                let job = launch.job;
+                let part = (launch.job, launch.part);
                 if let Some(started) = Job::start(self, *launch).await {
-                    self.jobs.borrow_mut().insert(job, started);
+                    self.jobs.borrow_mut().insert(part, started);
                 }
             }
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
+            Order::Collective { job, verdict } => {
+                if let Some(members) = self.members_of(job) {
+                    members.handle_verdict(verdict, &packet.body);
+                }
+            }
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
@@ -450,10 +475,35 @@ impl Node {
         let _ = self.fed[stripe].0.send(packet).await;
     }
 
-    fn job(&self, job: JobId, act: impl FnOnce(&Rc<Job>)) {
-        let found = self.jobs.borrow().get(&job).cloned();
-        if let Some(job) = found {
-            act(&job);
+    fn job(&self, job: JobId, act: impl Fn(&Rc<Job>)) {
+        let parts: Vec<_> =
+            self.jobs.borrow().iter().filter(|(of, _)| of.0 == job).map(|(_, j)| Rc::clone(j)).collect();
+        parts.iter().for_each(act);
+    }
+
+    fn members_of(&self, job: JobId) -> Option<Rc<Members>> {
+        self.members.borrow().get(&job).cloned()
+    }
+
+    /// Before those below can say what it is about.
+    async fn prepare(self: &Rc<Self>, launch: &Launch) {
+        if self.members.borrow().contains_key(&launch.job) {
+            return;
+        }
+        match Members::new(self, launch, &self.children.reached()) {
+            Ok(Some(members)) => drop(self.members.borrow_mut().insert(launch.job, members)),
+            Ok(None) => {}
+            Err(error) => {
+                let error = Error::new("serve the ranks", error).to_string();
+                self.report(&Report::Failed { job: launch.job, node: self.id, error }).await;
+            }
+        }
+    }
+
+    /// So many ranks of a job are over here.
+    fn over(&self, job: JobId, ranks: u32) {
+        if self.members_of(job).is_some_and(|members| members.over(ranks)) {
+            self.members.borrow_mut().remove(&job);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The wire protocol: one file per conversation. Types only, no I/O.
 
+pub mod collective;
 pub mod control;
 pub mod facts;
 pub mod frame;
