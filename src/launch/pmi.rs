@@ -1,6 +1,12 @@
 //! Version 1 of the Process Management Interface (PMI-1): what a node answers at once, and the environment by which a client finds it.
 //! What members do together (barriers with the keys that were put) is `net/collective`.
 
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::MemfdFlags;
+
 use crate::net::collective::text::Pmi;
 
 /// The answer to a put.
@@ -11,8 +17,14 @@ const MAXIMA: (usize, usize, usize) = (256, 64, 1024);
 
 /// The key under which Open MPI's and MPICH's clients ask which ranks share a node.
 const MAPPING: &[u8] = b"PMI_process_mapping";
-/// The key under which our own client asks for the ranks of its node.
-const CLIQUE: &[u8] = b"hpcrt_clique";
+/// The key under which our own client asks who it is: its rank, the ranks in all, and those of its node.
+const MYSELF: &[u8] = b"hpcrt_self";
+
+/// The client that ranks are given whose MPI library has none (`static-bootstrap/pmi`).
+static CLIENT: &[u8] = include_bytes!(env!("HPCRT_PMI"));
+
+/// Where such a rank finds it.
+pub const CLIENT_FD: i32 = 200;
 
 /// What a node knows of a job.
 #[derive(Debug)]
@@ -29,10 +41,10 @@ pub struct Facts {
 
 impl Facts {
     /// A key that nobody has to put.
-    pub fn key(&self, key: &[u8]) -> Option<&[u8]> {
+    pub fn key(&self, key: &[u8], rank: u32) -> Option<Vec<u8>> {
         match key {
-            MAPPING if !self.mapping.is_empty() => Some(self.mapping.as_bytes()),
-            CLIQUE => Some(self.clique.as_bytes()),
+            MAPPING if !self.mapping.is_empty() => Some(self.mapping.clone().into_bytes()),
+            MYSELF => Some(format!("{rank},{},{}", self.size, self.clique).into_bytes()),
             _ => None,
         }
     }
@@ -55,6 +67,25 @@ impl Facts {
         };
         Some((reply + "\n").into_bytes())
     }
+}
+
+/// The client as a descriptor that can be loaded, close-on-exec.
+///
+/// # Errors
+/// The kernel refuses files in memory.
+pub fn client() -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("hpcrt-pmi", MemfdFlags::CLOEXEC)?;
+    File::from(fd.try_clone()?).write_all(CLIENT)?;
+    Ok(fd)
+}
+
+/// The variables by which Open MPI up to version 4 finds it: those of Flux. It names its shared memory by the number of the job.
+pub fn client_variables(session: &str, job: u32) -> [String; 2] {
+    // It keeps the number in two halves, and uses the upper bit of each for itself.
+    const USABLE: u32 = 0x3fff_7fff;
+    let hash = blake3::hash(format!("{session} {job}").as_bytes());
+    let number = hash.as_bytes().iter().take(4).fold(0u32, |number, byte| number << 8 | u32::from(*byte)) & USABLE | 1;
+    [format!("FLUX_JOB_ID={number}"), format!("FLUX_PMI_LIBRARY_PATH=/proc/self/fd/{CLIENT_FD}")]
 }
 
 /// The answer to a get.
@@ -119,8 +150,12 @@ mod tests {
         assert_eq!(reply(Pmi::AppNumber, 3).as_deref(), Some("cmd=appnum appnum=3 rc=0\n"));
         assert!(reply(Pmi::Init { version: b"2" }, 0).unwrap().ends_with("rc=-1\n"));
         assert_eq!(reply(Pmi::Spawn { last: false }, 0), None);
-        assert_eq!(facts.key(b"PMI_process_mapping"), Some(&b"(m)"[..]));
-        assert_eq!(got(b"k", facts.key(b"k")), b"cmd=get_result rc=-1 msg=key_k_not_found value=unknown\n");
+        assert_eq!(facts.key(b"PMI_process_mapping", 1).as_deref(), Some(&b"(m)"[..]));
+        assert_eq!(facts.key(b"hpcrt_self", 1).as_deref(), Some(&b"1,4,0,1"[..]));
+        assert_eq!(
+            got(b"k", facts.key(b"k", 1).as_deref()),
+            b"cmd=get_result rc=-1 msg=key_k_not_found value=unknown\n"
+        );
         assert_eq!(barrier(Some("a b\n")), b"cmd=barrier_out rc=-1 msg=a_b_\n");
         assert_eq!(named("lookup", Ok(b"p")), b"cmd=lookup_result rc=0 msg=success port=p\n");
     }

@@ -50,8 +50,8 @@ pub(super) struct Rendezvous {
     hosts: Vec<String>,
 }
 
-/// What the members know from the start, of shares on these nodes.
-pub(super) fn wiring(placement: &Placement, nodes: &[NodeId], front: bool) -> Wiring {
+/// What the members know from the start, of shares on these nodes. `local`: they all are one machine, so all ranks share its memory.
+pub(super) fn wiring(placement: &Placement, nodes: &[NodeId], local: bool, front: bool) -> Wiring {
     let mut wiring = Wiring { front, ..Wiring::default() };
     let mut runs = Vec::new();
     for (share, node) in placement.shares.iter().zip(nodes) {
@@ -62,6 +62,9 @@ pub(super) fn wiring(placement: &Placement, nodes: &[NodeId], front: bool) -> Wi
         let ranks = share.ranks.end - share.ranks.start;
         wiring.nodes[at].1.push((share.ranks.start, ranks));
         runs.push((u32::try_from(at).unwrap_or(u32::MAX), ranks));
+    }
+    if local {
+        runs = vec![(0, placement.ranks())];
     }
     wiring.mapping = pmi::mapping(&runs);
     wiring

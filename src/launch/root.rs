@@ -346,6 +346,11 @@ impl Root {
         silent()
     }
 
+    /// Whether all nodes are this machine.
+    pub fn is_local(&self) -> bool {
+        self.subtree.is_local()
+    }
+
     /// Sends an order down the tree.
     pub async fn order(&self, to: Target, order: Order, body: Vec<u8>) {
         self.children.order(to, order, body).await;

@@ -133,7 +133,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let places = places(&placement, &nodes, job.binding);
     let held = mpir::is_debugged();
     let front = console.front.take();
-    let wiring = rendezvous::wiring(&placement, &nodes, front.is_some());
+    let wiring = rendezvous::wiring(&placement, &nodes, root.is_local(), front.is_some());
     let launch = |(part, block): (u32, &Block)| Launch {
         job: id,
         part,

@@ -14,7 +14,7 @@ use super::keeper::KILLED;
 use super::overlay::{Children, Spawner};
 use crate::error::Context;
 use crate::net::link::{Packet, Reader, Writer};
-use crate::net::wire::control::{Down, Enroll, NodeId, NodeSpec, Order, Report, Target};
+use crate::net::wire::control::{AgentKind, Down, Enroll, NodeId, NodeSpec, Order, Report, Target};
 use crate::net::wire::hello::Purpose;
 use crate::{Error, Result};
 
@@ -93,6 +93,11 @@ impl Subtree {
         Subtree { tasks, children, arrivals, enroll, processes: Rc::default(), starting: RefCell::default() }
     }
 
+    /// Whether all nodes are this machine.
+    pub fn is_local(&self) -> bool {
+        self.enroll.agent == AgentKind::Local
+    }
+
     /// Starts those of `nodes` whose parent this node is, all at once, and hands each what is below it. What fails is reported for
     /// the whole sub-tree.
     pub fn start(
@@ -169,7 +174,7 @@ async fn bring_up(
     let (sender, arrived) = bounded(1);
     let node = enroll.node;
     arrivals.control.borrow_mut().insert(node, sender);
-    let local = enroll.agent == crate::net::wire::control::AgentKind::Local;
+    let local = enroll.agent == AgentKind::Local;
     let enroll = if local { Enroll { parent: Vec::new(), ..enroll } } else { enroll };
     let order = Packet::new(&Down { to: Target::Node(node), order: Order::Enroll(enroll) }, Vec::new());
     let joining = async {

@@ -18,7 +18,7 @@ use super::Node;
 use super::members::Members;
 use super::streams::Streams;
 use super::view::View;
-use crate::launch::{allocation, placement};
+use crate::launch::{allocation, placement, pmi};
 use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
@@ -361,6 +361,11 @@ impl Job {
         const { assert!(BATCH as usize * 4 <= FDS_MAX) };
         let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
         self.running.set(self.place.count);
+        if self.launch.client {
+            let client = pmi::client().op("give the ranks a client of PMI-1")?;
+            let inherit = Ask::Inherit { number: pmi::CLIENT_FD };
+            self.tell_keeper(&inherit, &[client.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
+        }
         let mut first = 0;
         while first < self.place.count {
             let count = BATCH.min(self.place.count - first);
@@ -559,6 +564,9 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     env.push(pair("PMI_FD", &MEMBER_FD));
     env.push(pair("PMI_SIZE", &launch.size));
     env.push(pair("MPI_LOCALNRANKS", &place.locals));
+    if launch.client {
+        env.extend(pmi::client_variables(&node.session, launch.job).map(String::into_bytes));
+    }
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
     let bound = if place.bind == Binding::None { 0..0 } else { place.local..place.local + place.count };
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());

@@ -99,7 +99,7 @@ impl Members {
                 size: launch.size,
                 space: format!("hpcrt-{}-{}", node.session, launch.job),
                 mapping: wiring.mapping.clone(),
-                clique: fold_list(&all),
+                clique: if node.subtree.is_local() { list(&(0..launch.size).collect::<Vec<_>>()) } else { list(&all) },
             },
             front: wiring.front,
             set,
@@ -356,7 +356,8 @@ impl Members {
             Pmi::Get { key } => {
                 let reply = {
                     let branch = self.branch.borrow();
-                    pmi::got(key, branch.get(key).or_else(|| self.facts.key(key)))
+                    let own = self.facts.key(key, rank);
+                    pmi::got(key, branch.get(key).or(own.as_deref()))
                 };
                 self.reply(member, &reply);
             }
@@ -466,6 +467,6 @@ impl Members {
 }
 
 /// `0,1,2`.
-fn fold_list(ranks: &[u32]) -> String {
+fn list(ranks: &[u32]) -> String {
     ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }

@@ -25,6 +25,8 @@ pub enum Ask {
     Plan,
     /// To a job's keeper: the view is complete, leave it with a copy for the job; answered by [`Tell::Shown`].
     Leave,
+    /// To a job's keeper: the ranks shall have this descriptor, too, under this number.
+    Inherit { number: i32 },
     /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr and the way to the agent of each.
     Spawn { first: u32, count: u32 },
     /// To a job's keeper: every rank was asked for.
