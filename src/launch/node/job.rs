@@ -566,6 +566,11 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     env.push(pair("MPI_LOCALNRANKS", &place.locals));
     if launch.client {
         env.extend(pmi::client_variables(&node.session, launch.job).map(String::into_bytes));
+        // As its own launcher does where ranks have to share processors.
+        const YIELD: &[u8] = b"OMPI_MCA_mpi_yield_when_idle=";
+        if place.locals as usize > allocation::usable_cpus().len() && !env.iter().any(|var| var.starts_with(YIELD)) {
+            env.push([YIELD, b"1"].concat());
+        }
     }
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
     let bound = if place.bind == Binding::None { 0..0 } else { place.local..place.local + place.count };
