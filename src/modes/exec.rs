@@ -10,8 +10,8 @@ use smol::future::FutureExt;
 
 use super::job::{self, Where};
 use crate::Result;
-use crate::cli::Exec;
-use crate::error::say;
+use crate::cli::{Exec, Part};
+use crate::error::{Context, say};
 use crate::launch::blocks::Blocks;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
@@ -28,14 +28,15 @@ use crate::sys::process;
 ///
 /// # Errors
 /// Whatever keeps the job from running; how it went otherwise is the exit code.
-pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
+pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     let begun = Instant::now();
     let signals = catch_signals()?;
     process::raise_nofile();
     process::keep_freed_memory();
-    let Where { hosts, agent, here } =
-        job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
-    let mut spec = job::spec!(flags, program, &agent)?;
+    let parts = job::parts(parts, flags.ranks, flags.ppn, flags.hosts.as_deref());
+    let named = job::hosts_of(&parts, flags.hosts.as_deref());
+    let Where { hosts, agent, here } = job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
+    let mut spec = job::spec!(flags, &parts, &agent)?;
     // Without hosts, without an allocation and without a number a program runs once, as it does without hpcrt.
     for block in spec.blocks.iter_mut().filter(|block| here && block.per_host.is_none()) {
         block.ranks.get_or_insert(1);
@@ -54,11 +55,13 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         spec.view = View::None;
         setup.view = View::None;
     }
+    let mut front = flags.front.map(process::take_socket).transpose().op("use the descriptor of --front")?;
     // Before there are threads.
     let porter = Porter::start();
     let tasks = Rc::new(LocalExecutor::new());
     smol::block_on(tasks.run(async {
         let console = Console::own(&tasks, signals)?;
+        *console.front.borrow_mut() = front.take();
         let mut phases = Phases { discover: begun.elapsed(), ..Phases::default() };
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
@@ -68,7 +71,7 @@ pub(super) fn run(flags: &Exec, program: &[std::ffi::OsString]) -> Result<u8> {
         let subject = Rc::new(Subject {
             id: door::job_name(),
             kind: Kind::Job,
-            program: Some(program[0].to_string_lossy().into_owned()),
+            program: Some(parts[0].words[0].to_string_lossy().into_owned()),
             begun,
             hosts: hosts.len(),
             source: reading.source(),

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,23 @@ pub fn fork() -> io::Result<Option<Pid>> {
 /// No descriptor is free.
 pub fn above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 10)?)
+}
+
+/// A descriptor that this process was started with, under another number; the children do not get it.
+///
+/// # Errors
+/// It is not open, or no stream socket.
+pub fn take_socket(number: i32) -> io::Result<OwnedFd> {
+    if number < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: it is only looked at, and a number that is not open is an error of the first call.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    if rustix::net::sockopt::socket_type(fd)? != rustix::net::SocketType::STREAM {
+        return Err(io::Error::other("it is no stream socket"));
+    }
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(rustix::io::fcntl_dupfd_cloexec(fd, 10)?)
 }
 
 /// From now on orphaned descendants become this process's children, so that it can find them all.
