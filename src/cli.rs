@@ -38,6 +38,7 @@ enum Mode {
     Session(SessionCommand),
     Status(Status),
     Serve(Serve),
+    Enter(Enter),
     Doctor(Doctor),
     Ldd(Ldd),
     Completions(Completions),
@@ -53,7 +54,7 @@ macro_rules! flags {
     /// file of hosts, written as for MPICH, Open MPI, PBS or GNU parallel
     #[argh(option)]
     pub hostfile: Option<PathBuf>,
-    /// how to start agents: ssh (default with hosts), local (all on this machine) or a command with {host}
+    /// how to start agents: ssh (default with hosts), srun (default in Slurm), local (all on this machine) or a command with {host}
     #[argh(option)]
     pub agent: Option<AgentKind>,
     /// children of a node in the control tree, at most (default 32)
@@ -68,6 +69,12 @@ macro_rules! flags {
     /// start with at least this many hosts when others cannot be reached (default: all)
     #[argh(option)]
     pub min_hosts: Option<u32>,
+    /// hosts that read from the shared file system at the same time, the front end's included (default 1)
+    #[argh(option, default = "NonZeroU32::MIN")]
+    pub roots: NonZeroU32,
+    /// send what ranks load late only to the hosts that ask for it, not to all
+    #[argh(switch)]
+    pub pull: bool,
     /// compress what the nodes send each other: auto (default), always or never
     #[argh(option, default = "Compression::Auto")]
     pub compress: Compression,
@@ -166,7 +173,7 @@ Exec [start job] {
     pub dry_run: bool,
     /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
     #[argh(option, arg_name = "fd")]
-    pub front: Option<i32>,
+    pub front: Option<u32>,
 }}
 
 /// Flags of one of several programs.
@@ -223,6 +230,9 @@ flags! {
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "start")]
 SessionStart [start] {
+    /// end the session when nothing ran in it for this many seconds (default: never)
+    #[argh(option, from_str_fn(seconds))]
+    pub idle: Option<Duration>,
     /// how programs will see their captured files: auto (default), namespace or audit
     #[argh(option, default = "View::Auto")]
     pub view: View,
@@ -282,6 +292,22 @@ pub struct Serve {
     /// be nothing: only say, by exit code 0, that this binary has this hash
     #[argh(option, arg_name = "hash")]
     pub same: Option<String>,
+    /// go to the front end that wrote this file; -: it is told on standard input
+    #[argh(option, arg_name = "file")]
+    pub join: Option<PathBuf>,
+}
+
+/// Become a program of a session's job (put in front of it by exec where another launcher starts it).
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "enter")]
+pub struct Enter {
+    /// the session
+    #[argh(positional)]
+    pub session: String,
+    /// the program and its arguments (cut off before argh sees them)
+    #[argh(positional, greedy, arg_name = "-- program")]
+    #[allow(dead_code, reason = "stands in the usage line")]
+    words: Vec<String>,
 }
 
 /// Show what this node allows: how programs will see their files, limits, addresses, and a remedy for every problem.
@@ -332,6 +358,8 @@ pub enum Options {
     SessionStop(String),
     Status(Status),
     Serve(Serve),
+    /// The session, and argv.
+    Enter(String, Vec<OsString>),
     Doctor(Doctor),
     Ldd(Ldd),
     /// The completion script, ready to print.
@@ -366,6 +394,7 @@ impl std::str::FromStr for AgentKind {
             "" => Err("the command is empty".to_owned()),
             "local" => Ok(AgentKind::Local),
             "ssh" => Ok(AgentKind::Ssh),
+            "srun" => Ok(AgentKind::Srun),
             command => Ok(AgentKind::Command(command.to_owned())),
         }
     }
@@ -396,6 +425,8 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         cut_program(&mut args, 1, 0, &Exec::get_args_info())
     } else if is(0, "session") && is(1, "run") {
         cut_program(&mut args, 2, 1, &SessionRun::get_args_info())
+    } else if is(0, "enter") {
+        cut_program(&mut args, 1, 1, &Enter::get_args_info())
     } else {
         Vec::new()
     };
@@ -431,6 +462,8 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         }
         Mode::Status(flags) => Ok(Options::Status(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
+        Mode::Enter(_) if program.is_empty() => Err(Error::usage("enter a session", "no program is named")),
+        Mode::Enter(flags) => Ok(Options::Enter(flags.session, program)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
         Mode::Completions(completions) => script(&completions.shell).map(Options::Completions),

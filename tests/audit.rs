@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cluster::generate::libraries::Libraries;
 use cluster::{Cluster, Spec};
-use site::{HOSTS, RANKS, Run, Site, build, tool};
+use site::{HOSTS, RANKS, Run, Shown, Site, build, tool};
 
 const AUDIT: [&str; 2] = ["--view", "audit"];
 /// root, and one without a name or a home.
@@ -32,14 +32,16 @@ fn audited_programs() {
     let site = Site::up("audit");
     build(&site);
     for uid in USERS {
-        linked(&site, uid);
-        opened(&site, uid);
-        paths(&site, uid);
+        // The kernel opens the program, for each rank.
+        let shown = Shown { site: &site, uid, flags: &AUDIT, opens: 1 };
+        shown.linked(&["rpath", "runpath", "origin", "tls", "catcher", "dynamic"]);
+        shown.opened();
+        shown.same(&[], &[], &["/shared/app/bin/script", "x"]);
         not_audited(&site, uid);
         chosen(&site, uid);
-        children(&site, uid);
-        python(&site, uid);
-        writing(&site, uid);
+        children(&shown);
+        python(&shown);
+        shown.writing(1);
         replaced(&site, uid);
     }
     session(&site, 65534);
@@ -106,49 +108,6 @@ fn killed(site: &Site, uid: u32) {
     site.run(uid, HOSTS, &["-q", "--view", "audit"], &["/shared/app/bin/dynamic", "x"]).code(0);
 }
 
-/// [`Site::same`], and the ranks' hosts opened nothing on the shared file system but the program, once for each rank.
-#[track_caller]
-fn staged(site: &Site, uid: u32, flags: &[&str], plain: &[&str], program: &[&str]) {
-    let flags: Vec<&str> = AUDIT.iter().chain(flags).copied().collect();
-    site.same(uid, &flags, plain, program);
-    for host in site.cluster.host_ops().unwrap() {
-        if ["hpc2", "hpc3"].contains(&host.host.as_str()) {
-            assert!(host.ops.open <= 1, "{program:?} as {uid} on {}: {:?}", host.host, host.ops);
-        }
-    }
-}
-
-fn linked(site: &Site, uid: u32) {
-    for program in ["rpath", "runpath", "origin", "tls", "catcher", "dynamic"] {
-        staged(site, uid, &[], &[], &[&format!("/shared/app/bin/{program}"), "an argument"]);
-    }
-    let path = "LD_LIBRARY_PATH=/shared/app/other";
-    staged(site, uid, &["-x", path], &[path], &["/shared/app/bin/nopath"]);
-    staged(site, uid, &["-x", path], &[path], &["/shared/app/bin/rpath"]);
-    let preload = "LD_PRELOAD=/shared/app/other/libpart.so";
-    staged(site, uid, &["-x", preload], &[preload], &["/shared/app/bin/runpath"]);
-    // A library that only one host has in another version.
-    let local = site.run(uid, "hpc3,hpc4", &["-q", "--label", "--view", "audit"], &["/shared/hostlocal"]).code(0);
-    assert_eq!((local.rank(0), local.rank(1)), ("common\n".into(), "last\n".into()));
-}
-
-fn opened(site: &Site, uid: u32) {
-    let names = [
-        "libpart.so",
-        "/shared/app/run/libpart.so",
-        "/shared/link/other/libpart.so",
-        "/shared/app/bin/../lib/libtls.so",
-    ];
-    let open: Vec<&str> = ["/shared/app/bin/open"].into_iter().chain(names).collect();
-    staged(site, uid, &["--prefix", "/shared/app"], &[], &open);
-}
-
-fn paths(site: &Site, uid: u32) {
-    staged(site, uid, &[], &[], &["/shared/link/bin/origin"]);
-    staged(site, uid, &[], &[], &["/shared/app/lib/../bin/rpath"]);
-    site.same(uid, &AUDIT, &[], &["/shared/app/bin/script", "x"]);
-}
-
 /// A program whose linker cannot be told anything: refused where the view was asked for, else it runs plainly, and why is said once.
 fn not_audited(site: &Site, uid: u32) {
     for (program, why) in [("static", "statically linked"), ("musl", "musl's"), ("muslstatic", "statically linked")] {
@@ -203,8 +162,9 @@ fn chosen(site: &Site, uid: u32) {
 }
 
 /// Python's modules: found and read through the agent, and what the job makes or changes is seen.
-fn python(site: &Site, uid: u32) {
-    site.same(uid, &AUDIT, &[], &["/shared/app/bin/pool.py", "a", "b"]);
+fn python(shown: &Shown<'_>) {
+    shown.same(&[], &[], &["/shared/app/bin/pool.py", "a", "b"]);
+    let Shown { site, uid, .. } = *shown;
     site.place(uid, &format!("p{uid}"), &["modules.py"]);
     let (script, modules) = (format!("/shared/p{uid}/modules.py"), format!("/shared/p{uid}/modules"));
     // Where the tree was changed last: other hosts may see it as it was for a while.
@@ -236,32 +196,15 @@ fn python(site: &Site, uid: u32) {
     assert!(ops.open <= 5, "{ops:?}");
 }
 
-fn children(site: &Site, uid: u32) {
+fn children(shown: &Shown<'_>) {
     // Its child needs more thread-local storage than what it needs itself.
-    let tree = ["--view", "audit", "--prefix", "/shared/app"];
-    site.same(uid, &tree, &[], &["sh", "-c", "/shared/app/bin/tls; /shared/app/bin/origin"]);
-    for host in site.cluster.host_ops().unwrap() {
+    let tree = ["--prefix", "/shared/app"];
+    shown.same(&tree, &[], &["sh", "-c", "/shared/app/bin/tls; /shared/app/bin/origin"]);
+    for host in shown.site.cluster.host_ops().unwrap() {
         // The second program is started again, with more room, before it loads anything.
         assert!(!["hpc2", "hpc3"].contains(&host.host.as_str()) || host.ops.open <= 3, "{host:?}");
     }
-    if ["git", "rsync", "ssh"].into_iter().all(tool) {
-        let home = ["HOME=/tmp"];
-        let flags: Vec<&str> = tree.iter().chain(&["-x", home[0]]).copied().collect();
-        site.same(uid, &flags, &home, &["/shared/app/bin/children.sh"]);
-    }
-    if tool("gdb") {
-        let gdb =
-            ["gdb", "-batch", "-nx", "-ex", "break who", "-ex", "run", "-ex", "backtrace", "-ex", "info sharedlibrary"];
-        let words: Vec<&str> = gdb.into_iter().chain(["/shared/app/bin/rpath"]).collect();
-        let flags = ["-q", "--label", "--prefix", "/shared/app", "--view", "audit"];
-        let run = site.run(uid, HOSTS, &flags, &words).code(0);
-        for rank in RANKS {
-            let said = run.rank(rank);
-            for name in ["/shared/app/lib/libpart.so", "part.c:", "in main"] {
-                assert!(said.contains(name), "{name} is not in {said}{}", run.err());
-            }
-        }
-    }
+    shown.children(&tree);
 }
 
 /// A library that the job replaces: new processes, on its host and on others, get the new one. One that an outsider replaces stays as it was.
@@ -297,24 +240,6 @@ fn replaced(site: &Site, uid: u32) {
     }
 }
 
-fn writing(site: &Site, uid: u32) {
-    let name = format!("w{uid}");
-    let place = site.place(uid, &name, &["writer.py", "together.py"]);
-    let writer = format!("/shared/{name}/writer.py");
-    let expected = site.cluster.exec("hpc4", uid, &[&writer, "plain"]).unwrap();
-    let expected = String::from_utf8_lossy(&expected.stdout).replace("_of_plain", "_of_X");
-    assert!(expected.contains("compiled"), "{expected}");
-    for rank in RANKS {
-        let own = format!("own{rank}");
-        let run: Run = site.run(uid, ["hpc2", "hpc3"][rank], &["-q", "--view", "audit"], &[&writer, &own]).code(0);
-        assert_eq!(run.out().replace(&format!("_of_{own}"), "_of_X"), expected, "as {uid}: {}", run.err());
-        assert_eq!(fs::read_to_string(place.join(format!("out.{own}/renamed"))).unwrap(), "ONE");
-    }
-    let script = format!("/shared/{name}/together.py");
-    let run = site.run(uid, "hpc2:2,hpc3,hpc4", &["-q", "--view", "audit"], &[&script, "t"]).code(0);
-    assert_eq!(run.out(), "together\n".repeat(4));
-}
-
 /// Milliseconds from the start of a process to its main, over many starts: least, median.
 fn starts(err: &[u8]) -> (f64, f64) {
     let text = String::from_utf8_lossy(err);
@@ -339,7 +264,7 @@ fn warm_start() {
     fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = Libraries { at: Some("/shared/program".into()), ..Libraries::default() };
     program.generate(&backing.path().join("program")).unwrap();
-    let spec = Spec { name: site::name("warm"), hosts: 2, backing: Some(backing.path().to_owned()), ..Spec::default() };
+    let spec = Spec { hosts: 2, backing: Some(backing.path().to_owned()), ..Spec::of("t-warm") };
     let cluster = Cluster::up(spec).unwrap();
     let many = |count: u32| {
         format!("for i in $(seq {count}); do GEN_T0=$(date +%s.%N) HPCRT_RANK=0 /shared/program/driver; done")
@@ -410,6 +335,7 @@ fn other_versions_of_glibc() {
         return eprintln!("SKIPPED other versions of glibc: {obstacle}");
     }
     let site = Site::up("glibc");
+    let shown = Shown { site: &site, uid: 65534, flags: &AUDIT, opens: 1 };
     for (suite, version) in [("bullseye", "2.31"), ("trixie", "2.41")] {
         let Some(debian) = debian(suite) else { continue };
         let place = site.backing(suite);
@@ -432,7 +358,7 @@ fn other_versions_of_glibc() {
             fs::copy(debian.join("build").join(file), place.join(file)).unwrap();
         }
         let (open, plugin) = (format!("{at}/open"), format!("{at}/plugin.so"));
-        site.same(65534, &AUDIT, &[], &[&open, "libnext.so", &plugin]);
+        shown.same(&[], &[], &[&open, "libnext.so", &plugin]);
         let opened = site.cluster.host_ops().unwrap().into_iter().find(|host| host.host == "hpc2").unwrap().ops.open;
         assert_eq!(opened, 2, "the kernel opens the program and its dynamic linker");
         let calls = format!("{at}/calls");

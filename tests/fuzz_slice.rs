@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use hpcrt::loader::audit::table::Entries;
-use hpcrt::net::wire::control::{Down, Exit, Need, NodeSpec, Order, Report, Status, Target};
+use hpcrt::net::wire::control::{Down, Exit, Extent, Need, NodeSpec, Order, Report, Seen, Status, Target};
 use hpcrt::net::wire::facts::{Birth, Facts, JobFacts};
 use hpcrt::net::wire::frame::{Message, Prefix};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
-use hpcrt::net::wire::record::{Attr, Codec, Name, Record, Supply};
+use hpcrt::net::wire::record::{Attr, Codec, Name, Piece, Record, Supply};
 use hpcrt::net::wire::session::{SessionAsk, SessionTell};
 use hpcrt::sys::audit_table::kind;
 
@@ -38,6 +38,9 @@ fn frames() -> Vec<Vec<u8>> {
     let attr = Attr { mode: 0o40755, uid: 1, gid: 2, nlink: 3, ino: 4, size: 5, mtime: (6, 7), ctime: (8, 9) };
     let names = vec![Name { name: b"libx.so".to_vec(), kind: 8 }; 3];
     let dir = Record::Dir { path: b"/shared/lib".to_vec(), attr, names };
+    let piece = Piece { file: 1, index: 2 };
+    let seen = Seen { ino: 1, size: 2, mtime: (3, 4), ctime: (5, 6) };
+    let extent = Extent { ticket: 1, path: b"/s/a".to_vec(), seen, offset: 2, len: 3, last: true };
     let exit = Exit { rank: 3, status: Status::Signal(9), by_us: true };
     vec![
         framed(&Down { to: Target::Node(3), order: Order::Start { nodes: vec![node; 3] } }),
@@ -52,6 +55,9 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&Report::Facts { node: 1, facts: Facts { jobs: vec![JobFacts::default(); 2], ..Facts::default() } }),
         framed(&Report::Pids { job: 1, ranks: vec![(0, 7); 3] }),
         framed(&Report::Want { path: b"/a/b".to_vec(), need: Need::Content }),
+        framed(&Report::Fetch { node: 3, piece }),
+        framed(&Down { to: Target::Node(3), order: Order::Piece { piece, len: 3, codec: Codec::Zstd } }),
+        framed(&Down { to: Target::Node(3), order: Order::Read(extent) }),
         framed(&Report::Exited { job: 1, ranks: vec![exit; 4] }),
         framed(&LogFrame::Entry { seq: 5, record: dir, hash: [1; 32] }),
         framed(&Ask::View { roots: vec![b"/shared".to_vec()] }),
@@ -77,6 +83,8 @@ fn log() -> Vec<u8> {
         Record::Changed { path, exists: Some(8) },
         Record::Absent { path: b"/s/c".to_vec(), errno: 2 },
         Record::Void { file: 3, errno: 5 },
+        Record::File { path: b"/s/d".to_vec(), attr, content: Supply::Held(4) },
+        Record::Follows { file: 3, next: 4 },
         Record::Preloaded { load: 1 },
     ];
     let frame = |(seq, record)| {
@@ -122,6 +130,9 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
             "\x04/f\nn1 4 all.q UNDEFINED\n",
             "\x050\n{\"execution\":{\"R_lite\":[{\"rank\":\"0-1\",\"children\":{\"core\":\"0-3,5\"}}],\"nodelist\":[\"n[1-2]\"]}}",
         ]),
+        "fetch" => vec![
+            [&[0, 0, 1, 0][..], &[0, 1, 0, 0, 0, 0, 1, 2, 1, 0, 0, 0, 2, 1, 0, 0, 0, 0, 3, 0, 11, 0, 0, 0]].concat(),
+        ],
         "hints" => texts(&["hpcrt hints 1\n3\na/s/x\0c/s/y\0"]),
         "elf" => {
             [texts(&["#!/usr/bin/env -S python3 -u\n"]), files(&["/bin/true", "/lib64/ld-linux-x86-64.so.2"])].concat()
@@ -264,4 +275,9 @@ fn allocation() {
 #[test]
 fn hints() {
     slice("hints");
+}
+
+#[test]
+fn fetch() {
+    slice("fetch");
 }

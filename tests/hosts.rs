@@ -24,10 +24,10 @@ use hpcrt::net::wire::hello::Purpose;
 const USER: u32 = 20001;
 fn up(name: &str, hosts: usize, sshd: usize) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
-    let cluster = Cluster::up(Spec { name: name.into(), hosts, sshd, ..Spec::default() }).unwrap();
+    let cluster = Cluster::up(Spec { hosts, sshd, ..Spec::of(name) }).unwrap();
     let binary = cluster.backing().join("hpcrt");
     fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &binary).unwrap();
     fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();

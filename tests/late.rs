@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
 /// A shared directory with the program and `count` libraries; `None` without the means.
 fn shared(count: usize) -> Option<tempfile::TempDir> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
     let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -93,12 +93,7 @@ fn late(count: usize, shapes: &[(usize, &str)]) {
     let mut before: Option<u64> = None;
     for &(hosts, flags) in shapes {
         for uid in [0, 20001] {
-            let spec = Spec {
-                name: format!("t-late-{hosts}"),
-                hosts,
-                backing: Some(backing.path().into()),
-                ..Spec::default()
-            };
+            let spec = Spec { hosts, backing: Some(backing.path().into()), ..Spec::of(&format!("t-late-{hosts}")) };
             let cluster = Cluster::up(spec).unwrap();
             // Where that user may write, on a disk that the hosts see.
             let cache = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -132,12 +127,12 @@ fn late(count: usize, shapes: &[(usize, &str)]) {
 
 #[test]
 fn libraries_opened_late_and_known_the_next_time() {
-    late(40, &[(1, ""), (3, "--ppn 4")]);
+    late(40, &[(1, ""), (3, "--ppn 4"), (3, "--ppn 4 --pull")]);
 }
 
 /// `cargo xtask proofs late`.
 #[test]
 #[ignore = "long: a minute"]
 fn three_hundred_libraries_opened_late() {
-    late(300, &[(1, ""), (4, "--ppn 1"), (4, "--ppn 4")]);
+    late(300, &[(1, ""), (4, "--ppn 1"), (4, "--ppn 4"), (4, "--ppn 4 --pull")]);
 }

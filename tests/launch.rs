@@ -55,6 +55,20 @@ fn a_program_that_the_kernel_refuses() {
     assert!(done.err.lines().any(told), "{}", done.err);
 }
 
+/// Of what the hosts do not share, a tree is captured only when it is named.
+#[test]
+fn a_tree_of_this_host() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("program.sh");
+    fs::write(&file, "#!/bin/sh\necho ran\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    let flags = "--hosts a,b,c --agent local";
+    let plain = exec(flags).program(&[&file]).end().code(0).says("no file was captured");
+    let named =
+        exec(flags).arg("--prefix").arg(place.path()).program(&[&file]).end().code(0).says("hpcrt: 1 file, 19 B read");
+    assert_eq!((plain.text(), named.text()), ("ran\n".repeat(3), "ran\n".repeat(3)));
+}
+
 /// The bootstrapper and what stands in for it do the same.
 #[test]
 fn with_the_bootstrapper_and_without() {

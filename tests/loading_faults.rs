@@ -72,11 +72,11 @@ fn up_on(name: &str, rate: &str, place: &str) -> Option<Cluster> {
 
 fn up_with(name: &str, hosts: usize, rate: &str, place: &str) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
     let (backing, rate) = (Some(backing(place)), Some(rate.into()));
-    Some(Cluster::up(Spec { name: name.into(), hosts, rate, backing, ..Spec::default() }).unwrap())
+    Some(Cluster::up(Spec { hosts, rate, backing, ..Spec::of(name) }).unwrap())
 }
 
 /// `hpcrt MODE`, started on the last host: the end of the chain, so that no node gets the files faster than over a link.

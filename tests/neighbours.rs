@@ -25,10 +25,10 @@ const BALLAST: usize = 32 << 20;
 
 fn up(name: &str, hosts: usize) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
-    let cluster = Cluster::up(Spec { name: name.into(), hosts, ..Spec::default() }).unwrap();
+    let cluster = Cluster::up(Spec { hosts, ..Spec::of(name) }).unwrap();
     let mut shell = fs::read("/bin/sh").unwrap();
     shell.resize(shell.len() + BALLAST, 7);
     let hpcrt = fs::read(env!("CARGO_BIN_EXE_hpcrt")).unwrap();

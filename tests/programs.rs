@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cluster::Cluster;
-use site::{HOSTS, RANKS, Run, Site, build, mode, name, tool};
+use cluster::{Cluster, Spec};
+use site::{HOSTS, Run, Shown, Site, build, mode, tool};
 
 /// root, the cluster's ordinary user, and one without a name or a home.
 const USERS: [u32; 3] = [0, 20001, 65534];
@@ -28,12 +28,15 @@ fn programs() {
     build(&site);
     for uid in USERS {
         let begun = Instant::now();
-        linked_and_loaded(&site, uid);
-        paths(&site, uid);
-        python(&site, uid);
-        children(&site, uid);
-        writing(&site, uid);
-        rights(&site, uid);
+        let shown = Shown { site: &site, uid, flags: &[], opens: 0 };
+        shown.linked(&["rpath", "runpath", "origin", "tls", "catcher", "dynamic", "static", "musl", "muslstatic"]);
+        shown.opened();
+        paths(&shown);
+        shown.same(&[], &[], &["/shared/app/bin/pool.py", "a", "b"]);
+        shown.children(&[]);
+        shown.writing(3);
+        rights(&shown);
+        owners(&shown);
         replaced(&site, uid);
         stores(&site, uid);
         eprintln!("as {uid}: {:?}", begun.elapsed());
@@ -43,34 +46,10 @@ fn programs() {
     assert_eq!(site.cluster.leftovers().unwrap().len(), 0, "{:?}", site.cluster.leftovers().unwrap());
 }
 
-fn linked_and_loaded(site: &Site, uid: u32) {
-    for program in ["rpath", "runpath", "origin", "tls", "catcher", "dynamic", "static", "musl", "muslstatic"] {
-        if site.backing("app/bin").join(program).exists() {
-            site.staged(uid, &[], &[], &[&format!("/shared/app/bin/{program}"), "an argument"]);
-        }
-    }
-    let names = [
-        "libpart.so",
-        "/shared/app/run/libpart.so",
-        "/shared/link/other/libpart.so",
-        "/shared/app/bin/../lib/libtls.so",
-    ];
-    let open: Vec<&str> = ["/shared/app/bin/open"].into_iter().chain(names).collect();
-    site.staged(uid, &["--prefix", "/shared/app"], &[], &open);
-    let path = "LD_LIBRARY_PATH=/shared/app/other";
-    site.staged(uid, &["-x", path], &[path], &["/shared/app/bin/nopath"]);
-    site.staged(uid, &["-x", path], &[path], &["/shared/app/bin/rpath"]);
-    let preload = "LD_PRELOAD=/shared/app/other/libpart.so";
-    site.staged(uid, &["-x", preload], &[preload], &["/shared/app/bin/runpath"]);
-    // A library that only one host has in another version.
-    let local = site.run(uid, "hpc3,hpc4", &["-q", "--label"], &["/shared/hostlocal"]).code(0);
-    assert_eq!((local.rank(0), local.rank(1)), ("common\n".into(), "last\n".into()));
-}
-
-fn paths(site: &Site, uid: u32) {
-    site.staged(uid, &[], &[], &["/shared/link/bin/origin"]);
-    site.staged(uid, &[], &[], &["/shared/app/lib/../bin/rpath"]);
-    site.staged(uid, &[], &[], &["/shared/app/bin/script", "x"]);
+/// Every way to name the program.
+fn paths(shown: &Shown<'_>) {
+    shown.staged(&[], &[], &["/shared/app/bin/script", "x"]);
+    let Shown { site, uid, .. } = *shown;
     for (directory, program) in
         [("/shared/app/lib", "../bin/origin"), ("/shared/app/bin", "./rpath"), ("/shared/link", "./bin/rpath")]
     {
@@ -92,52 +71,10 @@ fn paths(site: &Site, uid: u32) {
     assert!(missing.err().contains("/shared/app/bin/missing"), "{}", missing.err());
 }
 
-fn python(site: &Site, uid: u32) {
-    site.same(uid, &[], &[], &["/shared/app/bin/pool.py", "a", "b"]);
-}
-
-fn children(site: &Site, uid: u32) {
-    if ["git", "rsync", "ssh"].into_iter().all(tool) {
-        let home = ["HOME=/tmp"];
-        site.same(uid, &["-x", home[0]], &home, &["/shared/app/bin/children.sh"]);
-    }
-    if tool("gdb") {
-        let gdb =
-            ["gdb", "-batch", "-nx", "-ex", "break who", "-ex", "run", "-ex", "backtrace", "-ex", "info sharedlibrary"];
-        let words: Vec<&str> = gdb.into_iter().chain(["/shared/app/bin/rpath"]).collect();
-        let run = site.run(uid, HOSTS, &["-q", "--label", "--prefix", "/shared/app"], &words).code(0);
-        for rank in RANKS {
-            let said = run.rank(rank);
-            for name in ["/shared/app/lib/libpart.so", "part.c:", "in main"] {
-                assert!(said.contains(name), "{name} is not in {said}{}", run.err());
-            }
-        }
-    }
-}
-
-fn writing(site: &Site, uid: u32) {
-    let name = format!("w{uid}");
-    let place = site.place(uid, &name, &["writer.py", "together.py"]);
-    let writer = format!("/shared/{name}/writer.py");
-    let expected = site.cluster.exec("hpc4", uid, &[&writer, "plain"]).unwrap();
-    let expected = String::from_utf8_lossy(&expected.stdout).replace("_of_plain", "_of_X");
-    assert!(expected.contains("compiled"), "{expected}");
-    for rank in RANKS {
-        let own = format!("own{rank}");
-        let run = site.run(uid, ["hpc2", "hpc3"][rank], &["-q"], &[&writer, &own]).code(0);
-        assert_eq!(run.out().replace(&format!("_of_{own}"), "_of_X"), expected, "as {uid}: {}", run.err());
-        assert_eq!(fs::read_to_string(place.join(format!("out.{own}/renamed"))).unwrap(), "ONE");
-    }
-    for n in 0..3 {
-        let script = format!("/shared/{name}/together.py");
-        let run = site.run(uid, "hpc2:2,hpc3,hpc4", &["-q"], &[&script, &format!("t{n}")]).code(0);
-        assert_eq!(run.out(), "together\n".repeat(4));
-    }
-}
-
 /// What may be executed but not read runs; what would change the user is named.
-fn rights(site: &Site, uid: u32) {
-    site.same(uid, &[], &[], &["/shared/app/bin/xonly"]);
+fn rights(shown: &Shown<'_>) {
+    shown.same(&[], &[], &["/shared/app/bin/xonly"]);
+    let Shown { site, uid, .. } = *shown;
     let run = site.run(uid, HOSTS, &["--label"], &["/shared/app/bin/setuid"]).code(0);
     if uid != 0 {
         run.says(&["/shared/app/bin/setuid is set-user-ID"]);
@@ -146,6 +83,23 @@ fn rights(site: &Site, uid: u32) {
         refused.code(126).says(&["ermission denied"]);
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
+}
+
+/// What others own can be removed and renamed in the user's own directory, and not written.
+fn owners(shown: &Shown<'_>) {
+    let Shown { site, uid, .. } = *shown;
+    let place = site.place(uid, &format!("o{uid}"), &[]);
+    for name in ["removed", "renamed"] {
+        fs::write(place.join(name), "root's\n").unwrap();
+    }
+    let prefix = format!("/shared/o{uid}");
+    let writes = if uid == 0 { "true" } else { "! sh -c 'echo x >> other' 2>/dev/null" };
+    let script =
+        format!("cd {prefix} && ls >/dev/null && rm -f removed && mv -f renamed other && {writes} && cat other");
+    let run = site.run(uid, "hpc2", &["-q", "--prefix", &prefix], &["sh", "-c", &script]).code(0);
+    assert_eq!((run.out(), run.err()), ("root's\n".into(), String::new()));
+    let left: Vec<_> = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["other"]);
 }
 
 /// A library that an outsider replaces during the job: new processes see one version, the old one.
@@ -208,7 +162,7 @@ fn stores(site: &Site, uid: u32) {
 
 /// The default store in a memory cgroup (version 1) that is too small for the program.
 fn small_memory(site: &Site, uid: u32, program: &str) {
-    let group = Path::new("/sys/fs/cgroup/memory").join(name("programs"));
+    let group = Path::new("/sys/fs/cgroup/memory").join(Spec::of("t-programs").name);
     let _ = fs::remove_dir(&group);
     if fs::create_dir(&group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "204M").is_err() {
         return eprintln!("SKIPPED the small memory cgroup: no version 1 memory controller to write to");

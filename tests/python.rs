@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use cluster::generate::modules::Modules;
 use cluster::{Cluster, Spec};
 use common::Run;
 
 /// A shared directory that is kept, so that what is expensive to make is made once; `None` without the means.
 fn shared() -> Option<PathBuf> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
     let backing = Path::new(env!("CARGO_TARGET_TMPDIR")).join("py-programs");
@@ -27,20 +28,25 @@ fn shared() -> Option<PathBuf> {
 
 /// Fresh hosts, so that none has anything cached.
 fn up(backing: &Path, hosts: usize) -> Cluster {
-    let name = format!("t-py-{hosts}");
-    let cluster = Cluster::up(Spec { name, hosts, backing: Some(backing.to_owned()), ..Spec::default() }).unwrap();
+    let cluster =
+        Cluster::up(Spec { hosts, backing: Some(backing.to_owned()), ..Spec::of(&format!("t-py-{hosts}")) }).unwrap();
     cluster.reset_ops().unwrap();
     cluster
 }
 
-/// Runs the program without hpcrt on one host, then with it: one rank, and two on each of four hosts. Returns the operations of these.
-fn costs_the_same(backing: &Path, program: &[&str], code: i32) -> [u64; 2] {
+/// Runs the program without hpcrt on one host, then with it on so many hosts with so many ranks each. Returns the operations of these.
+fn costs_the_same<const N: usize>(
+    backing: &Path,
+    program: &[&str],
+    code: i32,
+    shapes: [(usize, usize); N],
+) -> [u64; N] {
     let cluster = up(backing, 1);
     let plain = cluster.exec("hpc1", 0, program).unwrap();
     assert_eq!(plain.status.code(), Some(code), "{}", String::from_utf8_lossy(&plain.stderr));
     let without = cluster.ops().unwrap().total();
     drop(cluster);
-    let [one, four] = [(1, 1), (4, 2)].map(|(hosts, ranks): (usize, usize)| {
+    shapes.map(|(hosts, ranks)| {
         let cluster = up(backing, hosts);
         let (names, agent, per_host) = (cluster.hosts().join(","), cluster.agent_command(), ranks.to_string());
         // A look for changes that others made would come where the machine is slow.
@@ -51,15 +57,11 @@ fn costs_the_same(backing: &Path, program: &[&str], code: i32) -> [u64; 2] {
         let operations = cluster.ops().unwrap().total();
         let expected = String::from_utf8(plain.stdout.repeat(hosts * ranks)).unwrap();
         assert_eq!(done.lines().join("\n"), expected.trim_end());
+        println!("{program:?}: {operations} operations on {hosts} hosts with {ranks} ranks each, {without} of one without hpcrt");
+        // Beside what the program is made of, each host looks up a handful of names on the way to it.
+        assert!(operations <= without * 11 / 10 + 6 * (hosts as u64 - 1), "too many");
         operations
-    });
-    println!("{program:?}: {without} operations without hpcrt, {one} on one host, {four} on four");
-    // Beside what the program is made of, each host looks up a handful of names on the way to it.
-    for (operations, hosts) in [(one, 1), (four, 4)] {
-        let most = without * 11 / 10 + 6 * (hosts - 1);
-        assert!(operations <= most, "{operations} operations on {hosts} hosts, {without} without hpcrt");
-    }
-    [one, four]
+    })
 }
 
 /// Programs beside the environment: one on the standard library alone, one in a virtual environment with a package of its own, one whose
@@ -100,11 +102,26 @@ fn programs_cost_what_one_plain_run_does() {
         return eprintln!("SKIPPED: no environment with numpy and scipy: {error:#}");
     }
     programs(&backing);
-    let base = "/shared/pyenv/bin/python3";
-    let [one, four] = costs_the_same(&backing, &[base, "/shared/pyenv/job.py"], 0);
+    let (base, shapes) = ("/shared/pyenv/bin/python3", [(1, 1), (4, 2)]);
+    let [one, four] = costs_the_same(&backing, &[base, "/shared/pyenv/job.py"], 0, shapes);
     assert!(one.abs_diff(four) <= one / 50, "{one} operations on one host, {four} on four");
     // How many wrong guesses come to nothing at the end of a job is a matter of luck, and weighs more in small ones.
-    costs_the_same(&backing, &[base, "/shared/own/standard.py"], 0);
-    costs_the_same(&backing, &["/shared/own/venv/bin/python3", "/shared/own/packaged.py"], 0);
-    costs_the_same(&backing, &[base, "/shared/own/failing.py"], 1);
+    costs_the_same(&backing, &[base, "/shared/own/standard.py"], 0, shapes);
+    costs_the_same(&backing, &["/shared/own/venv/bin/python3", "/shared/own/packaged.py"], 0, shapes);
+    costs_the_same(&backing, &[base, "/shared/own/failing.py"], 1, shapes);
+}
+
+/// Figures for extension modules and for an environment with numpy and scipy; `cargo xtask proofs python`.
+#[test]
+#[ignore = "long: three minutes, 155 MB generated"]
+fn modules_and_an_environment() {
+    let Some(backing) = shared() else { return };
+    if let Err(error) = cluster::generate::environment::generate(&backing.join("pyenv")) {
+        return eprintln!("SKIPPED: no environment with numpy and scipy: {error:#}");
+    }
+    Modules { count: 280, megabytes: 155 }.generate(&backing.join("modules")).unwrap();
+    let base = "/shared/pyenv/bin/python3";
+    for program in ["/shared/modules/driver.py", "/shared/pyenv/job.py"] {
+        costs_the_same(&backing, &[base, program], 0, [(1, 1), (1, 4), (4, 1), (4, 4), (8, 1), (8, 4)]);
+    }
 }

@@ -5,7 +5,6 @@
 mod common;
 
 use std::fs;
-use std::hash::{Hash, Hasher};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,11 +34,7 @@ fn up(name: &str, files: usize, service: Service) -> Option<Cluster> {
         eprintln!("SKIPPED: {obstacle}");
         return None;
     }
-    // The same in every run from one checkout, and no other's.
-    let mut hasher = std::hash::DefaultHasher::new();
-    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
-    let name = format!("{name}-{:08x}", hasher.finish() >> 32);
-    let cluster = Cluster::up(Spec { name, hosts: 1, service, ..Spec::default() }).unwrap();
+    let cluster = Cluster::up(Spec { hosts: 1, service, ..Spec::of(name) }).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_hpcrt"), cluster.state().file("hpcrt")).unwrap();
     for directory in ["one", "two"] {
         let place = cluster.backing().join(directory);

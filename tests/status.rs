@@ -274,7 +274,7 @@ fn a_report_is_drawn() {
 #[test]
 fn what_hit_the_shared_file_system_is_told() {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return;
     }
     let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -292,7 +292,7 @@ fn what_hit_the_shared_file_system_is_told() {
     fs::set_permissions(program.join("job.sh"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(backing.path().join("out")).unwrap();
     fs::set_permissions(backing.path().join("out"), fs::Permissions::from_mode(0o777)).unwrap();
-    let spec = Spec { name: "t-status".into(), hosts: 3, backing: Some(backing.path().to_owned()), ..Spec::default() };
+    let spec = Spec { hosts: 3, backing: Some(backing.path().to_owned()), ..Spec::of("t-status") };
     let cluster = Cluster::up(spec).unwrap();
     for uid in [0, 20001] {
         let hosts = cluster.hosts().join(",");

@@ -13,6 +13,7 @@ const UNSAFE: &[&str] = &[
     "src/sys/mpir.rs",
     "src/sys/node.rs",
     "src/sys/process.rs",
+    "src/sys/tcp.rs",
     "static-bootstrap/sys/src/rank.rs",
     "static-bootstrap/sys/src/syscall.rs",
 ];

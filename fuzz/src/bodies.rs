@@ -1,9 +1,10 @@
 //! One body per kind of bytes from outside. Whatever the bytes are, a body returns; it panics where a parser does, or breaks a promise.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
-
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
 
 use hpcrt::launch::allocation::{self, Surroundings};
 use hpcrt::launch::{fold, hostfile, hostlist};
@@ -17,24 +18,26 @@ use hpcrt::loader::script::Shebang;
 use hpcrt::loader::{chunk, hints, imports};
 use hpcrt::net::auth::{Handshake, SessionKey};
 use hpcrt::net::link;
+use hpcrt::net::pull::{Pull, WINDOW};
 use hpcrt::net::seqpacket::Seqpacket;
 use hpcrt::net::wire::control::{Down, Report};
 use hpcrt::net::wire::frame::{BODY_MAX, HEADER_MAX, HELLO_MAX, Message, PREFIX, Prefix};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
-use hpcrt::net::wire::record::{CHUNK_MAX, Record};
+use hpcrt::net::wire::record::{CHUNK_MAX, PIECE, Piece, Record};
 use hpcrt::net::wire::session::{JobSpec, SessionAsk, SessionTell};
 use hpcrt::sys::audit_table::{Table, kind};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 13] = [
+pub const ALL: [(&str, fn(&[u8])); 14] = [
     ("frame", frame),
     ("hello", hello),
     ("link", link),
     ("seqpacket", seqpacket),
     ("records", records),
+    ("fetch", fetch),
     ("elf", elf),
     ("ldcache", ldcache),
     ("python", python),
@@ -142,6 +145,41 @@ pub fn records(mut bytes: &[u8]) {
             }
             _ => {}
         }
+    }
+}
+
+/// Questions and answers about pieces, in any order: six bytes each, after four for a file's size.
+pub fn fetch(bytes: &[u8]) {
+    let Some((size, rest)) = bytes.split_first_chunk::<4>() else { return };
+    let size = u64::from(u32::from_le_bytes(*size)) << 8;
+    let (mut pull, mut now, mut open) = (Pull::default(), Instant::now(), HashSet::new());
+    for step in rest.chunks_exact(6) {
+        let index = u32::from_le_bytes([step[2], step[3], step[4], step[5]]);
+        let piece = Piece { file: (step[1] >> 4).into(), index };
+        let fits = piece.len(size).is_some_and(|len| (1..=PIECE).contains(&len.into()) && piece.offset() < size);
+        assert_eq!(fits, u64::from(index) < size.div_ceil(PIECE));
+        match step[0] % 4 {
+            0 | 1 if fits => pull.handle_ask(step[1] & 15, piece, step[0] % 4 == 1),
+            0 | 1 => {}
+            2 => {
+                let mut waiting = pull.handle_here(piece);
+                let count = waiting.len();
+                waiting.sort_unstable();
+                waiting.dedup();
+                assert_eq!(waiting.len(), count, "answered twice");
+                open.remove(&piece);
+            }
+            _ if index & 1 == 0 => {
+                pull.handle_void(piece.file);
+                open.retain(|known: &Piece| known.file != piece.file);
+            }
+            _ => now += Duration::from_secs((index % 20).into()),
+        }
+        while let Some(piece) = pull.poll_ask(now) {
+            open.insert(piece);
+        }
+        assert!(open.len() <= WINDOW, "more than the links are to carry");
+        assert!(pull.poll_timeout().is_none_or(|at| at > now));
     }
 }
 

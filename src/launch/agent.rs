@@ -49,7 +49,11 @@ pub struct Agent {
 pub struct Process(Child);
 
 impl Process {
-    fn start(command: &mut Command) -> io::Result<Process> {
+    /// Starts it as the leader of a group.
+    ///
+    /// # Errors
+    /// `fork(2)`'s and `execve(2)`'s.
+    pub fn start(command: &mut Command) -> io::Result<Process> {
         command.process_group(0);
         process::with_given_nofile(|| command.spawn()).map(Process)
     }
@@ -62,6 +66,11 @@ impl Process {
         while self.ended().is_none() {
             Timer::after(Duration::from_millis(1)).await;
         }
+    }
+
+    /// The other end of its standard error, once, if that is a pipe.
+    pub fn errors(&mut self) -> Option<OwnedFd> {
+        self.0.stderr.take().map(OwnedFd::from)
     }
 
     /// How it ended, if it has.
@@ -179,6 +188,7 @@ pub async fn start(tasks: &Spawner, kind: &AgentKind, host: &str) -> Result<Agen
                 start_there(tasks, ssh).await
             }
             AgentKind::Command(template) => start_there(tasks, shell(template, host)).await,
+            AgentKind::Srun | AgentKind::Launched => Err(Error::new("start the agent", "it comes by itself")),
         }
     };
     let late = async {
@@ -286,7 +296,7 @@ async fn line(from: &mut (impl smol::io::AsyncRead + Unpin)) -> io::Result<Strin
 }
 
 /// Keeps the last lines of a command's standard error.
-async fn listen(errors: OwnedFd, said: Arc<Mutex<VecDeque<String>>>) {
+pub(super) async fn listen(errors: OwnedFd, said: Arc<Mutex<VecDeque<String>>>) {
     const KEPT: usize = 4;
     let Ok(errors) = Async::new(fs::File::from(errors)) else { return };
     let mut lines = BufReader::new(errors).lines();

@@ -4,18 +4,15 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::unistd::Pid;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use smol::Async;
 
 use crate::net::auth;
-use crate::net::seqpacket::Seqpacket;
+use crate::net::seqpacket::{Listener, Seqpacket};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -64,15 +61,6 @@ fn check(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn address(path: &Path) -> Result<SocketAddrUnix> {
-    SocketAddrUnix::new(path).op_on("name the socket", path)
-}
-
-fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
-        .op("make a socket")
-}
-
 /// Connects to a session or job of this user on this host. A socket that nobody serves any more is removed.
 ///
 /// # Errors
@@ -84,14 +72,8 @@ pub fn connect(name: &str) -> Result<Seqpacket> {
         Err(no.remedy("hpcrt status shows yours"))
     };
     let Some(path) = directory()?.map(|directory| directory.join(name)) else { return none() };
-    // Else a full queue of one that is stopped would be waited for.
-    let fd = seqpacket(SocketFlags::NONBLOCK)?;
-    match rustix::net::connect(&fd, &address(&path)?) {
-        Ok(()) => {
-            let flags = rustix::fs::fcntl_getfl(&fd).op("connect")?;
-            rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK).op("connect")?;
-            Ok(Seqpacket::from_fd(fd))
-        }
+    match Seqpacket::connect(&path) {
+        Ok(connection) => Ok(connection),
         Err(rustix::io::Errno::AGAIN) => Err(Error::new("reach it", "it has not answered others for long").on(name)),
         Err(error) => {
             if error == rustix::io::Errno::CONNREFUSED {
@@ -100,11 +82,6 @@ pub fn connect(name: &str) -> Result<Seqpacket> {
             none()
         }
     }
-}
-
-/// The process that serves a connection.
-pub fn server(connection: &Seqpacket) -> Option<i32> {
-    rustix::net::sockopt::socket_peercred(connection).ok().map(|peer| peer.pid.as_raw_nonzero().get())
 }
 
 /// Names of the sockets in [`directory`].
@@ -214,7 +191,7 @@ fn unfinished(path: &Path) -> PathBuf {
 /// A listening socket; its name disappears with this.
 #[derive(Debug)]
 pub struct Door {
-    listener: Async<OwnedFd>,
+    listener: Listener,
     path: PathBuf,
     _porter: Porter,
 }
@@ -239,35 +216,17 @@ impl Door {
             told.write_all(path.as_os_str().as_bytes()).op("tell who removes the socket")?;
         }
         let unfinished = unfinished(&path);
-        let fd = seqpacket(SocketFlags::NONBLOCK)?;
-        let bind = || {
-            made_directory()?;
-            rustix::net::bind(&fd, &address(&unfinished)?).op_on("make the socket", &unfinished)
-        };
+        let bind = || made_directory().and_then(|_| Listener::bind(&unfinished, 64));
         // The owner of the last socket may have removed the directory meanwhile.
-        bind().or_else(|_| bind())?;
-        rustix::net::listen(&fd, 64).op_on("listen on", &path)?;
+        let listener = bind().or_else(|_| bind())?;
         sweep(&place());
         // Only now under its name: who found it before would take it for one that nobody serves.
         fs::rename(&unfinished, &path).op_on("make the socket", &path)?;
-        Ok(Door { listener: Async::new(fd).op("watch the socket")?, path, _porter: porter })
+        Ok(Door { listener, path, _porter: porter })
     }
 
     /// The next command of this user that connects.
     pub async fn accept(&self) -> Seqpacket {
-        loop {
-            let accepted = self.listener.read_with(|fd| Ok(rustix::net::accept_with(fd, SocketFlags::CLOEXEC)?)).await;
-            let Ok(command) = accepted else {
-                // No descriptor is free; others may give some back.
-                smol::Timer::after(Duration::from_millis(50)).await;
-                continue;
-            };
-            // The directory keeps others out already.
-            let mine =
-                rustix::net::sockopt::socket_peercred(&command).is_ok_and(|c| c.uid == rustix::process::getuid());
-            if mine {
-                return Seqpacket::from_fd(command);
-            }
-        }
+        self.listener.accept().await
     }
 }

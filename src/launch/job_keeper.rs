@@ -11,6 +11,7 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 use rustix::io::FdFlags;
 
+use super::guest::Porch;
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
 use crate::Error;
 use crate::loader::view::namespace::{Base, Failure, Lacks, Mounts, Shared};
@@ -40,6 +41,8 @@ struct JobKeeper {
     /// Every rank was asked for, so that none left means over.
     complete: bool,
     ending: Option<Ending>,
+    /// Where guests find the job, if any may come.
+    porch: Option<Porch>,
 }
 
 /// The job is being ended.
@@ -61,6 +64,7 @@ impl JobKeeper {
             ranks: HashMap::new(),
             complete: false,
             ending: None,
+            porch: None,
         })
     }
 
@@ -120,6 +124,7 @@ impl JobKeeper {
                 }
                 Ok(())
             }
+            Ask::Share { session } => self.share(&session),
             Ask::Plan => match <[OwnedFd; 1]>::try_from(fds) {
                 Ok([plan]) => self.starter.follow(plan),
                 Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
@@ -161,7 +166,7 @@ impl JobKeeper {
     fn shown(&self, result: Result<(), Failure>) -> io::Result<()> {
         match result {
             Ok(()) => self.agent.send(&Tell::Shown, &[]),
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => self.refused(&failure.error),
         }
     }
 
@@ -179,7 +184,7 @@ impl JobKeeper {
         };
         let (view, fds) = match mounted {
             Ok(mounted) => mounted,
-            Err(failure) => return self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => return self.refused(&failure.error),
         };
         self.view = Some(view);
         match fds {
@@ -189,7 +194,7 @@ impl JobKeeper {
                 self.agent.send(&Tell::Fuse { keeper: getpid().as_raw().cast_unsigned() }, &fds)
             }
             Err(Failure { lacks: Some(Lacks::Fuse), .. }) => self.agent.send(&Tell::Plain, &[]),
-            Err(failure) => self.agent.send(&failed(&failure.error), &[]),
+            Err(failure) => self.refused(&failure.error),
         }
     }
 
@@ -210,6 +215,16 @@ impl JobKeeper {
             }
         }
         Ok(())
+    }
+
+    fn share(&mut self, session: &str) -> io::Result<()> {
+        let Some(base) = &self.base else {
+            return self.failed("share the job's files", "the session has no namespaces".to_owned());
+        };
+        self.porch = Porch::of(session).ok();
+        let mounts = std::fs::File::open("/proc/self/ns/mnt")?;
+        let fds: Vec<_> = std::iter::once(mounts.as_fd()).chain(base.user.as_ref().map(AsFd::as_fd)).collect();
+        self.agent.send(&Tell::Inside, &fds)
     }
 
     /// Which processes the ranks are: all, or these.
@@ -256,11 +271,18 @@ impl JobKeeper {
     }
 
     fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {
-        self.agent.send(&failed(&Error::new(operation, error)), &[])
+        self.refused(&Error::new(operation, error))
+    }
+
+    fn refused(&self, error: &Error) -> io::Result<()> {
+        self.agent.send(&failed(error), &[])
     }
 
     /// Removes what ranks left running.
     fn sweep(&self) {
+        if let Some(porch) = &self.porch {
+            porch.remove();
+        }
         if !process::kill_descendants(&[], KILLED) {
             log::warn!("processes of the job hang in the kernel and could not be ended");
         }

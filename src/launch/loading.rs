@@ -1,7 +1,7 @@
 //! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
 
-use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -9,32 +9,30 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender, bounded};
+use async_channel::Receiver;
 use smol::Timer;
 use smol::future::FutureExt;
 
+use super::couriers::{Couriers, Pieces};
 use super::mpi::Mpi;
 use super::node::feed_arrivals;
-use super::overlay::Spawner;
+use super::overlay::{Children, Spawner};
 use super::subtree::Arrivals;
 use crate::Result;
 use crate::error::Context;
 use crate::loader::capture::{self, Capture};
+use crate::loader::catalog::as_path;
 use crate::loader::closure::{self, Environment, How};
 use crate::loader::elf;
 use crate::loader::source::{Finding, Preload, READERS, Source};
 use crate::net::replicate::{FeedsLog, Log, Rebuild};
 use crate::net::topology::{CostModel, Shape, Topology};
-use crate::net::wire::control::{Feeder, Need, NodeId};
-use crate::net::wire::record::{CHUNK_MAX, LoadId, Record};
+use crate::net::wire::control::{Feeder, Need, NodeId, Order, Target};
+use crate::net::wire::record::{CHUNK_MAX, Codec, LoadId, Piece, Record};
 
-/// Bytes sent before the nodes are heard of how fast they come.
-const MEASURED: u64 = 4 << 20;
-/// The nodes have this long to say so.
-const RATED: Duration = Duration::from_millis(150);
 /// Bytes per second and core that are worth compressing: a third of what zstd's fast end does with libraries, since the other two thirds
 /// have their own use for the cores.
-const COMPRESSED_PER_CORE: f64 = 100e6;
+const COMPRESSED_PER_CORE: u64 = 100_000_000;
 
 /// The first nodes attach to the log within this time; after it, what they missed is read again for them.
 const ATTACH: Duration = Duration::from_secs(5);
@@ -53,14 +51,14 @@ pub struct Needs {
 }
 
 /// What is to be captured besides the closure.
-#[derive(Debug, Clone, Default)]
-pub struct Wishes {
+#[derive(Debug, Clone, Copy)]
+pub struct Wishes<'a> {
     /// `--prefix`.
-    pub prefixes: Vec<PathBuf>,
+    pub prefixes: &'a [Vec<u8>],
     /// `--exclude`.
-    pub excludes: Vec<Vec<u8>>,
-    /// Arguments of the program: a script among them is as good as part of it.
-    pub arguments: Vec<PathBuf>,
+    pub excludes: &'a [Vec<u8>],
+    /// Scripts among the program's arguments, without symbolic links: they are as good as part of it.
+    pub scripts: &'a [PathBuf],
 }
 
 /// See the module.
@@ -68,9 +66,9 @@ pub struct Loading {
     pub source: Arc<Source>,
     log: Rc<Log>,
     pub topology: Topology,
-    /// Bytes per second at the node that content reaches slowest, and how many have spoken.
-    slowest: Cell<(u64, u32)>,
-    heard: (Sender<()>, Receiver<()>),
+    couriers: Couriers,
+    /// Who waits for pieces that are not here yet.
+    waiting: RefCell<HashMap<Piece, BTreeSet<NodeId>>>,
 }
 
 impl Needs {
@@ -107,23 +105,29 @@ fn topology(nodes: u32) -> Topology {
     if trees.estimate(&cost) < chain.estimate(&cost).mul_f64(GAIN) { trees } else { chain }
 }
 
+/// Whether a link of so many bytes per second is slower than a machine with so many cores compresses; nodes decompress faster than that.
+fn is_slow(rate: u64, cores: usize) -> bool {
+    rate < COMPRESSED_PER_CORE * cores.min(READERS) as u64
+}
+
 impl Loading {
     /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system.
-    ///
-    /// # Errors
-    /// The reader's threads cannot be started.
     pub fn start(
         tasks: &Spawner,
         arrivals: &Arrivals,
+        children: &Rc<Children>,
         nodes: u32,
         source: Arc<Source>,
         found: Receiver<Finding>,
     ) -> Rc<Loading> {
         let topology = topology(nodes);
         let log = Log::new(true, topology.stripes());
-        let slowest = Cell::new((u64::MAX, 0));
-        let this = Rc::new(Loading { source, log, topology, slowest, heard: bounded(1) });
+        let couriers = Couriers::new(Rc::clone(tasks), Rc::clone(children));
+        let waiting = RefCell::default();
+        let this = Rc::new(Loading { source, log, topology, couriers, waiting });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
+        tasks.spawn(Rc::clone(&this).hand_out()).detach();
+        tasks.spawn(order(Arc::clone(&this.source), Rc::clone(children))).detach();
         let (spawner, arrivals, feeder) = (Rc::clone(tasks), arrivals.clone(), Rc::clone(&this));
         tasks.spawn(async move { feed_arrivals(spawner, arrivals, feeder).await }).detach();
         this
@@ -148,12 +152,7 @@ impl Loading {
                 Timer::after(ATTACH).await;
             })
             .await;
-        let mut appended = 0;
         while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
-            appended += body.len() as u64;
-            if appended > MEASURED && self.source.is_undecided() {
-                self.decide().await;
-            }
             while !self.log.wants_more() {
                 let _ = woken.recv().await;
             }
@@ -161,28 +160,21 @@ impl Loading {
         }
     }
 
-    /// Hears how fast content comes to a node.
-    pub fn hear_rate(&self, rate: u64) {
-        let (slowest, heard) = self.slowest.get();
-        self.slowest.set((slowest.min(rate), heard + 1));
-        let _ = self.heard.0.try_send(());
+    /// A node asks for a piece of a file that is held here.
+    pub fn hand(self: &Rc<Self>, to: NodeId, piece: Piece) {
+        if self.source.has(piece) {
+            self.couriers.send(self, to, piece);
+        } else if self.source.holds(piece.file) {
+            self.waiting.borrow_mut().entry(piece).or_default().insert(to);
+        }
     }
 
-    /// Compresses where the slowest link is slower than this machine compresses; the nodes decompress faster than that.
-    async fn decide(&self) {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(READERS);
-        let pays = || (self.slowest.get().0 as f64) < COMPRESSED_PER_CORE * cores as f64;
-        let heard = async {
-            while !pays() && self.slowest.get().1 + 1 < self.topology.nodes() {
-                let _ = self.heard.1.recv().await;
-            }
-        };
-        let late = async {
-            Timer::after(RATED).await;
-        };
-        heard.or(late).await;
-        log::debug!("content comes at {} MB/s or more; compressing: {}", self.slowest.get().0 / 1_000_000, pays());
-        self.source.decide(pays());
+    /// Hands pieces to those who wait for them, as they are read.
+    async fn hand_out(self: Rc<Self>) {
+        while let Some(piece) = self.source.fresh().await {
+            let waiting = self.waiting.borrow_mut().remove(&piece).unwrap_or_default();
+            waiting.into_iter().for_each(|node| self.couriers.send(&self, node, piece));
+        }
     }
 }
 
@@ -190,12 +182,35 @@ impl FeedsLog for Loading {
     fn log(&self) -> &Rc<Log> {
         &self.log
     }
+
+    /// Also of a link between two nodes.
+    fn hear_rate(&self, rate: u64) {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        log::debug!("a link carries {} MB/s", rate / 1_000_000);
+        if is_slow(rate, cores) {
+            self.source.compress_slow_links();
+        }
+    }
+}
+
+impl Pieces for Loading {
+    async fn piece(&self, piece: Piece) -> Option<(u32, Codec, Vec<u8>)> {
+        let source = Arc::clone(&self.source);
+        smol::unblock(move || source.piece(piece)).await
+    }
 }
 
 impl Rebuild for Loading {
     async fn rebuild(&self, record: &Record) -> Option<(Record, Vec<u8>)> {
         let (source, record) = (Arc::clone(&self.source), record.clone());
         smol::unblock(move || source.read_again(&record)).await
+    }
+}
+
+/// Tells nodes what to read.
+async fn order(source: Arc<Source>, children: Rc<Children>) {
+    while let Some((node, extent)) = source.forest.order().await {
+        children.order(Target::Node(node), Order::Read(extent), Vec::new()).await;
     }
 }
 
@@ -215,14 +230,20 @@ pub fn resolve(
     part: u32,
     program: &Path,
     env: &Environment,
-    wishes: &Wishes,
+    wishes: &Wishes<'_>,
 ) -> Result<Needs> {
     // Of all jobs of a session, and before anything is found.
-    let canonical = |word: &Vec<u8>| match path(word).canonicalize() {
+    let canonical = |word: &Vec<u8>| match as_path(word).canonicalize() {
         Ok(path) if word.contains(&b'/') => path.into_os_string().into_vec(),
         _ => word.clone(),
     };
-    source.capture(Capture { excludes: wishes.excludes.iter().map(canonical).collect(), ..Capture::default() });
+    let mut prefixes = Vec::new();
+    for prefix in wishes.prefixes.iter().map(|prefix| as_path(prefix)) {
+        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
+        prefixes.push(prefix.into_os_string().into_vec());
+    }
+    let excludes = wishes.excludes.iter().map(canonical).collect();
+    source.capture(Capture { excludes, shared: prefixes.clone(), ..Capture::default() });
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
     let (mut pythons, mut scripts) = (Vec::new(), Vec::new());
@@ -254,20 +275,13 @@ pub fn resolve(
         }
     }
     let environment = capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec());
-    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).collect();
-    for prefix in &wishes.prefixes {
-        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
-        trees.push(prefix.as_os_str().as_bytes().to_vec());
-    }
-    trees.retain(|tree| source.shares(path(tree)));
+    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).chain(prefixes).collect();
+    trees.retain(|tree| source.shares(as_path(tree)));
     directories.extend(trees.iter().cloned());
     // A script that an interpreter is given by name.
-    for argument in wishes.arguments.iter().filter(|argument| is_script(argument)) {
-        let Ok(canonical) = argument.canonicalize() else { continue };
-        if source.shares(&canonical) {
-            directories.insert(directory_of(&canonical));
-            scripts.push((canonical, None));
-        }
+    for script in wishes.scripts.iter().filter(|script| source.shares(script)) {
+        directories.insert(directory_of(script));
+        scripts.push((script.clone(), None));
     }
     source.capture(Capture { trees: trees.clone(), ..Capture::default() });
     if !pythons.is_empty() {
@@ -287,7 +301,7 @@ pub fn resolve(
     }
     needs.roots = capture::roots(directories);
     for root in &needs.roots {
-        preload.path(path(root), Need::Attributes);
+        preload.path(as_path(root), Need::Attributes);
     }
     Ok(needs)
 }
@@ -302,6 +316,17 @@ fn directory_of(file: &Path) -> Vec<u8> {
     file.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes().to_vec()
 }
 
-fn path(bytes: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(bytes))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compression_pays_on_links_that_are_slower_than_it() {
+        let mbit = |rate: u64| rate * 1_000_000 / 8;
+        for (rate, cores, slow) in [(100, 1, true), (1_000, 2, true), (1_000, 1, false), (10_000, 2, false)] {
+            assert_eq!(is_slow(mbit(rate), cores), slow, "{rate} Mbit/s, {cores} cores");
+        }
+        assert!(is_slow(mbit(5_000), 64) && !is_slow(mbit(10_000), 64), "no more cores than read");
+        assert!(!is_slow(u64::MAX, 64));
+    }
 }

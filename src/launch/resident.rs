@@ -4,14 +4,16 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use async_channel::{Sender, bounded, unbounded};
 use nix::sys::signal::Signal;
-use smol::Async;
 use smol::future::FutureExt;
+use smol::{Async, Timer};
 
 use super::console::Console;
 use super::door::Door;
+use super::hosting::Ranks;
 use super::overlay::Spawner;
 use super::session::Session;
 use super::stats::Phases;
@@ -30,20 +32,24 @@ struct Resident {
     subject: Rc<Subject>,
     tasks: Spawner,
     jobs: Cell<u32>,
+    /// When their number changed last.
+    changed: Cell<Instant>,
     stop: Sender<Seqpacket>,
 }
 
-/// Serves commands at a session's door until one says stop or `signalled` is over; then ends the session, and whoever said stop sees its
-/// socket close.
+/// Serves commands at a session's door until one says stop, `signalled` is over, or no job was there for the time `idle`; then ends the
+/// session, and whoever said stop sees its socket close.
 pub async fn serve(
     door: Door,
     tasks: &Spawner,
     session: Session,
     subject: Rc<Subject>,
     signalled: impl Future<Output = ()>,
+    idle: Option<Duration>,
 ) {
     let (stop, stopped) = bounded(1);
-    let resident = Rc::new(Resident { session, subject, tasks: Rc::clone(tasks), jobs: Cell::new(0), stop });
+    let (jobs, changed) = (Cell::new(0), Cell::new(Instant::now()));
+    let resident = Rc::new(Resident { session, subject, tasks: Rc::clone(tasks), jobs, changed, stop });
     let accept = async {
         loop {
             let command = door.accept().await;
@@ -54,21 +60,44 @@ pub async fn serve(
         signalled.await;
         None
     };
-    let last = accept.or(async { stopped.recv().await.ok() }).or(signalled).await;
+    let idle = async {
+        match idle {
+            Some(limit) => resident.idle_for(limit).await,
+            None => smol::future::pending().await,
+        }
+        None
+    };
+    let last = accept.or(async { stopped.recv().await.ok() }).or(signalled).or(idle).await;
     resident.session.stop().await;
     drop(door);
     drop(last);
 }
 
 impl Resident {
+    fn count(&self, jobs: u32) {
+        self.jobs.set(jobs);
+        self.changed.set(Instant::now());
+    }
+
+    /// Waits until no job was there for so long.
+    async fn idle_for(&self, limit: Duration) {
+        loop {
+            let since = if self.jobs.get() == 0 { self.changed.get() } else { Instant::now() };
+            if since.elapsed() >= limit && self.jobs.get() == 0 {
+                return;
+            }
+            Timer::at(since + limit).await;
+        }
+    }
+
     /// One command: a question, or a job with its signals.
     async fn hear(self: Rc<Self>, command: Seqpacket) {
         let Ok(command) = Async::new(command) else { return };
         match command.read_with(Seqpacket::receive_now::<SessionAsk>).await {
             Ok(Some((SessionAsk::Run, fds))) => {
-                self.jobs.set(self.jobs.get() + 1);
+                self.count(self.jobs.get() + 1);
                 let code = self.run(&command, fds).await;
-                self.jobs.set(self.jobs.get() - 1);
+                self.count(self.jobs.get() - 1);
                 let _ = command.get_ref().send(&SessionTell::Ended { code }, &[]);
             }
             Ok(Some((SessionAsk::About, _))) => {
@@ -113,7 +142,7 @@ impl Resident {
         let job = async {
             let spec = memory_file::read(spec.into(), SPEC_MAX).op("read the request")?;
             let resolving = self.session.resolve(&self.tasks, &spec);
-            self.session.run(&spec, resolving, Phases::default(), &console).await
+            self.session.run(&spec, resolving, Phases::default(), &console, Ranks::Ours).await
         };
         job.or(listen).await.unwrap_or_else(|error: Error| {
             console.say(&error);

@@ -11,10 +11,13 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::card::Card;
+use super::invitation::{Invitation, Posted};
+use super::joined::Meeting;
 use super::keeper::KILLED;
 use super::loading::{self, Loading};
 use super::overlay::{Children, Event, Spawner};
 use super::rendezvous::Names;
+use super::slurm::Step;
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
 use super::timeline::{Clocks, Moment};
@@ -24,6 +27,7 @@ use crate::loader::source::{Finding, Source};
 use crate::net::auth::SessionKey;
 use crate::net::link::Packet;
 use crate::net::listen;
+use crate::net::replicate::FeedsLog;
 use crate::net::wire::collective::Word;
 use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
@@ -49,8 +53,12 @@ pub struct Setup {
     /// How jobs will see their captured files, if there are any.
     pub view: View,
     pub store: Option<Vec<u8>>,
+    /// Hosts that read from the shared file system; at least 1, the front end's.
+    pub roots: u32,
     /// What others change on the shared file system is seen within this time.
     pub fresh: Duration,
+    /// Where agents that come by themselves expect the front end, if that was told before it started.
+    pub meeting: Option<Meeting>,
 }
 
 /// Who starts each of nodes 1..=`count`, by LIBI's greedy rule with what ssh costs (a quarter of a second, of which the one who
@@ -61,15 +69,21 @@ pub fn parents(count: u32, fan_out: u32) -> Vec<NodeId> {
     start_tree::plan(count, &cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
 }
 
+/// The host of "address:port".
+fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
+
 /// What a job hears.
 #[derive(Debug)]
 pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { node: NodeId, error: String },
-    Done { part: u32, node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
+    Done { part: u32, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
+    Open { node: NodeId },
     Pids(Vec<(u32, u32)>),
     Collective { word: Word, packet: Packet },
     Lost { node: NodeId, error: String },
@@ -93,6 +107,7 @@ pub struct Root {
     /// Where this process listens.
     addresses: Vec<String>,
     arrivals: Arrivals,
+    roots: u32,
     loading: RefCell<Option<Rc<Loading>>>,
     nodes: RefCell<BTreeMap<NodeId, State>>,
     changed: (Sender<()>, Receiver<()>),
@@ -127,10 +142,18 @@ impl Root {
         mut progress: impl FnMut(&Rc<Root>),
         interrupted: impl Future<Output = Error>,
     ) -> Result<Rc<Root>> {
-        let key = SessionKey::random();
-        let listener = listen::listen(setup.agent == AgentKind::Local).op("listen for the agents")?;
+        let (key, listener, session) = match &setup.meeting {
+            Some(Meeting { key, session, listener }) => {
+                let listener = listener.try_clone().and_then(smol::Async::new);
+                (key.clone(), listener, session.clone())
+            }
+            None => {
+                let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
+                (SessionKey::random(), listen::listen(setup.agent == AgentKind::Local), session)
+            }
+        };
+        let listener = listener.op("listen for the agents")?;
         let addresses = listen::addresses(&listener);
-        let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
         let (children, events) = Children::new(Rc::clone(&tasks));
         let arrivals = Arrivals::default();
         tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
@@ -155,13 +178,17 @@ impl Root {
             hosts: setup.hosts.clone(),
             addresses,
             arrivals,
+            roots: setup.roots.max(1),
             loading: RefCell::default(),
             nodes: RefCell::new((1..=count).map(|node| (node, State::Starting)).collect()),
             changed: bounded(1),
             jobs: RefCell::default(),
             begun: Instant::now(),
             clocks: RefCell::default(),
-            parents: RefCell::new(parents(count, setup.fan_out)),
+            parents: RefCell::new(match setup.agent.come() {
+                true => vec![0; setup.hosts.len()],
+                false => parents(count, setup.fan_out),
+            }),
             facts: RefCell::default(),
             asked: Cell::new(None),
             next_job: Cell::new(1),
@@ -173,6 +200,14 @@ impl Root {
         let specs = (1..=count).zip(&setup.hosts).zip(root.parents.borrow().clone());
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
+        let step = (setup.agent == AgentKind::Srun).then(|| root.start_step(key.clone())).transpose();
+        let mut step = match step {
+            Ok(step) => step,
+            Err(error) => {
+                root.stop().await;
+                return Err(error);
+            }
+        };
         let up = async {
             while root.count(|s| matches!(s, State::Starting)) > 0 {
                 let _ = root.changed.1.recv().await;
@@ -180,11 +215,28 @@ impl Root {
             }
             root.enough(setup.min_hosts, say)
         };
-        if let Err(error) = up.or(async { Err(interrupted.await) }).await {
+        let fell = async {
+            match &mut step {
+                Some((step, _)) => Err(step.ended().await),
+                None => smol::future::pending().await,
+            }
+        };
+        let up = up.or(async { Err(interrupted.await) }).or(fell).await;
+        if let Some((step, _)) = step {
+            root.subtree.adopt(step.into_process());
+        }
+        if let Err(error) = up {
             root.stop().await;
             return Err(error);
         }
         Ok(root)
+    }
+
+    /// Has Slurm start the agents, which find their way here by the file.
+    fn start_step(&self, key: SessionKey) -> Result<(Step, Posted)> {
+        let (addresses, hosts) = (self.addresses.clone(), self.hosts.clone());
+        let posted = Invitation { key, addresses, hosts }.post()?;
+        Ok((Step::start(&self.tasks, &self.hosts, posted.path())?, posted))
     }
 
     fn bring_up(self: &Rc<Self>, nodes: Vec<NodeSpec>) {
@@ -240,7 +292,8 @@ impl Root {
         nodes.values().filter_map(error).collect()
     }
 
-    /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it.
+    /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it. What nodes
+    /// lack is among the reader's warnings then.
     pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
         let mut able = Vec::new();
         let mut lacking = BTreeMap::<String, Vec<&str>>::new();
@@ -261,12 +314,17 @@ impl Root {
             }
         }
         for (lack, hosts) in lacking {
-            say(format_args!("{}: {lack}", super::fold::fold(&hosts)));
+            source.warn(format!("{}: {lack}", super::fold::fold(&hosts)));
         }
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
-        let loading = Loading::start(&self.tasks, &self.arrivals, nodes, source, found);
+        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
+        // This host reads anyway.
+        let here: Vec<&str> = self.addresses.iter().map(|address| host_of(address)).collect();
+        let elsewhere = able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&host_of(a))));
+        let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
+        self.reader(|source| source.forest.plant(elsewhere.map(|(node, _)| *node).take(others).collect()));
         let nodes = loading::feeders(self.addresses.clone(), able);
         self.order(Target::All, Order::Feed { two_trees, nodes }, Vec::new()).await;
     }
@@ -383,10 +441,13 @@ impl Root {
                 Event::Report { report: Report::Output { job, rank, stream }, packet, .. } => {
                     self.tell(job, News::Output { rank, stream, packet }).await;
                 }
+                Event::Report { report: Report::Read { ticket }, packet, .. } => {
+                    self.reader(|source| source.forest.answer(ticket, packet.body.to_vec()));
+                }
                 Event::Report { report: Report::Collective { job, word }, packet, .. } => {
                     self.tell(job, News::Collective { word, packet }).await;
                 }
-                Event::Report { child, report, .. } => self.note(report, child == 0).await,
+                Event::Report { report, .. } => self.note(report, false).await,
                 Event::Log { child, packet } => {
                     let loading = self.loading.borrow().clone();
                     if let Some(loading) = loading {
@@ -437,18 +498,25 @@ impl Root {
             }
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
+            Report::Open { job, node } => self.tell(job, News::Open { node }).await,
             Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)).await,
             Report::Facts { node, facts } => {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));
             }
             Report::Want { path, need } => self.reader(|source| source.want(path, need)),
+            Report::Fetch { node, piece } => {
+                if let Some(loading) = self.loading() {
+                    loading.hand(node, piece);
+                }
+            }
+            Report::Followed { file, next } => self.reader(|source| source.followed(file, next)),
             Report::Changed { path, exists } => self.reader(|source| source.changed(path, exists)),
             Report::Rate { rate } => {
                 if let Some(loading) = self.loading() {
                     loading.hear_rate(rate);
                 }
             }
-            Report::Output { .. } | Report::Collective { .. } | Report::Ping => {}
+            Report::Output { .. } | Report::Collective { .. } | Report::Read { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());
     }
@@ -460,6 +528,7 @@ impl Root {
     }
 
     async fn lose(&self, node: NodeId, error: String) {
+        self.reader(|source| source.forest.fell(node));
         let error = Error::new("reach the agent", error).at(self.host(node).to_owned()).to_string();
         self.nodes.borrow_mut().insert(node, State::Gone { error: error.clone() });
         let jobs: Vec<JobId> = self.jobs.borrow().keys().copied().collect();

@@ -2,11 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +28,7 @@ use super::rendezvous::{self, Aborted, Ask, Rendezvous};
 use super::root::{News, Root};
 use super::timeline::Line;
 use crate::error::EXIT_FAILED;
+use crate::loader::catalog::as_path;
 use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::{Block, JobSpec};
@@ -56,8 +54,8 @@ pub struct Outcome {
     pub loading: Duration,
     pub ran: Duration,
     pub cleanup: Duration,
-    /// Bytes of files that nodes passed on to nodes.
-    pub received: u64,
+    /// Bytes of files that nodes passed on to nodes, and of these to nodes that asked.
+    pub received: (u64, u64),
     /// How it went on each host.
     pub card: Rc<Card>,
 }
@@ -70,6 +68,8 @@ enum Next {
     Asked(Ask),
     Time,
     Written,
+    /// Our own output cannot be written.
+    Broken(crate::Error),
     Closed,
 }
 
@@ -99,7 +99,7 @@ struct Running<'a> {
     interrupts: u32,
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
-    received: u64,
+    received: (u64, u64),
     card: Rc<Card>,
     /// The ranks wait until a debugger has seen their processes.
     held: bool,
@@ -115,7 +115,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let Blocks { placement, parts } = Blocks::new(&up_hosts, &job.blocks)?;
     let placement = Arc::new(placement);
     for (part, mpi) in &needs.mpi {
-        mpi.check(Path::new(OsStr::from_bytes(&job.blocks[*part as usize].program)), placement.ranks())?;
+        mpi.check(as_path(&job.blocks[*part as usize].program), placement.ranks())?;
     }
     let nodes = nodes_of(&placement, &up, hosts);
     let main = &job.blocks[0];
@@ -148,6 +148,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         roots: needs.roots.clone(),
         view: job.view,
         stdin: job.stdin,
+        guests: false,
         hold: held,
         wiring: wiring.clone(),
         client: needs.mpi.contains(&(part, Mpi::OpenMpi4)),
@@ -172,7 +173,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
-        received: 0,
+        received: (0, 0),
         card,
         held,
     };
@@ -180,7 +181,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for launch in launches {
         root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
     }
-    running.drive(job, &news).await?;
+    running.drive(job, &news).await;
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
     }
@@ -234,8 +235,18 @@ fn places(placement: &Placement, nodes: &[NodeId], bind: Binding) -> Vec<Place> 
     places
 }
 
+/// Notes what a node that is done told of its part.
+pub(super) fn noted(root: &Root, card: &Card, node: NodeId, facts: &JobFacts) {
+    let mut progress = card.progress.borrow_mut();
+    progress.done.insert(node);
+    progress.add(facts);
+    if let Some((birth, offset)) = root.clocks().get(node) {
+        progress.lines.push(Line::new(root.host(node), birth, offset, card.ordered, facts, root.now()));
+    }
+}
+
 impl Running<'_> {
-    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) -> Result<()> {
+    async fn drive(&mut self, job: &JobSpec, news: &Receiver<News>) {
         let limit = job.timeout_ms.map(Duration::from_millis);
         let timeout = limit.map(|limit| Instant::now() + limit);
         let mut timed_out = false;
@@ -245,7 +256,8 @@ impl Running<'_> {
                 .into_iter()
                 .flatten()
                 .min();
-            match self.next(news, &mut input, wake).await? {
+            let next = self.next(news, &mut input, wake).await;
+            match next.unwrap_or_else(Next::Broken) {
                 Next::News(news) => self.handle(news, &mut input).await,
                 Next::Asked(ask) => self.rendezvous.handle_ask(ask).await,
                 Next::Signal(signal) => self.signalled(signal).await,
@@ -259,6 +271,10 @@ impl Running<'_> {
                     }
                 }
                 Next::Written if self.output.closed && self.give_up.is_none() => self.end(FAILED_GRACE).await,
+                Next::Broken(error) => {
+                    self.fail(error.to_string());
+                    self.end(FAILED_GRACE).await;
+                }
                 Next::Time | Next::Written => {}
                 Next::Closed => break,
             }
@@ -280,7 +296,6 @@ impl Running<'_> {
                 break;
             }
         }
-        Ok(())
     }
 
     async fn next(&mut self, news: &Receiver<News>, input: &mut Input, wake: Option<Instant>) -> Result<Next> {
@@ -362,8 +377,8 @@ impl Running<'_> {
                 self.end(Duration::ZERO).await;
             }
             News::Done { part, node, warnings, received, facts } => {
-                self.received += received;
-                self.finished(node, &facts);
+                self.received = (self.received.0 + received.0, self.received.1 + received.1);
+                noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);
                 }
@@ -372,6 +387,7 @@ impl Running<'_> {
                 input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
+            News::Open { .. } => {}
             News::Loaded { node } => {
                 self.last_loaded = Some(Instant::now());
                 self.card.progress.borrow_mut().loaded.insert(node);
@@ -403,17 +419,6 @@ impl Running<'_> {
             self.held = false;
             self.card.show_debugger(self.root);
             self.pass_on(Signal::SIGCONT).await;
-        }
-    }
-
-    /// Notes what a node that is done told of its part.
-    fn finished(&self, node: NodeId, facts: &JobFacts) {
-        let mut progress = self.card.progress.borrow_mut();
-        progress.done.insert(node);
-        progress.add(facts);
-        if let Some((birth, offset)) = self.root.clocks().get(node) {
-            let line = Line::new(self.root.host(node), birth, offset, self.card.ordered, facts, self.root.now());
-            progress.lines.push(line);
         }
     }
 
@@ -566,7 +571,7 @@ impl Presenter {
         let same = out.is_terminal() && err.is_terminal();
         let files = match &job.output {
             Some(directory) => {
-                let directory = Path::new(OsStr::from_bytes(directory));
+                let directory = as_path(directory);
                 Some(super::output_files::OutputFiles::create(directory, placement.ranks())?)
             }
             None => None,

@@ -1,13 +1,11 @@
 //! A session: nodes that are up, their log and stores, and the jobs that run on them, one or many.
 
-use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, bounded};
@@ -16,6 +14,7 @@ use smol::{Task, Timer};
 
 use super::card::Card;
 use super::console::Console;
+use super::hosting::{self, Ranks};
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
 use super::mpi::Mpi;
@@ -28,9 +27,10 @@ use super::stats::{Phases, Stats};
 use super::status::Subject;
 use super::timeline::{self, Moment};
 use crate::loader::capture;
-use crate::loader::closure::Environment;
+use crate::loader::catalog::as_path;
+use crate::loader::closure::{self, Environment};
 use crate::loader::hints::Hints;
-use crate::loader::source::{Compression, Counters, Finding, READERS, Source};
+use crate::loader::source::{Compression, Counted, Finding, READERS, Source};
 use crate::loader::tally::Tally;
 use crate::net::wire::control::View;
 use crate::net::wire::session::{Block, JobSpec};
@@ -79,12 +79,12 @@ pub struct Session {
 }
 
 impl Reading {
-    /// A reader that has read nothing. `views`: jobs will have views.
+    /// A reader that has read nothing. `views`: jobs will have views. `pull`: what is asked for late goes to those who ask.
     ///
     /// # Errors
     /// Its threads cannot be started.
-    pub fn start(compression: Compression, views: bool) -> Result<Reading> {
-        let (source, found) = Source::start(compression, if views { READERS } else { 1 })?;
+    pub fn start(compression: Compression, views: bool, pull: bool) -> Result<Reading> {
+        let (source, found) = Source::start(compression, if views { READERS } else { 1 }, pull)?;
         Ok(Reading { source, found })
     }
 
@@ -150,8 +150,15 @@ impl Session {
     ///
     /// # Errors
     /// The job could not be run; how it ended otherwise is its exit code.
-    pub async fn run(&self, job: &JobSpec, resolving: Resolving, phases: Phases, console: &Console) -> Result<u8> {
-        let running = self.run_resolving(job, resolving, phases, console);
+    pub async fn run(
+        &self,
+        job: &JobSpec,
+        resolving: Resolving,
+        phases: Phases,
+        console: &Console,
+        ranks: Ranks<'_>,
+    ) -> Result<u8> {
+        let running = self.run_resolving(job, resolving, phases, console, ranks);
         running.or(self.show_progress(console)).or(self.stay_fresh()).await
     }
 
@@ -170,7 +177,7 @@ impl Session {
         const TICK: Duration = Duration::from_millis(100);
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         loop {
-            let Counted { files, bytes, .. } = Counted::of(&self.source.counters);
+            let Counted { files, bytes, .. } = self.source.counters.read();
             let (hosts_up, hosts) = (count(self.root.up().len()), count(self.hosts.len()));
             console.show(&progress::Counters { hosts_up, hosts, files, bytes });
             Timer::after(TICK).await;
@@ -183,6 +190,7 @@ impl Session {
         resolving: Resolving,
         phases: Phases,
         console: &Console,
+        ranks: Ranks<'_>,
     ) -> Result<u8> {
         let entered = self.root.now();
         let Resolving { found, begun, before: (before, touched) } = resolving;
@@ -196,33 +204,44 @@ impl Session {
         if !needs.roots.is_empty() {
             self.source.begin_log();
             let _ = self.log.recv().await;
+            self.source.warnings().iter().for_each(|warning| console.say(warning));
         }
         // Hosts may have been lost since the start. A job of its own needs those it was given; a session's takes what is left.
         if self.root.lost().len() > self.missing {
             let tolerant = !console.own || job.keep_going;
             self.root.enough(if tolerant { Some(1) } else { self.min_hosts }, |line| console.say(line))?;
         }
-        let outcome = run::run(&self.root, &self.hosts, job, needs, console).await?;
-        if let Some(hints) = hints
-            && let Err(error) = hints.keep(self.source.told_since(&roots, begun))
-        {
-            log::info!("{error}");
-        }
-        if begun.elapsed() > self.fresh {
+        let outcome = match ranks {
+            Ranks::Ours => run::run(&self.root, &self.hosts, job, needs, console).await?,
+            others => hosting::run(&self.root, &self.hosts, job, needs, console, others).await?,
+        };
+        let long = begun.elapsed() > self.fresh;
+        if long || hints.is_some() {
             let source = Arc::clone(&self.source);
-            smol::unblock(move || source.look_for_changes(true)).await;
+            let look_back = move || {
+                if let Some(hints) = hints
+                    && let Err(error) = hints.keep(source.told_since(&roots, begun))
+                {
+                    log::info!("{error}");
+                }
+                if long {
+                    source.look_for_changes(true);
+                }
+            };
+            smol::unblock(look_back).await;
         }
         self.source.warnings().iter().for_each(|warning| console.say(warning));
-        let now = Counted::of(&self.source.counters);
+        let now = self.source.counters.read();
         let progress = outcome.card.progress.borrow();
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };
         let stats = Stats {
             hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
-            ranks: outcome.placement.ranks(),
+            ranks: outcome.card.ranks,
             phases,
             files: now.files - before.files,
             bytes_read: now.bytes - before.bytes,
-            bytes_sent: outcome.received,
+            bytes_sent: outcome.received.0,
+            bytes_pulled: outcome.received.1,
             cache_hits: now.hits - before.hits,
             misses: now.misses - before.misses,
             operations_done: now.operations - before.operations,
@@ -237,7 +256,7 @@ impl Session {
         };
         show(job, &outcome, &stats, console)?;
         if let Some(path) = &job.report {
-            draw(Path::new(OsStr::from_bytes(path)), entered, &stats, &outcome.card)?;
+            draw(as_path(path), entered, &stats, &outcome.card)?;
         }
         Ok(outcome.code)
     }
@@ -249,7 +268,7 @@ impl Session {
 
     /// Bytes of files read into the session.
     pub fn stored(&self) -> u64 {
-        self.source.counters.bytes.load(Ordering::Relaxed)
+        self.source.counters.read().bytes
     }
 
     /// Ends the session: nothing of it is left when this returns, or its hosts are given up.
@@ -258,57 +277,36 @@ impl Session {
     }
 }
 
-/// What a session's reader has done.
-#[derive(Debug)]
-struct Counted {
-    files: u64,
-    bytes: u64,
-    operations: u64,
-    hits: u64,
-    misses: u64,
-}
-
-impl Counted {
-    fn of(counters: &Counters) -> Counted {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { files, bytes, operations, hits, misses } = counters;
-        Counted {
-            files: get(files),
-            bytes: get(bytes),
-            operations: get(operations),
-            hits: get(hits),
-            misses: get(misses),
-        }
-    }
-}
-
 /// The closure on a thread of its own. What earlier jobs of the session read is compared with the shared file system.
 fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
-    let (source, view, began) = (Arc::clone(source), job.view, Instant::now());
-    let blocks: Vec<_> = job.blocks.iter().map(|block| (block.clone(), wishes(job, block))).collect();
-    let before = (Counted::of(&source.counters), source.touched());
+    let (source, job, began) = (Arc::clone(source), job.clone(), Instant::now());
+    let before = (source.counters.read(), source.touched());
     let found = tasks.spawn(smol::unblock(move || {
-        let parts = || (0..).zip(&blocks);
-        if view == View::None {
-            let mpi = |(part, (block, _)): (u32, &(Block, Wishes))| {
-                Some((part, Mpi::of_program(&path(&block.program), &closure_environment(block))?))
+        let parts = || (0..).zip(&job.blocks);
+        if job.view == View::None {
+            let mpi = |(part, block): (u32, &Block)| {
+                Some((part, Mpi::of_program(as_path(&block.program), &Environment::of(&block.env, &block.cwd))?))
             };
-            return Ok(Resolved {
-                needs: Needs { mpi: parts().filter_map(mpi).collect(), ..Needs::default() },
-                ..Resolved::default()
-            });
+            let needs = Needs { mpi: parts().filter_map(mpi).collect(), ..Needs::default() };
+            return Ok(Resolved { needs, ..Resolved::default() });
         }
         let begun = Instant::now();
         let preload = source.preload();
         let mut needs = Needs::default();
-        for (part, (block, wishes)) in parts() {
-            let env = closure_environment(block);
-            needs.join(loading::resolve(&source, &preload, part, &path(&block.program), &env, wishes)?);
+        for (part, block) in parts() {
+            let (program, env, scripts) =
+                (as_path(&block.program), Environment::of(&block.env, &block.cwd), scripts(block));
+            let wishes = Wishes { prefixes: &job.prefixes, excludes: &job.excludes, scripts: &scripts };
+            needs.join(loading::resolve(&source, &preload, part, program, &env, &wishes)?);
         }
         source.compare(&needs.roots, begun, &preload);
         // Without shared files there is nothing to remember.
-        let (main, wishes) = &blocks[0];
-        let hints = if needs.roots.is_empty() { None } else { Hints::of(&path(&main.program), &subject(main, wishes)) };
+        let main = &job.blocks[0];
+        let hints = if needs.roots.is_empty() {
+            None
+        } else {
+            Hints::of(as_path(&main.program), &subject(main, &scripts(main)))
+        };
         for (path, need) in hints.iter().flat_map(Hints::entries) {
             preload.hint(path, *need, &needs.roots);
         }
@@ -317,21 +315,21 @@ fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     Resolving { found, begun: began, before }
 }
 
-fn path(bytes: &[u8]) -> PathBuf {
-    PathBuf::from(OsString::from_vec(bytes.to_vec()))
+/// The words behind the program, as the paths that they may be.
+fn arguments(block: &Block) -> impl Iterator<Item = PathBuf> {
+    block.argv.iter().skip(1).map(|word| as_path(&block.cwd).join(as_path(word)))
 }
 
-fn wishes(job: &JobSpec, block: &Block) -> Wishes {
-    let cwd = path(&block.cwd);
-    let arguments = block.argv.iter().skip(1).map(|word| cwd.join(path(word))).collect();
-    Wishes { prefixes: job.prefixes.iter().map(|p| path(p)).collect(), arguments, excludes: job.excludes.clone() }
+/// The arguments that are files which an interpreter runs, without symbolic links.
+fn scripts(block: &Block) -> Vec<PathBuf> {
+    let scripts = arguments(block).filter(|path| loading::is_script(path));
+    scripts.filter_map(|script| script.canonicalize().ok()).collect()
 }
 
 /// What an interpreter is to run: two programs with the same interpreter load different things.
-fn subject(block: &Block, wishes: &Wishes) -> Vec<Vec<u8>> {
-    let script = wishes.arguments.iter().find(|path| loading::is_script(path));
-    if let Some(script) = script.and_then(|script| script.canonicalize().ok()) {
-        return vec![script.into_os_string().into_vec()];
+fn subject(block: &Block, scripts: &[PathBuf]) -> Vec<Vec<u8>> {
+    if let Some(script) = scripts.first() {
+        return vec![script.as_os_str().as_bytes().to_vec()];
     }
     let module = block.argv.iter().skip(1).skip_while(|word| **word != b"-m").take(2);
     module.cloned().collect()
@@ -340,29 +338,14 @@ fn subject(block: &Block, wishes: &Wishes) -> Vec<Vec<u8>> {
 /// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.
 pub fn may_share(job: &JobSpec) -> bool {
     let of = |block: &Block| {
-        let Wishes { prefixes, arguments, .. } = wishes(job, block);
-        let env = closure_environment(block);
-        let python = variable(block, "PYTHONPATH");
+        let env = Environment::of(&block.env, &block.cwd);
+        let python = closure::variable(&block.env, "PYTHONPATH");
         let lists = [env.library_path, env.preload, python].into_iter().flatten();
-        let listed: Vec<PathBuf> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
-        std::iter::once(path(&block.program)).chain(prefixes).chain(arguments).chain(listed).collect::<Vec<_>>()
+        let listed: Vec<_> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
+        let mut all = std::iter::once(as_path(&block.program).to_owned()).chain(arguments(block)).chain(listed);
+        all.any(|path| capture::is_shared(&path))
     };
-    job.view != View::None && job.blocks.iter().flat_map(of).any(|path| capture::is_shared(&path))
-}
-
-fn variable(block: &Block, name: &str) -> Option<OsString> {
-    let found = block.env.iter().find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
-    found.map(|value| OsString::from_vec(value.to_vec()))
-}
-
-/// What steers the dynamic linker of the ranks.
-fn closure_environment(block: &Block) -> Environment {
-    Environment {
-        cwd: path(&block.cwd),
-        library_path: variable(block, "LD_LIBRARY_PATH"),
-        preload: variable(block, "LD_PRELOAD"),
-        path: variable(block, "PATH"),
-    }
+    job.view != View::None && (!job.prefixes.is_empty() || job.blocks.iter().any(of))
 }
 
 fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> Result<()> {
@@ -373,7 +356,7 @@ fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> R
     }
     match &job.stats {
         Some(path) => {
-            let path = Path::new(OsStr::from_bytes(path));
+            let path = as_path(path);
             fs::write(path, format!("{:#}\n", stats.to_json())).op_on("write the statistics", path)
         }
         None => Ok(()),

@@ -60,6 +60,8 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Bytes put on the network, by all nodes together.
     pub bytes_sent: u64,
+    /// Of these, to nodes that asked.
+    pub bytes_pulled: u64,
     /// Files that were already in the stores of the nodes when the job asked for them.
     pub cache_hits: u64,
     /// Questions of the hosts that only the shared file system could answer.
@@ -98,7 +100,12 @@ impl Stats {
             "files": self.files,
             "cache_hits": self.cache_hits,
             "misses": self.misses,
-            "bytes": { "read": self.bytes_read, "sent": self.bytes_sent, "original": self.original.1 },
+            "bytes": {
+                "read": self.bytes_read,
+                "sent": self.bytes_sent,
+                "pulled": self.bytes_pulled,
+                "original": self.original.1,
+            },
             "operations": {
                 "done": self.operations_done,
                 "avoided": self.operations_avoided,
@@ -115,6 +122,9 @@ impl Stats {
 
     /// `8 ranks on 4 hosts`.
     pub fn size(&self) -> String {
+        if self.ranks == 0 {
+            return format!("ranks of another launcher on {}", plural(self.hosts.into(), "host"));
+        }
         format!("{} on {}", plural(self.ranks.into(), "rank"), plural(self.hosts.into(), "host"))
     }
 
@@ -122,13 +132,15 @@ impl Stats {
     pub fn summary(&self) -> String {
         let phase = |(name, time): &(&str, Duration)| format!("{} {:.2} s", name.replace('_', " "), time.as_secs_f64());
         let took: Vec<String> = self.phases.named().iter().filter(|(_, time)| !time.is_zero()).map(phase).collect();
+        let loaded = self.files + self.cache_hits + self.operations_done + self.operations_avoided;
+        let first =
+            format!("{}, exit code {}, {:.2} s", self.size(), self.exit_code, self.phases.total().as_secs_f64());
+        let first = format!("hpcrt: {first} ({})", took.join(", "));
+        if loaded == 0 {
+            return format!("{first}\nhpcrt: no file was captured: each host read its own\n");
+        }
         format!(
-            "hpcrt: {}, exit code {}, {:.2} s ({})\n\
-             hpcrt: {}, {} read, {} sent, {} at the shared file system, {} avoided\n",
-            self.size(),
-            self.exit_code,
-            self.phases.total().as_secs_f64(),
-            took.join(", "),
+            "{first}\nhpcrt: {}, {} read, {} sent, {} at the shared file system, {} avoided\n",
             counted(self.files, "file"),
             HumanBytes(self.bytes_read),
             HumanBytes(self.bytes_sent),
@@ -185,6 +197,7 @@ mod tests {
             files,
             bytes_read,
             bytes_sent,
+            bytes_pulled: 0,
             cache_hits,
             misses: 0,
             operations_done,
@@ -213,6 +226,8 @@ mod tests {
             "hpcrt: 2 ranks on 1 host, exit code 3, 3.25 s (load 1.25 s, run 2.00 s)\n\
              hpcrt: 1,234 files, 5.00 MiB read, 3.00 GiB sent, 20 operations at the shared file system, 98,765 avoided\n"
         );
+        let nothing = Stats { files: 0, cache_hits: 0, operations_done: 0, operations_avoided: 0, ..sample() };
+        assert_eq!(nothing.summary().lines().nth(1), Some("hpcrt: no file was captured: each host read its own"));
     }
 
     fn fields(value: &Value, path: &str, found: &mut BTreeSet<String>) {

@@ -2,13 +2,10 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -22,37 +19,38 @@ use super::root::{GATHER, Root, State};
 use super::stats;
 use crate::loader::source::Source;
 use crate::loader::tally::{Tally, Why};
+use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{JobId, NodeId, Order, Target};
 use crate::net::wire::facts::{Facts, JobFacts};
 use crate::net::wire::session::{SessionAsk, SessionTell};
-use crate::{Result, error::Context};
 
 /// Version of the object's layout, as [`stats::SCHEMA`].
 pub const SCHEMA: u32 = 1;
-
-/// A job of its own, or a resident session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Job,
-    Session,
-}
 
 /// What a front end is asked about.
 #[derive(Debug)]
 pub struct Subject {
     pub id: String,
-    pub kind: Kind,
-    /// The program of a job of its own.
-    pub program: Option<String>,
-    pub begun: Instant,
-    pub hosts: usize,
-    pub source: Arc<Source>,
+    /// The program of a job of its own; without one it is a resident session.
+    program: Option<String>,
+    begun: Instant,
+    hosts: usize,
+    source: Arc<Source>,
     /// Once agents are being started.
     pub root: OnceCell<Rc<Root>>,
 }
 
 impl Subject {
+    /// `program`: that of a job of its own; without one it is a resident session.
+    pub fn new(id: String, program: Option<String>, begun: Instant, hosts: usize, source: Arc<Source>) -> Rc<Subject> {
+        Rc::new(Subject { id, program, begun, hosts, source, root: OnceCell::new() })
+    }
+
+    fn is_session(&self) -> bool {
+        self.program.is_none()
+    }
+
     /// Answers whoever comes through the door, for as long as this is awaited.
     pub async fn answer_at(self: Rc<Self>, door: Door, tasks: &Spawner) -> std::convert::Infallible {
         loop {
@@ -77,7 +75,7 @@ impl Subject {
         };
         let status = async { Some(self.status(nodes, pids).await) };
         if let Some(status) = status.or(gone).await
-            && let Ok(file) = file_of(&status)
+            && let Ok(file) = memory_file::write_bytes("hpcrt-status", status.to_string().as_bytes())
         {
             let _ = command.get_ref().send(&SessionTell::Status, &[file.as_fd()]);
         }
@@ -119,24 +117,23 @@ impl Subject {
         }
         let jobs: Vec<Value> =
             jobs.iter().map(|(job, card)| job_json(*job, card, told.get(job), root.filter(|_| pids))).collect();
-        let counters = &self.source.counters;
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let read = self.source.counters.read();
         json!({
             "schema": SCHEMA,
             "hpcrt": env!("CARGO_PKG_VERSION"),
             "id": self.id,
-            "kind": match self.kind { Kind::Job => "job", Kind::Session => "session" },
+            "kind": if self.is_session() { "session" } else { "job" },
             "pid": std::process::id(),
             "program": self.program,
             "phase": self.phase(starting),
             "seconds": self.begun.elapsed().as_secs_f64(),
             "hosts": { "named": self.hosts, "up": up, "starting": starting, "lost": lost, "silent": silent.len() },
             "reader": {
-                "files": count(&counters.files),
-                "bytes": count(&counters.bytes),
-                "operations": count(&counters.operations),
-                "cache_hits": count(&counters.hits),
-                "misses": count(&counters.misses),
+                "files": read.files,
+                "bytes": read.bytes,
+                "operations": read.operations,
+                "cache_hits": read.hits,
+                "misses": read.misses,
             },
             "paths": stats::paths_json(&self.source.touched()),
             "jobs": jobs,
@@ -159,18 +156,18 @@ impl Subject {
             Timer::after(GATHER).await;
         })
         .await;
-        if let (Kind::Job, Some((_, card))) = (self.kind, jobs.first()) {
+        if let Some((_, card)) = jobs.first().filter(|_| !self.is_session()) {
             card.show_debugger(root);
         }
     }
 
     fn phase(&self, starting: u32) -> &'static str {
-        match (self.kind, self.root.get()) {
-            (_, None) => "starting",
-            (_, Some(root)) if root.is_stopping() => "ending",
+        match self.root.get() {
+            None => "starting",
+            Some(root) if root.is_stopping() => "ending",
             _ if starting > 0 => "starting",
-            (Kind::Session, _) => "up",
-            (Kind::Job, Some(root)) => root.jobs().first().map_or("resolving", |(_, card)| card.phase()),
+            _ if self.is_session() => "up",
+            Some(root) => root.jobs().first().map_or("resolving", |(_, card)| card.phase()),
         }
     }
 }
@@ -225,6 +222,7 @@ fn node_json(
     let mut shown = json!({ "node": node, "parent": parent, "host": host, "state": name, "why": why });
     if let (Some(facts), Value::Object(shown)) = (facts, &mut shown) {
         shown.insert("received".into(), facts.received.into());
+        shown.insert("pulled".into(), facts.pulled.into());
         shown.insert("stored".into(), facts.stored.into());
         shown.insert("misses".into(), facts.misses.into());
         shown.insert("jobs".into(), facts.jobs.iter().map(part_json).collect());
@@ -254,11 +252,4 @@ fn part_json(facts: &JobFacts) -> Value {
             "ended": since(times.ordered, times.ended),
         },
     })
-}
-
-/// A file in memory with the object's text.
-fn file_of(status: &Value) -> Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("hpcrt-status", rustix::fs::MemfdFlags::CLOEXEC).op("answer")?;
-    File::from(fd.try_clone().op("answer")?).write_all(status.to_string().as_bytes()).op("answer")?;
-    Ok(fd)
 }

@@ -187,6 +187,10 @@ fn store(nodes: &[Value]) -> Option<String> {
         (a, b) => format!("{} to {} ({})", HumanBytes(a), HumanBytes(b), text(&most["host"])),
     };
     let received: u64 = told().map(|node| number(&node["received"])).sum();
+    let pulled = match told().map(|node| number(&node["pulled"])).sum() {
+        0 => String::new(),
+        pulled => format!(", {} of it because they asked", HumanBytes(pulled)),
+    };
     let misses: u64 = told().map(|node| number(&node["misses"])).sum();
     let most = told().max_by_key(|node| number(&node["misses"]))?;
     let most = match number(&most["misses"]) {
@@ -194,7 +198,7 @@ fn store(nodes: &[Value]) -> Option<String> {
         misses => format!(", most by {} ({misses})", text(&most["host"])),
     };
     let misses = counted(misses, "path");
-    Some(format!("{stored}; {} sent to them; {misses} asked for before they came{most}", HumanBytes(received)))
+    Some(format!("{stored}; {} sent to them{pulled}; {misses} asked for before they came{most}", HumanBytes(received)))
 }
 
 fn paths(title: &str, paths: &Value) -> String {

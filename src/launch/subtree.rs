@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::future::FutureExt;
+use smol::net::TcpStream;
 use smol::{Task, Timer};
 
 use super::agent::{self, Agent, Process};
@@ -21,14 +22,19 @@ use crate::{Error, Result};
 /// A fresh agent joins within this time after it spoke: it tries its parent's addresses first.
 const JOIN: Duration = Duration::from_secs(15);
 
+/// Agents that a batch system starts come within this time.
+const COME: Duration = Duration::from_secs(60);
+
 /// Both halves of a link.
 pub type Arrival = (Reader, Writer);
+/// Who is to be fed the log, over which link, and the socket under it.
+pub type Fed = (NodeId, Arrival, TcpStream);
 
 /// Connections of nodes that were expected: each is handed to whoever waits for it, once.
 #[derive(Clone)]
 pub struct Arrivals {
     control: Rc<RefCell<HashMap<NodeId, Sender<Arrival>>>>,
-    log: (Sender<(NodeId, Arrival)>, Receiver<(NodeId, Arrival)>),
+    log: (Sender<Fed>, Receiver<Fed>),
 }
 
 impl Default for Arrivals {
@@ -38,20 +44,27 @@ impl Default for Arrivals {
 }
 
 impl Arrivals {
+    /// Where this node's control link will come out.
+    fn expect(&self, node: NodeId) -> Receiver<Arrival> {
+        let (sender, arrived) = bounded(1);
+        self.control.borrow_mut().insert(node, sender);
+        arrived
+    }
+
     /// Gives a proved connection to whoever waits for it; nobody waits twice for the same node's control link.
-    pub fn hand_over(&self, node: NodeId, purpose: Purpose, reader: Reader, writer: Writer) {
+    pub fn hand_over(&self, node: NodeId, purpose: Purpose, link: Arrival, socket: TcpStream) {
         match purpose {
             Purpose::Control => {
                 if let Some(waiting) = self.control.borrow_mut().remove(&node) {
-                    let _ = waiting.try_send((reader, writer));
+                    let _ = waiting.try_send(link);
                 }
             }
-            Purpose::Log => drop(self.log.0.try_send((node, (reader, writer)))),
+            Purpose::Log => drop(self.log.0.try_send((node, link, socket))),
         }
     }
 
     /// The next node that connects for the log.
-    pub async fn next_fed(&self) -> Option<(NodeId, Arrival)> {
+    pub async fn next_fed(&self) -> Option<Fed> {
         self.log.1.recv().await.ok()
     }
 }
@@ -113,9 +126,14 @@ impl Subtree {
             let (tasks, children, arrivals) =
                 (Rc::clone(&self.tasks), Rc::clone(&self.children), self.arrivals.clone());
             let processes = Rc::clone(&self.processes);
+            // Before anybody is told to come.
+            let coming = enroll.agent.come().then(|| arrivals.expect(spec.node));
             let work = async move {
                 let ids: Vec<NodeId> = below.iter().map(|s| s.node).chain([spec.node]).collect();
-                let started = bring_up(&tasks, &arrivals, enroll, &processes).await;
+                let started = match coming {
+                    Some(coming) => let_in(coming, enroll).await,
+                    None => bring_up(&tasks, &arrivals, enroll, &processes).await,
+                };
                 match started {
                     Ok(((reader, writer), joined)) => {
                         children.add(spec.node, &ids, reader, writer);
@@ -133,6 +151,11 @@ impl Subtree {
             };
             self.starting.borrow_mut().push(self.tasks.spawn(work));
         }
+    }
+
+    /// Takes over a command that started agents.
+    pub fn adopt(&self, process: Process) {
+        self.processes.borrow_mut().push(process);
     }
 
     /// Ends the starts that are under way, and collects the commands that started agents; those that linger are killed.
@@ -171,9 +194,8 @@ async fn bring_up(
     let host = enroll.host.clone();
     let Agent { mut reader, mut writer, process, said } = agent::start(tasks, &enroll.agent, &host).await?;
     processes.borrow_mut().push(process);
-    let (sender, arrived) = bounded(1);
     let node = enroll.node;
-    arrivals.control.borrow_mut().insert(node, sender);
+    let arrived = arrivals.expect(node);
     let local = enroll.agent == AgentKind::Local;
     let enroll = if local { Enroll { parent: Vec::new(), ..enroll } } else { enroll };
     let order = Packet::new(&Down { to: Target::Node(node), order: Order::Enroll(enroll) }, Vec::new());
@@ -213,6 +235,28 @@ async fn bring_up(
         None => (reader, writer),
     };
     Ok((link, report))
+}
+
+/// Waits for an agent that comes by itself, and enrols it.
+async fn let_in(coming: Receiver<Arrival>, enroll: Enroll) -> Result<(Arrival, Report)> {
+    let (host, node) = (enroll.host.clone(), enroll.node);
+    // It has its link to the parent.
+    let enroll = Enroll { parent: Vec::new(), ..enroll };
+    let joining = async {
+        let (mut reader, mut writer) = coming.recv().await.op("wait for the agent")?;
+        let order = Down { to: Target::Node(node), order: Order::Enroll(enroll) };
+        writer.send(&Packet::new(&order, Vec::new())).await.op("enrol the agent")?;
+        let report: Report = reader.receive().await.op("hear the agent")?.message().op("hear the agent")?;
+        match report {
+            Report::Joined { .. } => Ok(((reader, writer), report)),
+            _ => Err(Error::new("enrol the agent", "its first word is not that it joined")),
+        }
+    };
+    let late = async {
+        Timer::after(COME).await;
+        Err(Error::new("wait for the agent", format!("it did not come within {} s", COME.as_secs())))
+    };
+    joining.or(late).await.map_err(|error| error.at(host))
 }
 
 /// Keeps an unused pipe open until the other side closes it.

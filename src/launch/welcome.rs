@@ -40,8 +40,9 @@ pub(super) async fn welcome(tasks: Spawner, listener: Async<TcpListener>, key: S
 
 async fn greet(stream: Async<TcpStream>, key: &SessionKey, arrivals: &Arrivals) {
     let _ = stream.get_ref().set_nodelay(true);
-    match link::accept(smol::net::TcpStream::from(stream), key).await {
-        Ok((reader, writer, node, purpose)) => arrivals.hand_over(node, purpose, reader, writer),
+    let stream = smol::net::TcpStream::from(stream);
+    match link::accept(stream.clone(), key).await {
+        Ok((reader, writer, node, purpose)) => arrivals.hand_over(node, purpose, (reader, writer), stream),
         Err(error) => log::debug!("refused a connection: {error}"),
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
 
-use super::catalog::{file_name, is_below, is_code, parent};
+use super::catalog::{file_name, is_below, is_code, is_within, parent};
 
 /// Any other file is captured up to this size where a whole tree is captured: data that packages carry.
 const DATA_MAX: u64 = 16 << 20;
@@ -55,7 +55,7 @@ pub struct Capture {
     pub trees: Vec<Vec<u8>>,
     /// File names, and absolute paths with all below them, that are left to each node.
     pub excludes: Vec<Vec<u8>>,
-    /// Tests and demonstrations on one machine treat these as shared, too.
+    /// Taken for shared whatever file system they lie on (`--prefix`).
     pub shared: Vec<Vec<u8>>,
 }
 
@@ -63,7 +63,7 @@ impl Capture {
     /// Whether a path is left alone, with all below it.
     pub fn excludes(&self, path: &[u8]) -> bool {
         let name = file_name(path);
-        self.excludes.iter().any(|word| **word == *name || **word == *path || is_below(path, word))
+        self.excludes.iter().any(|word| **word == *name || is_within(path, word))
     }
 
     /// Whether the content of this regular file goes through the tree.

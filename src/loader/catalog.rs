@@ -5,6 +5,9 @@
 //! further changes. *Unknown*: the root has to be asked.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -39,7 +42,7 @@ pub enum Known<'a> {
     Dir { attr: &'a Attr, listing: &'a Arc<Listing> },
     /// Stable.
     Link { attr: &'a Attr, target: &'a [u8] },
-    /// Stable. `content` is [`Supply::Original`] also when its capture failed.
+    /// Stable. `content` is [`Supply::Original`] also when its capture failed, [`Supply::Log`] also when all of what is held elsewhere came.
     File { attr: &'a Attr, content: Supply },
     /// Stable: the error of whoever tries to reach it.
     Absent(Errno),
@@ -115,6 +118,11 @@ pub struct Catalog {
     told: HashMap<Box<[u8]>, u32>,
 }
 
+/// The same path, for whoever wants it by this type.
+pub fn as_path(path: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(path))
+}
+
 /// The directory of an absolute path; `None` for `/`.
 pub fn parent(path: &[u8]) -> Option<&[u8]> {
     let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -149,6 +157,11 @@ pub fn is_below(path: &[u8], directory: &[u8]) -> bool {
     }
 }
 
+/// Whether `path` is `directory` or lies below it.
+pub fn is_within(path: &[u8], directory: &[u8]) -> bool {
+    path == directory || is_below(path, directory)
+}
+
 fn find(listing: &Listing, name: &[u8]) -> Result<usize, usize> {
     listing.binary_search_by(|(n, _)| (**n).cmp(name))
 }
@@ -170,7 +183,7 @@ impl Catalog {
     }
 
     fn covers(&self, path: &[u8]) -> bool {
-        self.roots.iter().any(|r| **r == *path || is_below(path, r))
+        self.roots.iter().any(|root| is_within(path, root))
     }
 
     /// What is known about `path`. A name missing in a complete listing is `Absent` without any question.
@@ -185,7 +198,8 @@ impl Catalog {
             Some(Entry::File { attr, content }) => {
                 let void = |id| matches!(self.contents.get(id), Some(Content::Void));
                 let content = match content {
-                    Supply::Log(id) if void(id) => Supply::Original,
+                    Supply::Log(id) | Supply::Held(id) if void(id) => Supply::Original,
+                    Supply::Held(id) if self.is_complete(*id) => Supply::Log(*id),
                     content => *content,
                 };
                 return Known::File { attr, content };
@@ -222,7 +236,7 @@ impl Catalog {
                 // Perhaps older than what was changed here since. Whoever asked is answered by that, or asks again when it comes back.
                 effects.settled.push(path.clone().into_boxed_slice());
                 effects.listed = matches!(record, Record::Dir { .. }).then(|| path.clone().into_boxed_slice());
-                if let Record::File { content: Supply::Log(id), .. } = record {
+                if let Record::File { content: Supply::Log(id) | Supply::Held(id), .. } = record {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
                 }
             }
@@ -239,7 +253,7 @@ impl Catalog {
             }
             Record::File { path, attr, content } => {
                 self.put(path, Entry::File { attr: *attr, content: *content }, &mut effects);
-                if let Supply::Log(id) = content {
+                if let Supply::Log(id) | Supply::Held(id) = content {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
                 }
             }
@@ -284,7 +298,7 @@ impl Catalog {
                 }
                 self.amend(path, *exists, ask, now, &mut effects);
             }
-            Record::Preloaded { .. } => {}
+            Record::Preloaded { .. } | Record::Follows { .. } => {}
         }
         effects
     }

@@ -1,7 +1,8 @@
 //! Everything that must be present for a program to start: the program, its interpreters and its libraries, found as the dynamic
 //! linker of the program would find them, without running anything.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,6 +25,17 @@ pub struct Environment {
 }
 
 impl Environment {
+    /// That of a process with these variables (`NAME=VALUE`, no name twice) and this working directory.
+    pub fn of(variables: &[Vec<u8>], cwd: &[u8]) -> Environment {
+        let var = |name| variable(variables, name);
+        Environment {
+            cwd: OsStr::from_bytes(cwd).into(),
+            library_path: var("LD_LIBRARY_PATH"),
+            preload: var("LD_PRELOAD"),
+            path: var("PATH"),
+        }
+    }
+
     /// That of this process.
     pub fn current() -> std::io::Result<Environment> {
         let var = std::env::var_os;
@@ -34,6 +46,12 @@ impl Environment {
             path: var("PATH"),
         })
     }
+}
+
+/// The value of a variable among `NAME=VALUE`.
+pub fn variable(variables: &[Vec<u8>], name: &str) -> Option<OsString> {
+    let found = variables.iter().find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    found.map(|value| OsStr::from_bytes(value).to_owned())
 }
 
 /// Why an object is where it is.

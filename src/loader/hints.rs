@@ -18,7 +18,8 @@ const FORMAT: &str = "hpcrt hints 1";
 const ENTRIES: usize = 50_000;
 /// Bytes of a file, at most.
 const BYTES: u64 = 16 << 20;
-/// After this many runs that built on it a program is watched anew: what it does not load any more is forgotten.
+/// After this many runs that built on it a program is watched anew: what it does not load any more, and what was wrongly guessed of its
+/// imports, is forgotten.
 const RUNS: u32 = 32;
 
 /// A path that a program will ask for, and what about it.

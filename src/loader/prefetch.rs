@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
 
-use super::catalog::{file_name, is_below, join, kind, parent};
+use super::catalog::{file_name, is_within, join, kind, parent};
 use super::elf::Elf;
 use super::imports::Import;
 use crate::net::wire::control::Need;
@@ -160,8 +160,8 @@ impl Prefetch {
 
     /// Outside of trees and import path nothing is followed.
     fn covers(&self, path: &[u8]) -> bool {
-        let is_in = |tree: &[u8]| tree == path || is_below(path, tree);
-        self.trees.iter().any(|(tree, _)| is_in(tree)) || self.search.iter().any(|d| is_in(d))
+        let trees = self.trees.iter().map(|(tree, _)| tree);
+        trees.chain(&self.search).any(|tree| is_within(path, tree))
     }
 
     fn is_searched(&self, directory: &[u8]) -> bool {

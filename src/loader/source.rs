@@ -4,8 +4,11 @@
 //! a channel that the log empties at the pace of the fastest child, with room for a few chunks. Every path is described once and every file version read
 //! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
+mod changes;
+mod held;
 mod preload;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -20,22 +23,25 @@ use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{file_name, is_below, is_code, join, kind};
+use super::catalog::{as_path, file_name, is_below, is_code, is_within, join};
 use super::chunk;
 use super::elf::Elf;
+use super::forest::Forest;
 use super::hints::Hint;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Names, Probe};
+use super::store::read_vec;
 use super::tally::{Tally, Why, requests};
 use super::told::{Described, State};
 use super::version::{Version, attr, current, version};
 use super::work_queue::WorkQueue;
 use crate::Result;
 use crate::error::Context;
-use crate::net::wire::control::Need;
-use crate::net::wire::record::{CHUNK_MAX, Codec, FileId, LoadId, Name, Record, Supply};
+use crate::net::wire::control::{Extent, Need};
+use crate::net::wire::record::{CHUNK_MAX, FileId, LoadId, Name, Record, Supply};
 
+use held::Held;
 pub use preload::Preload;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
@@ -93,6 +99,31 @@ pub struct Counters {
     pub misses: AtomicU64,
 }
 
+/// [`Counters`] at one time.
+#[derive(Debug, Clone, Copy)]
+pub struct Counted {
+    pub files: u64,
+    pub bytes: u64,
+    pub operations: u64,
+    pub hits: u64,
+    pub misses: u64,
+}
+
+impl Counters {
+    /// What they say now.
+    pub fn read(&self) -> Counted {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { files, bytes, operations, hits, misses } = self;
+        Counted {
+            files: get(files),
+            bytes: get(bytes),
+            operations: get(operations),
+            hits: get(hits),
+            misses: get(misses),
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Work {
     Guess(Guess),
@@ -122,20 +153,24 @@ pub struct Source {
     /// Bytes of the files that were guessed.
     guessed: AtomicU64,
     capture: RwLock<Capture>,
+    /// What is not sent to all, with `--pull`.
+    held: Option<Held>,
+    /// Who reads on other hosts.
+    pub forest: Forest,
     compress: AtomicBool,
-    /// Nobody has said yet whether to compress.
-    undecided: AtomicBool,
+    compression: Compression,
     loads: AtomicU32,
     pub counters: Counters,
     touched: Mutex<Tally>,
 }
 
 impl Source {
-    /// Starts `readers` threads, [`READERS`] where there is anything to read; what they find comes out of the receiver.
+    /// Starts `readers` threads, [`READERS`] where there is anything to read; what they find comes out of the receiver. `pull`: what no
+    /// program needs to start goes to those who ask.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(compression: Compression, readers: usize) -> Result<(Arc<Source>, Receiver<Finding>)> {
+    pub fn start(compression: Compression, readers: usize, pull: bool) -> Result<(Arc<Source>, Receiver<Finding>)> {
         let (findings, found) = unbounded();
         let queue = Arc::new(WorkQueue::new());
         let room = bounded(CHUNKS);
@@ -149,8 +184,10 @@ impl Source {
             prefetch,
             guessed,
             capture,
+            held: pull.then(Held::new),
+            forest: Forest::default(),
             compress: AtomicBool::new(compression == Compression::Always),
-            undecided: AtomicBool::new(compression == Compression::Auto),
+            compression,
             loads: AtomicU32::new(1),
             counters,
             touched: Mutex::new(Tally::new(PATHS)),
@@ -211,11 +248,15 @@ impl Source {
         }
     }
 
-    /// Whether a path lies on a file system that the hosts share.
+    /// Whether a path lies on a file system that the hosts share, or is said to.
     pub fn shares(&self, path: &Path) -> bool {
+        self.is_said_to_be_shared(path) || capture::is_shared(path)
+    }
+
+    fn is_said_to_be_shared(&self, path: &Path) -> bool {
         let rule = self.capture.read().unwrap_or_else(PoisonError::into_inner);
-        let path_bytes = path.as_os_str().as_bytes();
-        rule.shared.iter().any(|s| is_below(path_bytes, s) || **s == *path_bytes) || capture::is_shared(path)
+        let path = path.as_os_str().as_bytes();
+        rule.shared.iter().any(|shared| is_within(path, shared))
     }
 
     /// A question from a node. The answer to [`Need::Content`] is never [`Supply::OnOpen`], so it is not asked again.
@@ -229,10 +270,13 @@ impl Source {
 
     /// [`Source::shares`], asked once for each device.
     pub fn shares_device(&self, device: u64, at: &Path) -> bool {
+        if self.is_said_to_be_shared(at) {
+            return true;
+        }
         if let Some(shared) = self.state().devices.get(&device) {
             return *shared;
         }
-        let shared = self.shares(at);
+        let shared = capture::is_shared(at);
         self.state().devices.insert(device, shared);
         shared
     }
@@ -267,20 +311,6 @@ impl Source {
         self.find(Record::Changed { path, exists }, Vec::new());
     }
 
-    /// Looks whether what the log says below `roots` is still true, where nobody looked since `begun`; what is not is said anew before the
-    /// job starts.
-    pub fn compare(&self, roots: &[Vec<u8>], begun: Instant, job: &Preload) {
-        let old: Vec<Vec<u8>> = {
-            let state = self.state();
-            let below = |path: &[u8]| roots.iter().any(|root| **root == *path || is_below(path, root));
-            let old = state.described.iter().filter(|(path, told)| told.at < begun && below(path));
-            old.map(|(path, _)| path.clone()).collect()
-        };
-        for path in old {
-            self.enqueue(Work::Compare { path, job: Some(Arc::clone(&job.load)) });
-        }
-    }
-
     /// What was said since `begun` of what lies below `roots`: what another run of the program will ask for.
     pub fn told_since(&self, roots: &[Vec<u8>], begun: Instant) -> Vec<Hint> {
         let state = self.state();
@@ -291,70 +321,6 @@ impl Source {
         let told = told.filter(|(path, told)| !unasked(path, told.what));
         let need = |what| if matches!(what, Described::Content(..)) { Need::Content } else { Need::Attributes };
         told.map(|(path, told)| (path.clone(), need(told.what))).collect()
-    }
-
-    /// Says a path anew if it is not what the log says any more.
-    fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
-        let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
-        self.operation(path, Why::Changes);
-        let stat = rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path))).ok();
-        let mut state = self.state();
-        if state.told(path) != Some(known) {
-            return;
-        }
-        if stat.as_ref().map(version) == known.version() {
-            return state.still(path);
-        }
-        let is_listed = state.listed.contains_key(path);
-        drop(state);
-        match stat {
-            Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
-                self.describe_directory(path, Path::new(std::ffi::OsStr::from_bytes(path)), Why::Changes);
-            }
-            stat => {
-                self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
-                if matches!(known, Described::Content(..)) {
-                    self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
-                }
-            }
-        }
-    }
-
-    /// Compares what the log says with the shared file system while a job runs: directories that others changed are listed again, and, with
-    /// `files`, captured files that changed are named. A job keeps the content that it began with. Blocks: for a thread.
-    pub fn look_for_changes(&self, files: bool) {
-        let (directories, captured) = {
-            let state = self.state();
-            let versions =
-                state.described.iter().filter_map(|(path, told)| Some((path, told.what, told.what.version()?)));
-            let (mut directories, mut captured) = (Vec::new(), Vec::new());
-            for (path, what, version) in versions {
-                if state.listed.contains_key(path) {
-                    directories.push((path.clone(), version));
-                } else if files && matches!(what, Described::Content(..)) {
-                    captured.push((path.clone(), version));
-                }
-            }
-            (directories, captured)
-        };
-        let look = |path: &[u8]| {
-            self.operation(path, Why::Changes);
-            rustix::fs::lstat(Path::new(std::ffi::OsStr::from_bytes(path)))
-        };
-        for (path, known) in directories {
-            if look(&path).as_ref().map(version) != Ok(known) {
-                log::debug!("{} changed", String::from_utf8_lossy(&path));
-                self.enqueue(Work::Describe { path, need: Need::Attributes, why: Why::Changes, job: None });
-            }
-        }
-        for (path, known) in captured {
-            let now = look(&path);
-            if now.as_ref().map(version) != Ok(known) {
-                let name = String::from_utf8_lossy(&path).into_owned();
-                self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
-                self.changed(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)));
-            }
-        }
     }
 
     /// Begins what a job needs before it can start; see [`Preload`].
@@ -383,6 +349,11 @@ impl Source {
 
     fn operation(&self, path: &[u8], why: Why) {
         self.touch(path, why, 1, 0);
+    }
+
+    fn look_at(&self, path: &[u8], why: Why) -> Result<Stat, Errno> {
+        self.operation(path, why);
+        rustix::fs::lstat(path)
     }
 
     fn touch(&self, path: &[u8], why: Why, operations: u64, bytes: u64) {
@@ -444,7 +415,7 @@ impl Source {
         } else {
             state.warnings.push(format!("{name} changed while it was read; it was read again"));
             drop(state);
-            match FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(path))) {
+            match FileSystem.open(as_path(path)) {
                 Ok(opened) => self.publish(path, &opened.stat, opened.file, (tries + 1, why), job),
                 Err(error) => self.absent(path, &error),
             }
@@ -462,25 +433,23 @@ impl Source {
         if self.excludes(path) {
             return self.leave_alone(path, Described::Absent);
         }
-        let name = Path::new(std::ffi::OsStr::from_bytes(path));
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation(path, why);
-            if let Ok(opened) = FileSystem.open(name)
+            if let Ok(opened) = FileSystem.open(as_path(path))
                 && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
             {
                 return self.publish(path, &opened.stat, opened.file, (1, why), job);
             }
         }
-        self.operation(path, why);
-        let stat = match rustix::fs::lstat(name) {
+        let stat = match self.look_at(path, why) {
             Ok(stat) => stat,
             Err(error) => return self.absent(path, &error.into()),
         };
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::Directory => self.describe_directory(path, name, why),
+            rustix::fs::FileType::Directory => self.describe_directory(path, why),
             rustix::fs::FileType::Symlink => {
                 self.operation(path, why);
-                match rustix::fs::readlink(name, Vec::new()) {
+                match rustix::fs::readlink(path, Vec::new()) {
                     Ok(target) => {
                         self.state().tell(path, Described::Whole(version(&stat)));
                         self.find(
@@ -502,11 +471,11 @@ impl Source {
                     && known == version(&stat)
                 {
                     // Said again to who did not hear it.
-                    let content = Supply::Log(id);
+                    let content = self.supply(id);
                     return self.find(Record::File { path: path.to_vec(), attr: attr(&stat), content }, Vec::new());
                 }
                 self.operation(path, why);
-                match FileSystem.open(name) {
+                match FileSystem.open(as_path(path)) {
                     Ok(opened) => self.publish(path, &opened.stat, opened.file, (1, why), job),
                     // Not readable by us: whoever may, reads it himself.
                     Err(_) => self.pass_through(path, &stat),
@@ -519,8 +488,8 @@ impl Source {
 
     /// Reads a file that nobody has asked for yet; in this thread, so that some are left for questions.
     fn read_ahead(&self, path: &[u8], look: u64) {
-        let name = Path::new(std::ffi::OsStr::from_bytes(path));
         self.operation(path, Why::Guess);
+        let name = as_path(path);
         let opened = FileSystem.open(name).ok().filter(|opened| {
             let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
             regular && opened.canonical == name && self.takes(path, &opened.stat)
@@ -536,7 +505,7 @@ impl Source {
                 return self.offer(path, &opened.stat);
             }
         }
-        if let Some((id, version)) = self.begin(path, &opened.stat) {
+        if let Some((id, version)) = self.begin(path, &opened.stat, Why::Guess) {
             self.transfer(id, path, &opened.file, version, (1, Why::Guess), None);
         }
     }
@@ -571,9 +540,9 @@ impl Source {
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
-    fn describe_directory(&self, path: &[u8], name: &Path, why: Why) {
+    fn describe_directory(&self, path: &[u8], why: Why) {
         self.operation(path, why);
-        let listed = FileSystem.open_dir(name).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
+        let listed = FileSystem.open_dir(as_path(path)).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
         match listed {
             Ok((names, stat)) => self.list(path, &stat, &names),
             Err(error) => self.absent(path, &error),
@@ -601,13 +570,15 @@ impl Source {
 
     /// Puts a captured file into the log, unless this version of it is there.
     fn publish(&self, path: &[u8], stat: &Stat, file: File, (tries, why): (u32, Why), job: Option<&Arc<Load>>) {
-        if let Some((id, version)) = self.begin(path, stat) {
-            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, why, job: job.cloned() });
+        if let Some((id, version)) = self.begin(path, stat, why) {
+            // Nobody's start waits for what he has not asked for.
+            let job = job.filter(|_| self.held(id).is_none()).cloned();
+            self.enqueue(Work::Read { id, path: path.to_vec(), file, version, tries, why, job });
         }
     }
 
     /// Announces a file's content, unless this version of it is in the log.
-    fn begin(&self, path: &[u8], stat: &Stat) -> Option<(FileId, Version)> {
+    fn begin(&self, path: &[u8], stat: &Stat, why: Why) -> Option<(FileId, Version)> {
         let version = version(stat);
         let id = {
             let mut state = self.state();
@@ -619,6 +590,11 @@ impl Source {
                 return None;
             }
             let id = state.next;
+            if self.withholds(why).is_some_and(|held| !self.hold(held, id, version.size)) {
+                drop(state);
+                self.pass_through(path, stat);
+                return None;
+            }
             state.next += 1;
             state.tell(path, Described::Content(version, id));
             id
@@ -630,7 +606,7 @@ impl Source {
             let warning = format!("{name} is set-user-ID or set-group-ID: ranks run it with their own rights");
             self.state().warnings.push(warning);
         }
-        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Log(id) }, Vec::new());
+        self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: self.supply(id) }, Vec::new());
         Some((id, version))
     }
 
@@ -646,6 +622,7 @@ impl Source {
     ) {
         if let Err(errno) = self.read(id, path, file, version, why) {
             self.find(Record::Void { file: id, errno: errno.raw_os_error() }, Vec::new());
+            self.held.iter().for_each(|held| held.remove(id));
             self.unsteady(path, errno, (tries, why), job);
         } else if is_code(file_name(path))
             && !imports::is_module(path)
@@ -656,15 +633,12 @@ impl Source {
         }
     }
 
-    /// Whether somebody who knows the links should [`decide`](Source::decide).
-    pub fn is_undecided(&self) -> bool {
-        self.undecided.load(Ordering::Relaxed)
-    }
-
-    /// Whether chunks are compressed from now on, if they shrink.
-    pub fn decide(&self, compress: bool) {
-        self.undecided.store(false, Ordering::Relaxed);
-        self.compress.store(compress, Ordering::Relaxed);
+    /// The links are slower than this machine compresses: unless somebody decided otherwise, chunks are compressed from now on, if they
+    /// shrink.
+    pub fn compress_slow_links(&self) {
+        if self.compression == Compression::Auto {
+            self.compress.store(true, Ordering::Relaxed);
+        }
     }
 
     /// There will be a log, even if no file is captured.
@@ -679,38 +653,47 @@ impl Source {
 
     /// Reads a file once, from its beginning to its end.
     fn read(&self, id: FileId, path: &[u8], file: &File, version: Version, why: Why) -> Result<(), Errno> {
-        let (mut offset, mut buffer) = (0, Vec::new());
-        while offset < version.size {
-            let want = usize::try_from(version.size - offset).unwrap_or(usize::MAX).min(CHUNK_MAX);
-            buffer.resize(want, 0);
-            let got = super::store::read_at(file, offset, &mut buffer)?;
-            self.touch(path, why, requests(got as u64), got as u64);
-            if got < want {
+        let (held, mut shares) = (self.held(id), self.forest.shares(version.size));
+        if shares.are_shared() {
+            // What lies behind a part is another host's to read.
+            let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+        }
+        // The next parts, in order, and who was asked for each.
+        let (mut parts, mut end) = (VecDeque::new(), 0);
+        loop {
+            while end < version.size && parts.len() < shares.ahead() {
+                let len = u32::try_from((version.size - end).min(CHUNK_MAX as u64)).map_err(|_| Errno::OVERFLOW)?;
+                let last = shares.is_last(end, CHUNK_MAX as u64, version.size);
+                let extent = Extent { ticket: 0, path: path.to_vec(), seen: version.seen(), offset: end, len, last };
+                parts.push_back((end, len, self.forest.ask(&mut shares, extent)));
+                end += u64::from(len);
+            }
+            let Some((offset, len, ticket)) = parts.pop_front() else { break };
+            let mut buffer = match ticket.and_then(|ticket| self.forest.wait(&ticket, len as usize)) {
+                Some(bytes) => bytes,
+                None => read_vec(file, offset, len as usize)?,
+            };
+            self.touch(path, why, requests(buffer.len() as u64), buffer.len() as u64);
+            if buffer.len() < len as usize {
                 return Err(Errno::STALE);
             }
-            let len = u32::try_from(got).map_err(|_| Errno::OVERFLOW)?;
-            if got as u64 == version.size && imports::is_module(path) {
+            if u64::from(len) == version.size && imports::is_module(path) {
                 self.handle_module(path, &buffer);
             }
-            let (codec, body) = self.encode(&mut buffer);
-            self.find(Record::Chunk { file: id, offset, len, codec }, body);
-            offset += got as u64;
+            if let Some(held) = held {
+                held.add(id, &buffer).map_err(|_| Errno::NOMEM)?;
+            } else {
+                let (codec, body) = chunk::encode(&mut buffer, self.compress.load(Ordering::Relaxed));
+                self.find(Record::Chunk { file: id, offset, len, codec }, body);
+            }
         }
         if current(file)? != version {
             return Err(Errno::STALE);
         }
-        self.find(Record::Complete { file: id }, Vec::new());
-        Ok(())
-    }
-
-    fn encode(&self, raw: &mut Vec<u8>) -> (Codec, Vec<u8>) {
-        // What does not shrink by an eighth is not worth every node's time.
-        let worth_it = |small: &Vec<u8>| small.len() < raw.len() - raw.len() / 8;
-        let small = if self.compress.load(Ordering::Relaxed) { chunk::compress(raw).filter(worth_it) } else { None };
-        match small {
-            Some(small) => (Codec::Zstd, small),
-            None => (Codec::Raw, std::mem::take(raw)),
+        if held.is_none() {
+            self.find(Record::Complete { file: id }, Vec::new());
         }
+        Ok(())
     }
 
     /// Reads a chunk again for a node that fell behind; `None` when the file is no longer what it was.
@@ -725,17 +708,17 @@ impl Source {
             found?
         };
         self.operation(&path, Why::Again);
-        let opened = FileSystem.open(Path::new(std::ffi::OsStr::from_bytes(&path))).ok()?;
+        let opened = FileSystem.open(as_path(&path)).ok()?;
         if self::version(&opened.stat) != version {
             return None;
         }
-        let mut body = vec![0; len as usize];
-        let got = super::store::read_at(&opened.file, offset, &mut body).ok()?;
+        let mut body = read_vec(&opened.file, offset, len as usize).ok()?;
+        let got = body.len();
         self.touch(&path, Why::Again, requests(got as u64), got as u64);
-        if got < body.len() {
+        if got < len as usize {
             return None;
         }
-        let (codec, body) = self.encode(&mut body);
+        let (codec, body) = chunk::encode(&mut body, self.compress.load(Ordering::Relaxed));
         Some((Record::Chunk { file: id, offset, len, codec }, body))
     }
 }
@@ -772,7 +755,7 @@ mod tests {
         std::fs::write(directory.path().join("m.py"), "import other\n").unwrap();
         std::fs::write(directory.path().join("other.py"), "x = 1\n").unwrap();
         let tree = directory.path().canonicalize().unwrap().into_os_string().into_encoded_bytes();
-        let (source, found) = Source::start(Compression::Never, READERS).unwrap();
+        let (source, found) = Source::start(Compression::Never, READERS, false).unwrap();
         (directory, tree, source, found)
     }
 

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
@@ -143,6 +144,21 @@ pub fn name(id: FileId) -> String {
     id.to_string()
 }
 
+/// `len` bytes at `offset`, fewer where the file ends.
+pub fn read_vec(file: impl AsFd, offset: u64, len: usize) -> rustix::io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        let at = offset + bytes.len() as u64;
+        match rustix::io::pread(&file, spare_capacity(&mut bytes), at) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
 /// Reads at `offset` until `buffer` is full or the file ends; returns the count.
 pub fn read_at(file: impl AsFd, offset: u64, buffer: &mut [u8]) -> rustix::io::Result<usize> {
     let mut done = 0;
@@ -181,6 +197,8 @@ mod tests {
         let mut buffer = [0; 9];
         assert_eq!(store.read_at(3, 1, &mut buffer).unwrap(), 5);
         assert_eq!(&buffer[..5], b"bcdef");
+        assert_eq!(read_vec(store.open(3).unwrap(), 1, 3).unwrap(), b"bcd");
+        assert_eq!(read_vec(store.open(3).unwrap(), 4, 9).unwrap(), b"ef");
         assert!(store.write_chunk(3, 0, b"a").is_err(), "a finished file does not change");
         store.remove(3).unwrap();
         assert_eq!(store.open(3).unwrap_err(), Errno::NOENT);

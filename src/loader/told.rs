@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::catalog::{is_below, parent};
+use super::catalog::{is_within, parent};
 use super::probe::Names;
 use super::version::Version;
 use crate::net::wire::control::Need;
@@ -139,7 +139,7 @@ impl State {
     pub(super) fn change(&mut self, path: &[u8], exists: Option<u8>) {
         self.forget(path);
         for look in self.looks.values_mut() {
-            if look.path == path || is_below(&look.path, path) || parent(path) == Some(&look.path) {
+            if is_within(&look.path, path) || parent(path) == Some(&look.path) {
                 look.overtaken.push((path.to_vec(), exists));
             }
         }
@@ -147,7 +147,7 @@ impl State {
 
     /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.
     pub(super) fn forget(&mut self, path: &[u8]) {
-        let keeps = |known: &Vec<u8>| known != path && !is_below(known, path);
+        let keeps = |known: &[u8]| !is_within(known, path);
         self.described.retain(|known, _| keeps(known));
         self.asked.retain(|known, _| keeps(known));
         self.listed.retain(|known, _| keeps(known));

@@ -1,10 +1,12 @@
 //! Whether a file is still what it was.
 
 use std::os::fd::AsFd;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
+use crate::net::wire::control::Seen;
 use crate::net::wire::record::Attr;
 
 /// A version of a file: these together do not stay the same when it changes.
@@ -16,6 +18,24 @@ pub(super) struct Version {
     pub(super) size: u64,
     mtime: (i64, u32),
     ctime: (i64, u32),
+}
+
+/// Seconds and nanoseconds since the epoch, as in [`Attr`].
+pub(crate) fn now() -> (i64, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_secs().cast_signed(), now.subsec_nanos())
+}
+
+impl Version {
+    /// What every host sees of it.
+    pub(super) fn seen(&self) -> Seen {
+        Seen { ino: self.ino, size: self.size, mtime: self.mtime, ctime: self.ctime }
+    }
+}
+
+/// The version of an open file as every host sees it.
+pub(crate) fn seen(file: impl AsFd) -> Result<Seen, Errno> {
+    current(file).map(|version| version.seen())
 }
 
 /// What a record says of an inode.

@@ -1,6 +1,6 @@
 //! `hpcrt exec`: runs a program on many hosts.
 
-use std::cell::OnceCell;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::rc::Rc;
 use std::time::Instant;
@@ -9,20 +9,25 @@ use smol::LocalExecutor;
 use smol::future::FutureExt;
 
 use super::job::{self, Where};
-use crate::Result;
-use crate::cli::{Exec, Part};
+use crate::cli::{Exec, Part, PartFlags};
 use crate::error::{Context, say};
+use crate::launch;
 use crate::launch::blocks::Blocks;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
+use crate::launch::foreign::Foreign;
+use crate::launch::hosting::Ranks;
 use crate::launch::hostlist::Host;
+use crate::launch::outer::Outer;
 use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::stats::Phases;
-use crate::launch::status::{Kind, Subject};
-use crate::net::wire::control::View;
+use crate::launch::status::Subject;
+use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
+use crate::net::wire::session::JobSpec;
 use crate::sys::process;
+use crate::{Error, Result};
 
 /// Runs the mode.
 ///
@@ -30,15 +35,53 @@ use crate::sys::process;
 /// Whatever keeps the job from running; how it went otherwise is the exit code.
 pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     let begun = Instant::now();
+    // Before anything is opened.
+    let mut front = flags.front.map(process::inherited).transpose().op("use the descriptor of --front")?;
+    let named = flags.hosts.is_some() || flags.hostfile.is_some() || flags.agent.is_some();
+    if !flags.dry_run
+        && let Some(outer) = Outer::find()?
+    {
+        if named || not_ours(flags).is_some() {
+            let cause = format!("a launcher started {} of it", outer.size);
+            let remedy =
+                "leave hosts, ranks and streams to it; or unset PMI_SIZE, PMI_RANK and PMI_FD for a job of each";
+            return Err(Error::usage("choose hosts, ranks or streams", cause).remedy(remedy));
+        }
+        let [Part { words, .. }] = parts else {
+            let cause = "a launcher started this one, and starts one program";
+            return Err(Error::usage("run several programs", cause).remedy("give the launcher several"));
+        };
+        return joined(flags, words, outer);
+    }
     let signals = catch_signals()?;
     process::raise_nofile();
     process::keep_freed_memory();
-    let parts = job::parts(parts, flags.ranks, flags.ppn, flags.hosts.as_deref());
+    let mut parts = job::parts(parts, flags.ranks, flags.ppn, flags.hosts.as_deref());
     let named = job::hosts_of(&parts, flags.hosts.as_deref());
     let Where { hosts, agent, here } = job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
+    // Without views there is nothing to take over.
+    let launcher = match &parts[..] {
+        [Part { words, .. }] if flags.view != View::None => Foreign::of(words)?,
+        _ => None,
+    };
+    if let Some(launcher) = &launcher {
+        if let Some(word) = not_ours(flags) {
+            let error = Error::usage("run a launcher's job", "streams and ranks are the launcher's").on(word);
+            return Err(error.remedy("use its own option"));
+        }
+        parts[0].words = launcher.program().to_vec();
+    }
     let mut spec = job::spec!(flags, &parts, &agent)?;
+    if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
+        if !flags.quiet {
+            let program = parts[0].words[0].display();
+            say(format_args!("{program} lies on no shared file system: nothing is taken over"));
+        }
+        return launcher.alone(&spec);
+    }
     // Without hosts, without an allocation and without a number a program runs once, as it does without hpcrt.
-    for block in spec.blocks.iter_mut().filter(|block| here && block.per_host.is_none()) {
+    let alone = here && launcher.is_none();
+    for block in spec.blocks.iter_mut().filter(|block| alone && block.per_host.is_none()) {
         block.ranks.get_or_insert(1);
     }
     let Blocks { placement, .. } = Blocks::new(&hosts, &spec.blocks)?;
@@ -55,7 +98,6 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
         spec.view = View::None;
         setup.view = View::None;
     }
-    let mut front = flags.front.map(process::take_socket).transpose().op("use the descriptor of --front")?;
     // Before there are threads.
     let porter = Porter::start();
     let tasks = Rc::new(LocalExecutor::new());
@@ -66,21 +108,15 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
         // The closure is found and read while the agents start, and sent on as soon as they are up.
-        let reading = Reading::start(flags.compress, setup.view != View::None)?;
+        let reading = Reading::start(flags.compress, setup.view != View::None, flags.pull)?;
         let resolving = reading.resolve(&tasks, &spec);
-        let subject = Rc::new(Subject {
-            id: door::job_name(),
-            kind: Kind::Job,
-            program: Some(parts[0].words[0].to_string_lossy().into_owned()),
-            begun,
-            hosts: hosts.len(),
-            source: reading.source(),
-            root: OnceCell::new(),
-        });
+        let name = parts[0].words[0].to_string_lossy().into_owned();
+        let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());
         let job = async {
             let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
             phases.start_agents = session.started;
-            let code = session.run(&spec, resolving, phases, &console).await;
+            let ranks = launcher.as_ref().map_or(Ranks::Ours, Ranks::By);
+            let code = session.run(&spec, resolving, phases, &console, ranks).await;
             session.stop().await;
             code
         };
@@ -96,6 +132,53 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     }))
 }
 
+/// One of several that a launcher started: runs its rank, and its part of the job.
+fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
+    let signals = catch_signals()?;
+    let part = Part { flags: PartFlags::default(), words: program.to_vec() };
+    let spec = job::spec!(flags, &[part], &AgentKind::Launched)?;
+    let shown = may_share(&spec);
+    let quiet = flags.quiet || outer.rank > 0;
+    launch::joined::run(outer, program, shown, signals, |party| {
+        let begun = Instant::now();
+        let signals = catch_signals()?;
+        process::raise_nofile();
+        let tasks = Rc::new(LocalExecutor::new());
+        smol::block_on(tasks.run(async {
+            let hosts: Vec<Host> = party.hosts.iter().map(Host::named).collect();
+            let mut setup = job::setup!(flags, &hosts, AgentKind::Launched);
+            setup.meeting = Some(party.meeting);
+            let console = Console::own(&tasks, signals)?;
+            let reading = Reading::start(flags.compress, true, flags.pull)?;
+            let resolving = reading.resolve(&tasks, &spec);
+            let name = program[0].to_string_lossy().into_owned();
+            let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());
+            let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
+            let phases = Phases { start_agents: session.started, ..Phases::default() };
+            let spec = JobSpec { quiet, ..spec };
+            let code = session.run(&spec, resolving, phases, &console, Ranks::Coming(&party.counts)).await;
+            session.stop().await;
+            code
+        }))
+    })
+}
+
+/// A flag that is for ranks that hpcrt starts itself.
+fn not_ours(flags: &Exec) -> Option<&'static str> {
+    let given = [
+        ("-n", flags.ranks.is_some()),
+        ("--ppn", flags.ppn.is_some()),
+        ("--stdin", flags.stdin != StdinTo::First),
+        ("--bind", flags.bind != Binding::None),
+        ("--label", flags.label),
+        ("--gather", flags.gather),
+        ("--output", flags.output.is_some()),
+        ("--timeout", flags.timeout.is_some()),
+        ("--keep-going", flags.keep_going),
+    ];
+    given.iter().find_map(|(flag, given)| given.then_some(*flag))
+}
+
 /// The control tree as `--dry-run` shows it.
 fn tree(hosts: &[Host], fan_out: u32) -> String {
     let count = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
@@ -108,7 +191,7 @@ fn tree(hosts: &[Host], fan_out: u32) -> String {
     for (parent, nodes) in children {
         let from = if parent == 0 { "this process" } else { name(parent) };
         let names: Vec<&str> = nodes.into_iter().map(name).collect();
-        text += &format!("{from} starts {}\n", crate::launch::fold::fold(&names));
+        text += &format!("{from} starts {}\n", launch::fold::fold(&names));
     }
     text
 }

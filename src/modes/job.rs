@@ -49,8 +49,21 @@ pub(super) fn place(list: Option<&str>, file: Option<&Path>, agent: Option<Agent
     };
     let found = allocation::hosts(list, file.map(text).transpose()?.as_deref(), &allocation::Here)?;
     let here = found.source == Source::Localhost;
-    let agent = agent.unwrap_or(if here { AgentKind::Local } else { AgentKind::Ssh });
+    let agent = agent.unwrap_or_else(|| match found.source {
+        Source::Localhost => AgentKind::Local,
+        // Neither a step nor a login is needed to get where we are.
+        Source::Slurm if matches!(&found.hosts[..], [host] if is_this(&host.name)) => AgentKind::Local,
+        Source::Slurm => AgentKind::Srun,
+        _ => AgentKind::Ssh,
+    });
     Ok(Where { hosts: found.hosts, agent, here })
+}
+
+/// Whether a host of an allocation is the one that this process runs on.
+fn is_this(host: &str) -> bool {
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+    let name = rustix::system::uname();
+    name.nodename().to_str().is_ok_and(|name| short(name) == short(host))
 }
 
 /// How a session is set up, from flags of `exec` or `session start`.
@@ -62,8 +75,10 @@ macro_rules! setup {
             fan_out: $flags.fan_out,
             min_hosts: $flags.min_hosts,
             view: $flags.view,
+            roots: $flags.roots.get(),
             fresh: $flags.fresh,
             store: $flags.store.as_ref().map(|d| $crate::modes::job::bytes(d)),
+            meeting: None,
         }
     };
 }

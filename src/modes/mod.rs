@@ -24,8 +24,11 @@ pub fn run(options: Options) -> Result<u8> {
         Options::SessionList => session::list(),
         Options::SessionStop(name) => session::stop(&name),
         Options::Status(flags) => status::run(&flags),
-        Options::Serve(Serve { same: Some(hash) }) => crate::launch::agent::is_same(&hash),
-        Options::Serve(Serve { same: None }) => crate::launch::node::serve(),
+        Options::Serve(Serve { same: Some(hash), .. }) => crate::launch::agent::is_same(&hash),
+        Options::Serve(Serve { same: None, join: None }) => crate::launch::node::serve(),
+        Options::Serve(Serve { join: Some(file), .. }) if file.as_os_str() == "-" => crate::launch::node::join_told(),
+        Options::Serve(Serve { same: None, join: Some(file) }) => crate::launch::node::join(&file),
+        Options::Enter(session, program) => crate::launch::guest::enter(&session, &program),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Doctor(flags) => doctor::run(flags.json),
         Options::Completions(text) | Options::Help(text) => {

@@ -1,6 +1,5 @@
 //! `hpcrt session`: hosts and files stay warm between jobs.
 
-use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +17,7 @@ use crate::launch::fold::fold;
 use crate::launch::progress::Progress;
 use crate::launch::resident;
 use crate::launch::session::{Reading, Session};
-use crate::launch::status::{Kind, Subject};
+use crate::launch::status::Subject;
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::AgentKind;
@@ -63,16 +62,8 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let served = smol::block_on(tasks.run(async {
         let mut console = Console::own(&tasks, signals)?;
         *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
-        let reading = Reading::start(flags.compress, true)?;
-        let subject = Rc::new(Subject {
-            id: name.clone(),
-            kind: Kind::Session,
-            program: None,
-            begun,
-            hosts: hosts.len(),
-            source: reading.source(),
-            root: OnceCell::new(),
-        });
+        let reading = Reading::start(flags.compress, true, flags.pull)?;
+        let subject = Subject::new(name.clone(), None, begun, hosts.len(), reading.source());
         let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
         console.clear();
         let door = match Door::open(&name, porter) {
@@ -89,7 +80,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         let signalled = async {
             console.ended_by().await;
         };
-        resident::serve(door, &tasks, session, subject, signalled).await;
+        resident::serve(door, &tasks, session, subject, signalled, flags.idle).await;
         Ok(())
     }));
     if let Err(error) = &served {

@@ -1,7 +1,7 @@
 //! `hpcrt status`: what runs, and how far it is.
 
-use std::fs::{self, File};
-use std::io::{self, IsTerminal, Read, Seek, Write};
+use std::fs;
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::cli::Status;
 use crate::error::{EXIT_USAGE, say};
 use crate::launch::root::GATHER;
 use crate::launch::{door, resident, status_text};
+use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::session::{SessionAsk, SessionTell};
 use crate::{Error, Result, error::Context};
@@ -71,7 +72,7 @@ fn write(flags: &Status, text: &str) -> io::Result<()> {
 
 fn one(id: &str, pids: bool) -> Result<Value> {
     let connection = door::connect(id)?;
-    let server = door::server(&connection);
+    let server = connection.peer();
     resident::ask(&connection, &SessionAsk::Status { nodes: true, pids }, &[])?;
     let answered = smol::block_on(answer(connection, Instant::now() + ANSWER));
     answered.map_err(|error| error.unwrap_or_else(|| silent(id, server)))
@@ -83,7 +84,7 @@ fn all(flags: &Status) -> Result<(String, u8)> {
     let mut asked = Vec::new();
     for name in door::names()? {
         let Ok(connection) = door::connect(&name) else { continue };
-        let server = door::server(&connection);
+        let server = connection.peer();
         if resident::ask(&connection, &SessionAsk::Status { nodes: false, pids: false }, &[]).is_ok() {
             asked.push((name, connection, server));
         }
@@ -141,8 +142,6 @@ async fn answer(connection: Seqpacket, until: Instant) -> std::result::Result<Va
 }
 
 fn read(file: OwnedFd) -> Result<Value> {
-    let (mut file, mut text) = (File::from(file), String::new());
-    file.rewind().op("read the status")?;
-    file.take(ANSWER_MAX).read_to_string(&mut text).op("read the status")?;
-    serde_json::from_str(&text).op("read the status")
+    let text = memory_file::read_bytes(file, ANSWER_MAX).op("read the status")?;
+    serde_json::from_slice(&text).op("read the status")
 }

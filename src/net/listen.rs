@@ -27,7 +27,12 @@ pub fn listen(local: bool) -> io::Result<Async<TcpListener>> {
 /// The addresses at which a listener can be reached, best first: never loopback unless it listens there only, bridges of containers
 /// and virtual machines last.
 pub fn addresses(listener: &Async<TcpListener>) -> Vec<String> {
-    let Ok(bound) = listener.get_ref().local_addr() else { return Vec::new() };
+    addresses_of(listener.get_ref())
+}
+
+/// [`addresses`] of a listener that is not watched yet.
+pub fn addresses_of(listener: &TcpListener) -> Vec<String> {
+    let Ok(bound) = listener.local_addr() else { return Vec::new() };
     if !bound.ip().is_unspecified() {
         return vec![bound.to_string()];
     }

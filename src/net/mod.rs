@@ -2,9 +2,11 @@
 
 pub mod auth;
 pub mod collective;
+pub mod gauge;
 pub mod link;
 pub mod listen;
 pub mod memory_file;
+pub mod pull;
 pub mod relay;
 pub mod replicate;
 pub mod seqpacket;

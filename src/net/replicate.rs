@@ -62,6 +62,8 @@ pub trait Rebuild {
 /// Whoever has a log to feed others from.
 pub trait FeedsLog {
     fn log(&self) -> &Rc<Log>;
+    /// Hears how fast one of the links is over which it feeds, in bytes per second; once for each.
+    fn hear_rate(&self, rate: u64);
 }
 
 impl Log {

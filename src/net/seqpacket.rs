@@ -1,18 +1,23 @@
-//! A SEQPACKET pair between a process and its fork: whole messages, with descriptors beside them. Trusted: the two ends are made
-//! together and inherited, never named.
+//! SEQPACKET sockets: whole messages, with descriptors beside them. Trusted: the two ends are a pair made together and inherited, or both
+//! of processes of one user.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
 
 use rkyv::util::AlignedVec;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg,
+    socket_with, socketpair, sockopt,
 };
+use smol::{Async, Timer};
 
 use super::wire::frame::Message;
+use crate::{Result, error::Context};
 
 /// Descriptors in one message, at most (the kernel's SCM_MAX_FD is 253).
 pub const FDS_MAX: usize = 240;
@@ -47,6 +52,23 @@ impl Seqpacket {
     /// Takes over a descriptor that is such an end.
     pub fn from_fd(fd: OwnedFd) -> Self {
         Seqpacket(fd)
+    }
+
+    /// Connects to the socket of this name, without waiting.
+    ///
+    /// # Errors
+    /// `CONNREFUSED` when nobody serves it any more, `AGAIN` when so many wait for it that it must hang.
+    pub fn connect(path: &Path) -> rustix::io::Result<Seqpacket> {
+        let fd = socket(SocketFlags::NONBLOCK)?;
+        connect(&fd, &SocketAddrUnix::new(path)?)?;
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Seqpacket(fd))
+    }
+
+    /// The process at the other end, when it connected.
+    pub fn peer(&self) -> Option<i32> {
+        sockopt::socket_peercred(self).ok().map(|peer| peer.pid.as_raw_nonzero().get())
     }
 
     /// Sends a message of at most [`BYTES_MAX`] bytes with at most [`FDS_MAX`] descriptors; waits for room unless non-blocking.
@@ -109,6 +131,42 @@ impl Seqpacket {
         aligned.extend_from_slice(&bytes[..len]);
         let message = M::decode(&aligned).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         Ok(Some((message, fds)))
+    }
+}
+
+fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+}
+
+/// A socket with a name.
+#[derive(Debug)]
+pub struct Listener(Async<OwnedFd>);
+
+impl Listener {
+    /// Makes it; up to `backlog` connections wait to be accepted.
+    ///
+    /// # Errors
+    /// The path is too long, taken, or not to be written to.
+    pub fn bind(path: &Path, backlog: i32) -> Result<Listener> {
+        let fd = socket(SocketFlags::NONBLOCK).op("make a socket")?;
+        bind(&fd, &SocketAddrUnix::new(path).op_on("name the socket", path)?).op_on("make the socket", path)?;
+        listen(&fd, backlog).op_on("listen on", path)?;
+        Ok(Listener(Async::new(fd).op("watch the socket")?))
+    }
+
+    /// The next connection of a process of this user; others see the end of theirs.
+    pub async fn accept(&self) -> Seqpacket {
+        /// When no descriptor is free: others may give some back.
+        const PAUSE: Duration = Duration::from_millis(50);
+        let user = rustix::process::geteuid();
+        loop {
+            match self.0.read_with(|fd| Ok(accept_with(fd, SocketFlags::CLOEXEC)?)).await {
+                // The directory should keep others out already.
+                Ok(fd) if sockopt::socket_peercred(&fd).is_ok_and(|peer| peer.uid == user) => return Seqpacket(fd),
+                Ok(_) => {}
+                Err(_) => drop(Timer::after(PAUSE).await),
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@ pub mod mpir;
 pub mod node;
 pub mod process;
 pub mod program;
+pub mod tcp;
 pub mod without;
 
 // Shared with the bootstrapper by file: one source for the writer of a plan and its readers, and one for what a rank does with it.

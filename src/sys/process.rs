@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -39,21 +39,20 @@ pub fn above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 10)?)
 }
 
-/// A descriptor that this process was started with, under another number; the children do not get it.
+/// A descriptor that this process was started with, by the number that its environment tells; programs it starts do not get it. To be
+/// called once for a number, before anything else is opened.
 ///
 /// # Errors
-/// It is not open, or no stream socket.
-pub fn take_socket(number: i32) -> io::Result<OwnedFd> {
-    if number < 0 {
-        return Err(io::ErrorKind::InvalidInput.into());
+/// It is not open.
+pub fn inherited(number: u32) -> io::Result<OwnedFd> {
+    let number = i32::try_from(number).map_err(|_| io::ErrorKind::InvalidInput)?;
+    if !fs::exists(format!("/proc/self/fd/{number}"))? {
+        return Err(io::ErrorKind::NotFound.into());
     }
-    // SAFETY: it is only looked at, and a number that is not open is an error of the first call.
-    let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    if rustix::net::sockopt::socket_type(fd)? != rustix::net::SocketType::STREAM {
-        return Err(io::Error::other("it is no stream socket"));
-    }
-    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC)?;
-    Ok(rustix::io::fcntl_dupfd_cloexec(fd, 10)?)
+    // SAFETY: it is open, and as nothing else in this process knows of it (the caller promises), nobody else closes it.
+    let fd: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(fd)
 }
 
 /// From now on orphaned descendants become this process's children, so that it can find them all.
@@ -181,6 +180,14 @@ pub fn stop_here() {
     let _ = stop.thread_block();
 }
 
+/// Ends this process by a signal, without another core; returns if that does not end it.
+pub fn die_by(signal: Signal) {
+    let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
+    default_action(signal);
+    let _ = SigSet::from(signal).thread_unblock();
+    let _ = nix::sys::signal::raise(signal);
+}
+
 /// Pids of the direct children of this process.
 pub fn children() -> Vec<Pid> {
     let me = nix::unistd::getpid();
@@ -224,7 +231,7 @@ pub fn kill_descendants(spare: &[Pid], deadline: Duration) -> bool {
 /// A descriptor that becomes readable when a child ends; non-blocking.
 ///
 /// # Errors
-/// There is no such child, or no pidfd before Linux 5.3.
+/// There is no such child, or no such descriptor before Linux 5.10.
 pub fn watch(child: Pid) -> io::Result<OwnedFd> {
     let child = rustix::process::Pid::from_raw(child.as_raw()).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::pidfd_open(child, rustix::process::PidfdFlags::NONBLOCK)?)

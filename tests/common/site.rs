@@ -2,7 +2,6 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test crate uses its part")]
 
 use std::fs;
-use std::hash::{Hash, Hasher};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -56,7 +55,7 @@ impl Run {
 
 impl Site {
     pub fn up(name: &str) -> Site {
-        let cluster = Cluster::up(Spec { name: self::name(name), ..Spec::default() }).unwrap();
+        let cluster = Cluster::up(Spec::of(&format!("t-{name}"))).unwrap();
         // Where every user of every host can execute it, and no operation is counted.
         let hpcrt = cluster.state().file("hpcrt");
         fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &hpcrt).unwrap();
@@ -85,44 +84,6 @@ impl Site {
         Run { output, took: begun.elapsed() }
     }
 
-    /// Runs a program plainly and through hpcrt, and compares; returns the hpcrt run. `plain`: flags as words for `env`.
-    #[track_caller]
-    pub fn same(&self, uid: u32, flags: &[&str], plain: &[&str], program: &[&str]) -> Run {
-        let command: Vec<&str> = ["env"].iter().chain(plain).chain(program).copied().collect();
-        // Not where ranks run: what the kernel still reads ahead for it would be counted as theirs.
-        let expected = self.cluster.exec("hpc1", uid, &command).unwrap();
-        assert!(expected.status.success(), "{program:?} plainly: {expected:?}");
-        let flags: Vec<&str> = ["--label", "-q"].iter().chain(flags).copied().collect();
-        self.cluster.reset_ops().unwrap();
-        let run = self.run(uid, HOSTS, &flags, program).code(0);
-        for rank in RANKS {
-            assert_eq!(
-                run.rank(rank),
-                String::from_utf8_lossy(&expected.stdout),
-                "{program:?} as {uid}: {}",
-                run.err()
-            );
-        }
-        run
-    }
-
-    /// [`Site::same`], and no rank's host read a file from the shared file system.
-    #[track_caller]
-    pub fn staged(&self, uid: u32, flags: &[&str], plain: &[&str], program: &[&str]) {
-        self.same(uid, flags, plain, program);
-        for host in self.cluster.host_ops().unwrap() {
-            if ["hpc2", "hpc3"].contains(&host.host.as_str()) {
-                assert_eq!(
-                    (host.ops.open, host.ops.read),
-                    (0, 0),
-                    "{program:?} as {uid} on {}: {:?}",
-                    host.host,
-                    host.ops
-                );
-            }
-        }
-    }
-
     pub fn backing(&self, name: &str) -> PathBuf {
         self.cluster.backing().join(name)
     }
@@ -140,11 +101,124 @@ impl Site {
     }
 }
 
-/// Of the cluster: the same in every run from one checkout, so that a run replaces what a killed one left, and no other's.
-pub fn name(tests: &str) -> String {
-    let mut hasher = std::hash::DefaultHasher::new();
-    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
-    format!("t-{tests}-{:08x}", hasher.finish() >> 32)
+/// The programs of [`build`] as one user's, shown to the ranks in one way.
+pub struct Shown<'a> {
+    pub site: &'a Site,
+    pub uid: u32,
+    /// Which way: of every run.
+    pub flags: &'a [&'a str],
+    /// What a rank's host may open on the shared file system in a run. Where that is nothing, it reads nothing there either.
+    pub opens: u64,
+}
+
+impl Shown<'_> {
+    pub fn run(&self, hosts: &str, flags: &[&str], program: &[&str]) -> Run {
+        let flags: Vec<&str> = self.flags.iter().chain(flags).copied().collect();
+        self.site.run(self.uid, hosts, &flags, program)
+    }
+
+    /// Runs a program plainly and through hpcrt, and compares; returns the hpcrt run. `plain`: flags as words for `env`.
+    #[track_caller]
+    pub fn same(&self, flags: &[&str], plain: &[&str], program: &[&str]) -> Run {
+        let cluster = &self.site.cluster;
+        let command: Vec<&str> = ["env"].iter().chain(plain).chain(program).copied().collect();
+        // Not where ranks run: what the kernel still reads ahead for it would be counted as theirs.
+        let expected = cluster.exec("hpc1", self.uid, &command).unwrap();
+        assert!(expected.status.success(), "{program:?} plainly: {expected:?}");
+        let expected = String::from_utf8_lossy(&expected.stdout);
+        let flags: Vec<&str> = ["--label", "-q"].iter().chain(flags).copied().collect();
+        cluster.reset_ops().unwrap();
+        let run = self.run(HOSTS, &flags, program).code(0);
+        for rank in RANKS {
+            assert_eq!(run.rank(rank), expected, "{program:?} as {}: {}", self.uid, run.err());
+        }
+        run
+    }
+
+    /// [`Shown::same`], and no rank's host opened more on the shared file system than it may.
+    #[track_caller]
+    pub fn staged(&self, flags: &[&str], plain: &[&str], program: &[&str]) {
+        self.same(flags, plain, program);
+        for host in self.site.cluster.host_ops().unwrap() {
+            let few = host.ops.open <= self.opens && (self.opens > 0 || host.ops.read == 0);
+            let is_rank = HOSTS.split(',').any(|name| name == host.host);
+            assert!(few || !is_rank, "{program:?} as {} on {}: {:?}", self.uid, host.host, host.ops);
+        }
+    }
+
+    /// Every way to find a library at the start.
+    pub fn linked(&self, programs: &[&str]) {
+        for program in programs {
+            if self.site.backing("app/bin").join(program).exists() {
+                self.staged(&[], &[], &[&format!("/shared/app/bin/{program}"), "an argument"]);
+            }
+        }
+        let path = "LD_LIBRARY_PATH=/shared/app/other";
+        self.staged(&["-x", path], &[path], &["/shared/app/bin/nopath"]);
+        self.staged(&["-x", path], &[path], &["/shared/app/bin/rpath"]);
+        let preload = "LD_PRELOAD=/shared/app/other/libpart.so";
+        self.staged(&["-x", preload], &[preload], &["/shared/app/bin/runpath"]);
+        self.staged(&[], &[], &["/shared/link/bin/origin"]);
+        self.staged(&[], &[], &["/shared/app/lib/../bin/rpath"]);
+        // A library that only one host has in another version.
+        let local = self.run("hpc3,hpc4", &["-q", "--label"], &["/shared/hostlocal"]).code(0);
+        assert_eq!((local.rank(0), local.rank(1)), ("common\n".into(), "last\n".into()));
+    }
+
+    /// Libraries that are opened late.
+    pub fn opened(&self) {
+        let names = [
+            "libpart.so",
+            "/shared/app/run/libpart.so",
+            "/shared/link/other/libpart.so",
+            "/shared/app/bin/../lib/libtls.so",
+        ];
+        let open: Vec<&str> = ["/shared/app/bin/open"].into_iter().chain(names).collect();
+        self.staged(&["--prefix", "/shared/app"], &[], &open);
+    }
+
+    /// Programs that start others.
+    pub fn children(&self, flags: &[&str]) {
+        if ["git", "rsync", "ssh"].into_iter().all(tool) {
+            let home = ["HOME=/tmp"];
+            let flags: Vec<&str> = flags.iter().chain(&["-x", home[0]]).copied().collect();
+            self.same(&flags, &home, &["/shared/app/bin/children.sh"]);
+        }
+        if tool("gdb") {
+            let words =
+                "gdb -batch -nx -ex break~who -ex run -ex backtrace -ex info~sharedlibrary /shared/app/bin/rpath";
+            let words: Vec<String> = words.split(' ').map(|word| word.replace('~', " ")).collect();
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let run = self.run(HOSTS, &["-q", "--label", "--prefix", "/shared/app"], &words).code(0);
+            for rank in RANKS {
+                let said = run.rank(rank);
+                for name in ["/shared/app/lib/libpart.so", "part.c:", "in main"] {
+                    assert!(said.contains(name), "{name} is not in {said}{}", run.err());
+                }
+            }
+        }
+    }
+
+    /// What ranks write beside their programs, alone and together.
+    pub fn writing(&self, times: usize) {
+        let name = format!("w{}", self.uid);
+        let place = self.site.place(self.uid, &name, &["writer.py", "together.py"]);
+        let writer = format!("/shared/{name}/writer.py");
+        let expected = self.site.cluster.exec("hpc4", self.uid, &[&writer, "plain"]).unwrap();
+        let expected = String::from_utf8_lossy(&expected.stdout).replace("_of_plain", "_of_X");
+        assert!(expected.contains("compiled"), "{expected}");
+        for (rank, host) in HOSTS.split(',').enumerate() {
+            let own = format!("own{rank}");
+            let run = self.run(host, &["-q"], &[&writer, &own]).code(0);
+            assert_eq!(run.out().replace(&format!("_of_{own}"), "_of_X"), expected, "as {}: {}", self.uid, run.err());
+            assert_eq!(fs::read_to_string(place.join(format!("out.{own}/renamed"))).unwrap(), "ONE");
+        }
+        for n in 0..times {
+            let script = format!("/shared/{name}/together.py");
+            let run = self.run("hpc2:2,hpc3,hpc4", &["-q"], &[&script, &format!("t{n}")]).code(0);
+            assert_eq!(run.out(), "together\n".repeat(4));
+        }
+    }
 }
 
 pub fn source(name: &str) -> PathBuf {

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::run::{run, succeeds};
 
 /// Package and what for.
-const PACKAGES: [(&str, &str); 12] = [
+const PACKAGES: [(&str, &str); 14] = [
     ("gcc", "test programs"),
     ("libc6-dev", "test programs"),
     ("musl-tools", "test programs with another C library"),
@@ -17,6 +17,8 @@ const PACKAGES: [(&str, &str); 12] = [
     ("python3-pip", "programs in Python"),
     ("gdb", "debuggers on ranks"),
     ("strace", "counting system calls"),
+    ("slurm-wlm", "allocations of Slurm"),
+    ("mpich", "launchers and programs of MPI"),
     ("rsync", "the reference for distribution"),
 ];
 

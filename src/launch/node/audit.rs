@@ -1,25 +1,25 @@
 //! A node without namespaces: the agent's side of what the dynamic linkers of its programs are told.
 
 use std::cell::Cell;
-use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags};
 use smol::future::FutureExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::guests::Inside;
 use super::job::{Job, unheard};
 use super::replica::Replica;
 use crate::loader::audit::Audit;
 use crate::loader::audit::program::Audited;
+use crate::loader::catalog::as_path;
 use crate::loader::closure::Environment;
+use crate::net::seqpacket::{Listener, Seqpacket};
 use crate::net::wire::control::{Report, View};
 use crate::net::wire::keeper::Ask;
 use crate::sys::audit_table::MESSAGE_MAX;
@@ -32,8 +32,7 @@ const GATHER: Duration = Duration::from_millis(50);
 pub(super) fn open(node: &Rc<Node>, replica: &Replica, place: &[u8]) {
     let opened = replica.audit_at(place).and_then(|audit| {
         let audit = Arc::new(audit);
-        let door = Async::new(audit.door()?).op("watch the auditors' socket")?;
-        node.tasks.spawn(serve(Rc::clone(node), door, Arc::clone(&audit))).detach();
+        node.tasks.spawn(serve(Rc::clone(node), audit.door()?, Arc::clone(&audit))).detach();
         let changes = Async::new(audit.changes()?).op("watch files for changes")?;
         node.tasks.spawn(watch(changes, Arc::clone(&audit))).detach();
         Ok(audit)
@@ -41,22 +40,15 @@ pub(super) fn open(node: &Rc<Node>, replica: &Replica, place: &[u8]) {
     *replica.audit.borrow_mut() = Some(opened.map_err(|error| error.to_string()));
 }
 
-async fn serve(node: Rc<Node>, door: Async<OwnedFd>, audit: Arc<Audit>) {
+async fn serve(node: Rc<Node>, door: Listener, audit: Arc<Audit>) {
     let writing = Rc::new(Cell::new(false));
     loop {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = door.read_with(|fd| Ok(rustix::net::accept_with(fd, flags)?)).await;
-        let Ok(auditor) = accepted.and_then(Async::new) else {
-            // Out of descriptors: those who wait are served when some are closed.
-            Timer::after(GATHER).await;
-            continue;
-        };
+        let auditor = door.accept().await;
         let (audit, writing, tasks) = (Arc::clone(&audit), Rc::clone(&writing), Rc::clone(&node.tasks));
         let answer = async move {
-            if let Err(error) = answer(&auditor, &audit).await {
+            if let Err(error) = answer(auditor, &audit).await {
                 log::debug!("an auditor was not answered: {error}");
             }
-            drop(auditor);
             if audit.is_unwritten() && !writing.replace(true) {
                 tasks.spawn(write_later(audit, writing)).detach();
             }
@@ -69,30 +61,20 @@ async fn serve(node: Rc<Node>, door: Async<OwnedFd>, audit: Arc<Audit>) {
 async fn watch(changes: Async<OwnedFd>, audit: Arc<Audit>) {
     while changes.readable().await.is_ok() {
         let audit = Arc::clone(&audit);
-        let written = smol::unblock(move || {
-            audit.look_for_changes();
-            audit.write()
-        });
-        if let Err(error) = written.await {
+        if let Err(error) = smol::unblock(move || audit.refresh()).await {
             log::warn!("{error}");
         }
     }
 }
 
-async fn answer(auditor: &Async<OwnedFd>, audit: &Arc<Audit>) -> io::Result<()> {
-    // The store's directory keeps others out already.
-    let peer = rustix::net::sockopt::socket_peercred(auditor)?;
-    if peer.uid != rustix::process::geteuid() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
+async fn answer(auditor: Seqpacket, audit: &Arc<Audit>) -> io::Result<()> {
+    let auditor = Async::new(auditor)?;
     let mut message = vec![0; MESSAGE_MAX];
-    let receive = |fd: &OwnedFd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0);
-    let mut receive = receive;
-    let len = auditor.read_with(|fd| receive(fd)).await?;
+    let len = auditor.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await?;
     message.truncate(len);
     let audit = Arc::clone(audit);
     let answer = smol::unblock(move || audit.answer(&message)).await;
-    rustix::net::send(auditor.as_fd(), &answer, SendFlags::NOSIGNAL)?;
+    rustix::net::send(&auditor, &answer, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
@@ -121,14 +103,14 @@ impl Job {
             replica.reserve(launch.bytes)?;
             return Err(error);
         }
-        let environment = environment(&launch.env, &launch.cwd);
-        let program = Path::new(OsStr::from_bytes(&launch.program)).to_owned();
+        let environment = Environment::of(&launch.env, &launch.cwd);
+        let program = as_path(&launch.program).to_owned();
         let told = {
             let audit = Arc::clone(&audit);
             smol::unblock(move || {
                 // Before the ranks change anything.
                 audit.look_for_changes();
-                audit.tell(&program, &environment).and_then(|audited| audit.write().map(|()| audited))
+                audit.tell(&program, &environment)
             })
             .await
         };
@@ -138,6 +120,7 @@ impl Job {
                 launch.env = audit.environment(&launch.env, static_tls);
                 let plan = super::job::program(&self.node, &launch, &self.place).write().op("write the launch plan")?;
                 self.tell_keeper(&Ask::Plan, &[plan.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
+                *self.inside.borrow_mut() = Inside::Linker(Arc::clone(&audit), static_tls);
             }
             Audited::No(why) => {
                 let program = String::from_utf8_lossy(&launch.program).into_owned();
@@ -153,19 +136,5 @@ impl Job {
         self.mark(|times| &mut times.loaded);
         self.node.report(&Report::Loaded { job, node }).await;
         Ok(())
-    }
-}
-
-/// What steers the dynamic linker of the ranks.
-fn environment(variables: &[Vec<u8>], cwd: &[u8]) -> Environment {
-    let value = |name: &[u8]| {
-        let found = variables.iter().rev().find_map(|line| line.strip_prefix(name)?.strip_prefix(b"="));
-        found.map(|value| OsStr::from_bytes(value).to_owned())
-    };
-    Environment {
-        cwd: OsStr::from_bytes(cwd).into(),
-        library_path: value(b"LD_LIBRARY_PATH"),
-        preload: value(b"LD_PRELOAD"),
-        path: value(b"PATH"),
     }
 }

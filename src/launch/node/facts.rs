@@ -74,6 +74,7 @@ impl Node {
         let mut facts = Facts::default();
         if let Some(replica) = replica {
             (facts.received, _, facts.misses) = replica.counts();
+            facts.pulled = replica.pulls.bytes();
             let store = Arc::clone(replica.store());
             facts.stored = smol::unblock(move || store.used()).await;
         }

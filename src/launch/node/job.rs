@@ -15,6 +15,7 @@ use smol::io::AsyncWriteExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::guests::Inside;
 use super::members::Members;
 use super::streams::Streams;
 use super::view::View;
@@ -37,7 +38,8 @@ pub(super) struct Job {
     pub(super) node: Rc<Node>,
     pub(super) launch: Launch,
     pub(super) place: Place,
-    members: Rc<Members>,
+    /// `None` where others start the ranks.
+    members: Option<Rc<Members>>,
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
@@ -53,12 +55,14 @@ pub(super) struct Job {
     /// The job's processes are being killed.
     closing: RefCell<Option<Closing>>,
     /// Closed when the job is to end, started or not.
-    abort: (Sender<()>, Receiver<()>),
+    pub(super) abort: (Sender<()>, Receiver<()>),
     /// Ranks were asked for.
-    started: Cell<bool>,
+    pub(super) started: Cell<bool>,
     /// A rank could not become the program.
     start_failed: Cell<bool>,
     over: Cell<bool>,
+    /// How guests come to the files.
+    pub(super) inside: RefCell<Inside>,
     pub(super) times: Cell<JobTimes>,
     /// Ranks that have not ended.
     pub(super) running: Cell<u32>,
@@ -94,9 +98,7 @@ impl Job {
     }
 
     fn hand_over(node: &Rc<Node>, launch: Launch, place: Place) -> Result<Rc<Job>> {
-        let Some(members) = node.members_of(launch.job) else {
-            return Err(Error::new("start ranks", "nobody serves them"));
-        };
+        let members = node.members_of(launch.job);
         let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
@@ -131,6 +133,7 @@ impl Job {
             started: Cell::new(false),
             start_failed: Cell::new(false),
             over: Cell::new(false),
+            inside: RefCell::default(),
             times: Cell::new(JobTimes { ordered: node.clock.now(), ..JobTimes::default() }),
             running: Cell::new(0),
         }))
@@ -210,7 +213,12 @@ impl Job {
         }
         let (complete, completed) = bounded::<()>(1);
         let spawning = async {
-            let spawned = if shown.is_ok() && !self.abort.0.is_closed() { self.spawn().await } else { Ok(()) };
+            let spawned = match &shown {
+                Ok(()) if self.abort.0.is_closed() => Ok(()),
+                Ok(()) if self.launch.guests => self.have_guests().await,
+                Ok(()) => self.spawn().await,
+                Err(_) => Ok(()),
+            };
             complete.close();
             if let Err(error) = spawned {
                 self.failed(&error).await;
@@ -277,6 +285,9 @@ impl Job {
         }
         // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
         self.complete(&view, replica.images(&view.roots), named).await?;
+        if self.launch.guests {
+            self.share().await?;
+        }
         self.mark(|times| &mut times.loaded);
         self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
         Ok(())
@@ -332,7 +343,7 @@ impl Job {
     }
 
     /// What the keeper answers about the view.
-    async fn heard(&self) -> Result<(Tell, Vec<OwnedFd>)> {
+    pub(super) async fn heard(&self) -> Result<(Tell, Vec<OwnedFd>)> {
         let heard = self.keeper.read_with(Seqpacket::receive_now::<Tell>).await.op("mount the view")?;
         match heard {
             Some((Tell::Failed { error }, _)) => Err(Error::new("show the program's files", error)),
@@ -359,6 +370,8 @@ impl Job {
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
         const { assert!(BATCH as usize * 4 <= FDS_MAX) };
+        let nobody = || Error::new("start ranks", "nobody serves them here");
+        let members = self.members.as_ref().ok_or_else(nobody)?;
         let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
         self.running.set(self.place.count);
         if self.launch.client {
@@ -374,7 +387,7 @@ impl Job {
                 let rank = self.place.first + index;
                 let input = self.standard_input(rank).op("make a rank's standard input")?;
                 let output = |stream| self.streams.add(rank, stream).op("make a rank's output pipe");
-                let member = self.members.add(rank, self.launch.part).op("make a rank's way to its agent")?;
+                let member = members.add(rank, self.launch.part).op("make a rank's way to its agent")?;
                 streams.push((input, output(Stream::Out)?, output(Stream::Err)?, member));
             }
             let mut fds = Vec::with_capacity(count as usize * 4);
@@ -472,7 +485,7 @@ impl Job {
         }
     }
 
-    async fn failed(&self, error: &Error) {
+    pub(super) async fn failed(&self, error: &Error) {
         self.report_failure(error.to_string()).await;
     }
 
@@ -490,7 +503,7 @@ fn keeper_killed() -> Error {
 }
 
 /// A keeper said what it was not asked.
-fn misunderstood(word: &Tell) -> Error {
+pub(super) fn misunderstood(word: &Tell) -> Error {
     Error::new("show the program's files", format!("the keeper answered {word:?}"))
 }
 

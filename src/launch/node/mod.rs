@@ -2,8 +2,11 @@
 
 mod audit;
 mod facts;
+mod forest;
+mod guests;
 mod job;
 mod members;
+mod pull;
 mod replica;
 mod streams;
 mod view;
@@ -11,6 +14,7 @@ mod view;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +25,7 @@ use async_channel::{Receiver, Sender, bounded};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use smol::future::FutureExt;
+use smol::net::TcpStream;
 use smol::{Async, LocalExecutor, Timer};
 
 use self::facts::Clock;
@@ -28,13 +33,17 @@ use self::job::Job;
 use self::members::Members;
 use self::replica::{Replica, feeders};
 use self::view::Views;
+use super::couriers::Couriers;
+use super::invitation::Invitation;
 use super::overlay::{Children, Event, LOG_OUTBOX, Spawner, ping_up, pump, pump_with};
 use super::subtree::{Arrivals, Subtree};
 use super::welcome::welcome;
-use super::{agent, keeper};
+use super::{agent, keeper, slurm};
 use crate::error::Context;
+use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
 use crate::net::auth::SessionKey;
+use crate::net::gauge::Gauge;
 use crate::net::link::{self, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
@@ -48,18 +57,61 @@ use crate::net::wire::frame::Kind;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
-use crate::sys::process;
 use crate::sys::without::{Ability, Without};
+use crate::sys::{process, tcp};
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
 const ENROLMENT: Duration = Duration::from_secs(30);
+
+/// How a node gets its first link.
+enum Way {
+    /// Of the descriptors that the agent was started with.
+    Pipes(OwnedFd, OwnedFd),
+    /// By going to who invited it, as this node.
+    Join(NodeId, Invitation),
+}
 
 /// The `serve` mode: becomes a node and returns when the session is over.
 ///
 /// # Errors
 /// The link to the parent cannot be made or ended early; everything of the node's jobs is gone then.
 pub fn serve() -> Result<u8> {
+    run(|input, output| Ok(Way::Pipes(input, output)))
+}
+
+/// The same for an agent that Slurm started on one of the hosts in an [`Invitation`].
+///
+/// # Errors
+/// As [`serve`]; this host is not invited.
+pub fn join(file: &Path) -> Result<u8> {
+    slurm::remove_copy();
+    let invitation = Invitation::read(file)?;
+    let me = slurm::node_name().ok_or_else(|| Error::new("join", "SLURMD_NODENAME is not set"))?;
+    let at = invitation.hosts.iter().position(|host| *host == me);
+    let at = at.ok_or_else(|| Error::new("join", "this host is not invited").at(me))?;
+    let node = NodeId::try_from(at + 1).op("number this host")?;
+    let ended = run(|_, _| Ok(Way::Join(node, invitation)));
+    // Of a front end that was killed meanwhile.
+    if ended.is_err() {
+        let _ = std::fs::remove_file(file);
+    }
+    ended
+}
+
+/// The same for an agent whose starter tells it everything on standard input: first its number, then the [`Invitation`].
+///
+/// # Errors
+/// As [`serve`].
+pub fn join_told() -> Result<u8> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).op("read the invitation")?;
+    let told = text.split_once('\n').and_then(|(node, rest)| Some((node.parse().ok()?, Invitation::parse(rest)?)));
+    let (node, invitation) = told.ok_or_else(|| Error::new("join", "standard input holds no invitation"))?;
+    run(|_, _| Ok(Way::Join(node, invitation)))
+}
+
+fn run(way: impl FnOnce(OwnedFd, OwnedFd) -> Result<Way>) -> Result<u8> {
     let clock = Clock::start();
     process::default_action(Signal::SIGCHLD);
     // The keepers receive hundreds of descriptors at once.
@@ -72,7 +124,7 @@ pub fn serve() -> Result<u8> {
     let (input, output) = take_standard_streams().op("take over the standard streams")?;
     let tasks: Spawner = Rc::new(LocalExecutor::new());
     let left = Rc::new(RefCell::new(None));
-    let life = live(Rc::clone(&tasks), clock, input, output, keeper, keeper_pid, Rc::clone(&left));
+    let life = live(Rc::clone(&tasks), clock, way(input, output)?, keeper, keeper_pid, Rc::clone(&left));
     let ended = smol::block_on(tasks.run(life));
     // The keeper sees its socket close; whatever it leaves is ours.
     let _ = rustix::net::shutdown(&hang_up, rustix::net::Shutdown::Both);
@@ -125,6 +177,9 @@ pub(super) struct Node {
     /// The path of the store, where it is not in a namespace.
     audit: Option<Vec<u8>>,
     replica: RefCell<Option<Rc<Replica>>>,
+    couriers: Couriers,
+    /// Files of which parts are read for the root.
+    opened: RefCell<HashMap<Vec<u8>, forest::Opened>>,
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
@@ -137,16 +192,13 @@ pub(super) struct Node {
 /// A store in a directory of the user's: where, and its own directory.
 type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
 
-async fn live(
-    tasks: Spawner,
-    clock: Clock,
-    input: OwnedFd,
-    output: OwnedFd,
-    keeper: Seqpacket,
-    keeper_pid: Pid,
-    left: Left,
-) -> Result<()> {
-    let (mut reader, writer) = first_link(input, output).op("open the link to the parent")?;
+async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_pid: Pid, left: Left) -> Result<()> {
+    let (mut reader, writer) = match way {
+        Way::Pipes(input, output) => first_link(input, output).op("open the link to the parent")?,
+        Way::Join(node, Invitation { key, addresses, .. }) => listen::reach(&addresses, &key, node, Purpose::Control)
+            .await
+            .map_err(|error| Error::new("reach the front end", error).on(addresses.join(", ")))?,
+    };
     let enroll = enrolment(&mut reader).await?;
     let mut birth = Birth { enrolled: clock.now(), ..Birth::default() };
     let me = enroll.host.clone();
@@ -177,7 +229,7 @@ async fn live(
     let (audit, audits) = audit.map_or((None, None), |(place, why)| (Some(place), why));
     // The directory in which the store's own was made.
     let place = match &audit {
-        Some(own) => Path::new(OsStr::from_bytes(own)).parent().map(Path::to_owned),
+        Some(own) => as_path(own).parent().map(Path::to_owned),
         None => enroll.store.as_ref().map(|place| OsStr::from_bytes(place).into()),
     };
     if let (Some(place), Some(store)) = (place, &store) {
@@ -195,6 +247,8 @@ async fn live(
         host: me,
         session: enroll.session.clone(),
         parent,
+        couriers: Couriers::new(Rc::clone(&tasks), Rc::clone(&children)),
+        opened: RefCell::default(),
         children,
         subtree,
         keeper,
@@ -263,7 +317,7 @@ async fn enrolment(reader: &mut Reader) -> Result<Enroll> {
 
 /// Feeds whoever connects for the log.
 pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawner, arrivals: Arrivals, feeder: Rc<R>) {
-    while let Some((node, (mut reader, writer))) = arrivals.next_fed().await {
+    while let Some((node, (mut reader, writer), socket)) = arrivals.next_fed().await {
         let feeder = Rc::clone(&feeder);
         let (outbox, pumping) = pump_with(&tasks, writer, Packet::new(&LogFrame::Ping, Vec::new()), LOG_OUTBOX);
         let (asked, attachments) = bounded(2);
@@ -276,11 +330,34 @@ pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawne
         };
         let work = async move {
             log::debug!("feeding node {node}");
-            feeder.log().feed(attachments, outbox, &*feeder).or(listen).await;
+            let (waiter, woken) = feeder.log().listener();
+            let measure = gauge(&socket, &*feeder, &woken);
+            feeder.log().feed(attachments, outbox, &*feeder).or(listen).or(measure).await;
+            feeder.log().unlisten(waiter);
             drop(pumping);
         };
         tasks.spawn(work).detach();
     }
+}
+
+/// Tells once how fast a link is over which the log goes; never ends.
+async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>) {
+    const PAUSE: Duration = Duration::from_millis(5);
+    /// Looks after something was put into the log.
+    const LOOKS: u32 = 20;
+    let mut gauge = Gauge::default();
+    while woken.recv().await.is_ok() {
+        for _ in 0..LOOKS {
+            if let Some(rate) = tcp::sent(socket).and_then(|sent| gauge.handle_sent(sent)) {
+                // They share what this host can send.
+                let links = u64::try_from(feeder.log().children()).unwrap_or(1);
+                feeder.hear_rate(rate.saturating_mul(links));
+                return std::future::pending().await;
+            }
+            Timer::after(PAUSE).await;
+        }
+    }
+    std::future::pending::<()>().await;
 }
 
 impl Node {
@@ -343,6 +420,9 @@ impl Node {
                 }
                 Event::Report { report: Report::Want { path, need }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.asks(&path, need)) => {}
+                Event::Report { report: Report::Fetch { node, piece }, .. } if self.hands_out(node, piece) => {}
+                Event::Report { report: Report::Followed { file, next }, .. }
+                    if self.replica.borrow().as_ref().is_some_and(|r| !r.pulls.is_news(file, next)) => {}
                 Event::Report { report: Report::Rate { rate }, .. } if rate >= slowest => {}
                 Event::Report { report: Report::Collective { job, word }, packet, .. } => {
                     match (self.members_of(job), word) {
@@ -440,6 +520,8 @@ impl Node {
                     members.handle_verdict(verdict, &packet.body);
                 }
             }
+            Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
+            Order::Read(extent) => self.read(extent),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
@@ -458,6 +540,7 @@ impl Node {
         }
         self.tasks.spawn(Rc::clone(self).ask(Rc::clone(&replica), questions)).detach();
         self.tasks.spawn(Rc::clone(&replica).apply(Rc::clone(self))).detach();
+        self.tasks.spawn(Rc::clone(&replica).pull()).detach();
         let log: Vec<_> = self.fed.iter().map(|(_, receiver)| receiver.clone()).collect();
         for (stripe, feeders) in (0..).zip(feeders(self.id, two_trees, nodes)) {
             self.tasks.spawn(Rc::clone(&replica).follow(stripe, feeders, self.key.clone(), log.clone())).detach();
@@ -527,9 +610,9 @@ impl Node {
         self.subtree.reap().await;
     }
 
-    /// Bytes of files that this node received since the last job's end.
-    fn received(&self) -> u64 {
-        self.replica.borrow().as_ref().map_or(0, |r| r.received())
+    /// Bytes of files that this node received since the last job's end, and how many of them because it asked.
+    fn received(&self) -> (u64, u64) {
+        self.replica.borrow().as_ref().map_or((0, 0), |r| r.received())
     }
 
     /// Hands a job to the keeper, which forks one for it.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::io::Errno;
@@ -13,10 +13,12 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
+use super::pull::Pulls;
 use crate::loader::audit::Audit;
-use crate::loader::catalog::{Catalog, is_below, parent};
+use crate::loader::catalog::{Catalog, is_below, is_within, parent};
 use crate::loader::chunk;
 use crate::loader::store::Store;
+use crate::loader::version::now;
 use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, LinkError, Packet};
@@ -41,9 +43,9 @@ const ELF: &[u8; 4] = b"\x7fELF";
 
 /// See the module.
 pub(super) struct Replica {
-    node: NodeId,
+    pub(super) node: NodeId,
     log: Rc<Log>,
-    catalog: Arc<RwLock<Catalog>>,
+    pub(super) catalog: Arc<RwLock<Catalog>>,
     store: Arc<Store>,
     identity: Identity,
     upcall: Arc<Questions>,
@@ -52,11 +54,11 @@ pub(super) struct Replica {
     pub(super) audit: RefCell<Option<Result<Arc<Audit>, String>>>,
     siblings: Siblings,
     /// Files whose content is coming, by number.
-    coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
+    pub(super) coming: RefCell<HashMap<FileId, (Vec<u8>, u64)>>,
     /// Files that were begun in the store.
     announced: RefCell<HashSet<FileId>>,
     /// Files whose content this node has not all of: whoever wants them reads the originals.
-    lost: RefCell<HashSet<FileId>>,
+    pub(super) lost: RefCell<HashSet<FileId>>,
     /// Complete ELF files: they are bound, not read through the view.
     images: RefCell<Vec<(Vec<u8>, FileId)>>,
     /// Bodies that came before the record that announces their file.
@@ -73,13 +75,14 @@ pub(super) struct Replica {
     begun: Cell<Micros>,
     /// Paths that ranks here asked for before the log spoke of them.
     misses: Cell<u64>,
-    /// Of [`Replica::bytes`], what a job's end has told already.
-    told: Cell<u64>,
+    /// Of [`Replica::bytes`] and [`Pulls::bytes`], what a job's end has told already.
+    told: Cell<(u64, u64)>,
+    pub(super) pulls: Pulls,
     /// When something was heard last of who feeds us, by stripe.
     fed: Vec<Cell<Instant>>,
     pace: Cell<Pace>,
     /// The control link to the parent.
-    parent: Sender<Packet>,
+    pub(super) parent: Sender<Packet>,
 }
 
 /// How fast content comes to this node.
@@ -98,12 +101,17 @@ struct Questions(Sender<Question>);
 /// What a view's thread says.
 pub(super) enum Question {
     Want(Vec<u8>, Need),
+    Fetch(FileId),
     Changed(Vec<u8>, Option<u8>),
 }
 
 impl Upcall for Questions {
     fn want(&self, path: &[u8], need: Need) {
         let _ = self.0.try_send(Question::Want(path.to_vec(), need));
+    }
+
+    fn fetch(&self, file: FileId) {
+        let _ = self.0.try_send(Question::Fetch(file));
     }
 
     fn changed(&self, path: &[u8], exists: Option<u8>) {
@@ -143,7 +151,8 @@ impl Replica {
             bytes: Cell::new(0),
             begun: Cell::new(0),
             misses: Cell::new(0),
-            told: Cell::new(0),
+            told: Cell::default(),
+            pulls: Pulls::default(),
             fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
             pace: Cell::new(Pace::Unknown),
             parent,
@@ -156,13 +165,20 @@ impl Replica {
         (self.bytes.get(), self.begun.get(), self.misses.get())
     }
 
+    /// Adds to the bytes that came.
+    pub(super) fn count(&self, bytes: u64) {
+        self.bytes.set(self.bytes.get() + bytes);
+    }
+
     pub(super) fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Bytes received since this was called last.
-    pub(super) fn received(&self) -> u64 {
-        self.bytes.get() - self.told.replace(self.bytes.get())
+    /// Bytes received since this was called last, and how many of them because this node asked.
+    pub(super) fn received(&self) -> (u64, u64) {
+        let now = (self.bytes.get(), self.pulls.bytes());
+        let before = self.told.replace(now);
+        (now.0 - before.0, now.1 - before.1)
     }
 
     /// Fails now rather than in the middle when `bytes`, what is here included, do not fit into the store.
@@ -269,10 +285,6 @@ impl Replica {
         if let Err(error) = writer.send(&self.log.attachment(stripe)).await {
             return error;
         }
-        // On the same host there is no link, however little of the processors is left for us.
-        if feeder.addresses.iter().all(|address| address.starts_with("127.")) {
-            self.tell_rate(u64::MAX);
-        }
         loop {
             match self.receive(stripe, reader.receive_within()).await {
                 Ok(()) => {}
@@ -288,7 +300,12 @@ impl Replica {
         }
         loop {
             let packet = async { down[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
-            match self.receive(stripe, packet.or(link::late(link::SILENCE, LinkError::Silent))).await {
+            let packet = async {
+                let packet = packet.or(link::late(link::SILENCE, LinkError::Silent)).await?;
+                self.time(packet.body.len());
+                Ok(packet)
+            };
+            match self.receive(stripe, packet).await {
                 Ok(()) => {}
                 Err(error) => return error,
             }
@@ -308,7 +325,6 @@ impl Replica {
         let packet = next.await?;
         self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();
-        self.time(packet.body.len());
         let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
         match &logged.record {
             // Nobody upstream could rebuild it.
@@ -318,7 +334,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Tells once how fast content comes here: the root compresses where links are slow.
+    /// Tells once how fast content comes here over the control link, of which nobody knows more: the root compresses where links are slow.
     fn time(&self, body: usize) {
         /// Bytes that tell: beyond the first body, which may have waited for its sender.
         const TELLING: u64 = 1 << 20;
@@ -329,15 +345,10 @@ impl Replica {
                 let bytes = bytes + body as u64;
                 self.pace.set(Pace::Timed(since, bytes));
                 if bytes >= TELLING {
-                    self.tell_rate((bytes as f64 / since.elapsed().as_secs_f64().max(1e-6)) as u64);
+                    self.pace.set(Pace::Told);
+                    self.hear_rate((bytes as f64 / since.elapsed().as_secs_f64().max(1e-6)) as u64);
                 }
             }
-        }
-    }
-
-    fn tell_rate(&self, rate: u64) {
-        if !matches!(self.pace.replace(Pace::Told), Pace::Told) {
-            let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
         }
     }
 
@@ -356,7 +367,7 @@ impl Replica {
     }
 
     /// A file cannot be stored: jobs that wait for files fail, those that run read its original.
-    fn lose(&self, file: FileId, error: &Error) {
+    pub(super) fn lose(&self, file: FileId, error: &Error) {
         if !self.lost.borrow().contains(&file) {
             self.fail(error);
             self.void(file, Errno::NOSPC);
@@ -405,7 +416,7 @@ impl Replica {
         let work = async move {
             let size = entry.body.as_ref().map_or(0, |b| b.0.len() as u64);
             match smol::unblock(move || write_chunk(&store, &entry)).await {
-                Ok(()) => this.bytes.set(this.bytes.get() + size),
+                Ok(()) => this.count(size),
                 Err(error) => this.lose(file, &error),
             }
             this.log.stored(seq);
@@ -414,7 +425,7 @@ impl Replica {
     }
 
     /// Takes in a record whose predecessors are all here.
-    fn deliver(self: &Rc<Self>, record: &Record) -> Result<()> {
+    pub(super) fn deliver(self: &Rc<Self>, record: &Record) -> Result<()> {
         match record {
             Record::Complete { file } | Record::Void { file, .. } if self.lost.borrow().contains(file) => {
                 self.coming.borrow_mut().remove(file);
@@ -432,12 +443,15 @@ impl Replica {
                     }
                 }
             }
+            Record::File { path, attr, content: Supply::Held(file) } => self.pulls.hold(*file, path, attr),
+            Record::Follows { file, next } => self.expect(*file, *next),
+            Record::Void { file, .. } if self.pulls.void(*file) => {}
             Record::Void { file, .. } => {
                 self.coming.borrow_mut().remove(file);
                 self.store.remove(*file)?;
             }
             Record::Changed { path, .. } => {
-                self.images.borrow_mut().retain(|(known, _)| known != path && !is_below(known, path));
+                self.images.borrow_mut().retain(|(known, _)| !is_within(known, path));
             }
             Record::Preloaded { load } => {
                 self.preloaded.borrow_mut().insert(*load);
@@ -465,10 +479,8 @@ impl Replica {
     }
 
     /// Tells the catalog and the views.
-    fn learn(&self, record: &Record) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
-        let effects = self.catalog.write().unwrap_or_else(PoisonError::into_inner).apply(record, now);
+    pub(super) fn learn(&self, record: &Record) {
+        let effects = self.catalog.write().unwrap_or_else(PoisonError::into_inner).apply(record, now());
         self.views.borrow_mut().retain(|view| view.strong_count() > 0);
         for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
             view.applied(&effects);
@@ -477,11 +489,7 @@ impl Replica {
             && audit.applied(record)
         {
             let audit = Arc::clone(audit);
-            let write = move || {
-                audit.look_for_changes();
-                audit.write().unwrap_or_else(|error| log::warn!("{error}"));
-            };
-            smol::unblock(write).detach();
+            smol::unblock(move || audit.refresh().unwrap_or_else(|error| log::warn!("{error}"))).detach();
         }
     }
 
@@ -505,15 +513,16 @@ pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Ve
 fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
     let Record::Chunk { file, offset, len, codec } = entry.header.record else { return Ok(()) };
     let Some(body) = &entry.body else { return Ok(()) };
-    match codec {
-        Codec::Raw => store.write_chunk(file, offset, &body.0),
-        Codec::Zstd => store.write_chunk(file, offset, &chunk::decompress(&body.0, len)?),
-    }
+    store.write_chunk(file, offset, &chunk::decode(codec, &body.0, len)?)
 }
 
 impl FeedsLog for Replica {
     fn log(&self) -> &Rc<Log> {
         &self.log
+    }
+
+    fn hear_rate(&self, rate: u64) {
+        let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
     }
 }
 
@@ -558,6 +567,7 @@ impl Node {
                     self.report(&Report::Want { path, need }).await;
                 }
                 Question::Want(..) => {}
+                Question::Fetch(file) => replica.need(file).await,
                 Question::Changed(path, exists) => self.report(&Report::Changed { path, exists }).await,
             }
         }

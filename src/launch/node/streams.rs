@@ -95,13 +95,14 @@ impl Streams {
     /// What a stream that is ready has; `None` at its end, which closes it.
     fn read(&self, event: &EpollEvent, bytes: &mut [u8]) -> Option<usize> {
         let mut open = self.open.borrow_mut();
-        // A reader that was closed may linger in the set while a child that is about to exec has a copy.
         let mut reader = open.get(&event.data())?;
         if event.events().contains(EpollFlags::EPOLLIN)
             && let Ok(got @ 1..) = reader.read(bytes)
         {
             return Some(got);
         }
+        // Closed, it would linger in the set for as long as a child that is about to exec has a copy.
+        let _ = self.set.delete(reader);
         open.remove(&event.data());
         None
     }

@@ -17,21 +17,21 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use self::mirror::{Mirror, file_systems};
 use self::program::Audited;
 use self::table::Entries;
 use self::walk::{Found, Walker};
 use self::watch::Watch;
-use super::catalog::{Catalog, Change, Known, Listing, is_below, kind as name_kind, parent};
-use super::closure::{self, Environment};
+use super::catalog::{Catalog, Change, Known, Listing, as_path, is_within, kind as name_kind, parent};
+use super::closure::{self, Closure, Environment};
 use super::store::Store;
+use super::version::now;
 use super::view::Upcall;
 use crate::error::{Context, Error, Result};
+use crate::net::seqpacket::Listener;
 use crate::net::wire::record::Record;
 use crate::sys::audit_table::{
     ASK_FILE, ASK_LIST, ASK_MODULE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, SUPERSEDED, kind,
@@ -123,15 +123,8 @@ impl Audit {
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn door(&self) -> Result<OwnedFd> {
-        let path = [&self.place, &b"/"[..], DOOR.as_bytes()].concat();
-        let path = Path::new(OsStr::from_bytes(&path));
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let socket = socket.op("make a socket")?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path).op_on("name the socket", path)?).op_on("make", path)?;
-        rustix::net::listen(&socket, 1024).op_on("listen on", path)?;
-        Ok(socket)
+    pub fn door(&self) -> Result<Listener> {
+        Listener::bind(as_path(&[&self.place, &b"/"[..], DOOR.as_bytes()].concat()), 1024)
     }
 
     /// Adds the directory trees of one more job.
@@ -154,7 +147,7 @@ impl Audit {
         }
     }
 
-    /// The catalog has taken in a record. Returns whether [`Audit::look_for_changes`] and [`Audit::write`] are due.
+    /// The catalog has taken in a record. Returns whether [`Audit::refresh`] is due.
     pub fn applied(&self, record: &Record) -> bool {
         self.walker.learnt();
         let mut state = self.state();
@@ -180,12 +173,21 @@ impl Audit {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Can be read when [`Audit::look_for_changes`] is due.
+    /// Can be read when [`Audit::refresh`] is due.
     ///
     /// # Errors
     /// No descriptor is free.
     pub fn changes(&self) -> Result<OwnedFd> {
         self.watch().descriptor().op("watch files for changes")
+    }
+
+    /// [`Audit::look_for_changes`] and [`Audit::write`].
+    ///
+    /// # Errors
+    /// The store is full.
+    pub fn refresh(&self) -> Result<()> {
+        self.look_for_changes();
+        self.write()
     }
 
     /// Takes in what programs here did to files that the log told of, and tells the other nodes. [`Audit::write`] may be due then.
@@ -200,8 +202,6 @@ impl Audit {
             return all.iter().for_each(|directory| state.outdate(directory));
         };
         drop(watch);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = (now.as_secs().cast_signed(), now.subsec_nanos());
         for (path, exists) in changed {
             let mut catalog = self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner);
             let kind = match catalog.lookup(&path) {
@@ -211,7 +211,7 @@ impl Audit {
             };
             let exists = exists.then_some(kind);
             // Nobody else on this node holds anything: there are no views.
-            let (tell, _) = catalog.changed_here(&path, Change::Named(exists), now);
+            let (tell, _) = catalog.changed_here(&path, Change::Named(exists), now());
             if tell {
                 self.upcall.changed(&path, exists);
             }
@@ -265,8 +265,7 @@ impl Audit {
             Some((&ASK_PROGRAM, path)) if path.starts_with(b"/") => {
                 let library_path = (!second.is_empty()).then(|| OsStr::from_bytes(second).to_owned());
                 let environment = Environment { cwd: "/".into(), library_path, ..Environment::default() };
-                let told = self.tell(Path::new(OsStr::from_bytes(path)), &environment).and_then(|_| self.write());
-                if let Err(error) = told {
+                if let Err(error) = self.tell(as_path(path), &environment) {
                     log::debug!("{error}");
                 }
                 Vec::new()
@@ -309,14 +308,20 @@ impl Audit {
         self.state().unwritten
     }
 
-    /// Finds out what a program will load, and puts it into what the table will say.
+    /// Finds out what a program will load, and puts it into the table.
     ///
     /// # Errors
-    /// The program's closure cannot be resolved.
+    /// The program's closure cannot be resolved, or the store is full.
     pub fn tell(&self, program: &Path, environment: &Environment) -> Result<Audited> {
         let closure = closure::resolve(&self.walker, environment, program, |_, _| {})?;
         let audited = program::audited(&self.walker, &closure);
-        let Audited::Yes { static_tls } = audited else { return Ok(audited) };
+        if let Audited::Yes { static_tls } = audited {
+            self.enter(&closure, environment, static_tls);
+        }
+        self.write().map(|()| audited)
+    }
+
+    fn enter(&self, closure: &Closure, environment: &Environment, static_tls: u64) {
         let number = {
             let mut state = self.state();
             state.programs += 1;
@@ -347,7 +352,6 @@ impl Audit {
         let value = format!("{number} {static_tls}");
         state.entries.set(&[kind::PROGRAM, canonical, library_path], value.as_bytes());
         state.unwritten = true;
-        Ok(audited)
     }
 
     /// What the linker is to open for an object of the closure; `None`: what it finds itself.
@@ -371,8 +375,7 @@ impl State {
 
     /// What was staged of this file, or below this directory, is not told any more.
     fn outdate(&mut self, path: &[u8]) {
-        let concerned = |staged: &[u8]| staged == path || is_below(staged, path);
-        let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|staged| concerned(staged)).cloned().collect();
+        let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|staged| is_within(staged, path)).cloned().collect();
         for staged in stale {
             for spelled in self.spelled.remove(&staged).unwrap_or_default() {
                 let staged = self.mirror.place(&spelled);

@@ -82,7 +82,7 @@ fn numbers(version: &str) -> (u32, u32) {
 }
 
 /// Whether programs of a glibc of this version can be audited.
-pub fn is_old_enough(version: &str) -> bool {
+pub fn is_new_enough(version: &str) -> bool {
     numbers(version) >= OLDEST
 }
 
@@ -98,7 +98,9 @@ pub(super) fn environment(variables: &[Vec<u8>], auditor: &[u8], python: &[u8], 
     let others = value(AUDIT).split(|byte| *byte == b':').filter(|path| !path.is_empty() && !is_ours(path));
     let auditors: Vec<&[u8]> = std::iter::once(auditor).chain(others).collect();
     result.push([AUDIT, &auditors.join(&b':')].concat());
-    let others = value(PYTHON).split(|byte| *byte == b':').filter(|path| !path.is_empty() && !is_ours(path));
+    // Here an empty path is the working directory; but without any, none is meant.
+    let set = Some(value(PYTHON)).filter(|paths| !paths.is_empty());
+    let others = set.into_iter().flat_map(|paths| paths.split(|byte| *byte == b':')).filter(|path| !is_ours(path));
     let modules: Vec<&[u8]> = std::iter::once(python).chain(others).collect();
     result.push([PYTHON, &modules.join(&b':')].concat());
     let tunables = value(TUNABLES);
@@ -129,7 +131,7 @@ mod tests {
         assert!(reason.contains("8300 bytes") && reason.contains("2.31"), "{reason}");
         let Audited::No(reason) = judge("2.17", 0) else { panic!() };
         assert!(reason.contains("2.31 is the oldest"), "{reason}");
-        assert!(is_old_enough("2.35") && !is_old_enough("2.4"));
+        assert!(is_new_enough("2.35") && !is_new_enough("2.4"));
     }
 
     #[test]
@@ -154,5 +156,7 @@ mod tests {
         let unchanged = environment(&own[3..], b"/s/audit.so", b"/s/python", 600);
         assert_eq!(unchanged, [&ours[..], &own[3..]].concat());
         assert_eq!(environment(&[], b"/s/audit.so", b"/s/python", 0), ours);
+        let here = environment(&[line("PYTHONPATH=:/own")], b"/s/audit.so", b"/s/python", 0);
+        assert_eq!(here, [line("LD_AUDIT=/s/audit.so"), line("PYTHONPATH=/s/python::/own")]);
     }
 }

@@ -175,8 +175,14 @@ impl Walker {
             Known::File { attr, content: Supply::Log(id) } if catalog.is_complete(id) => {
                 return Look::File(*attr, Some(id));
             }
-            Known::File { attr, content: Supply::Log(_) } if !content => return Look::File(*attr, None),
+            Known::File { attr, content: Supply::Log(_) | Supply::Held(_) } if !content => {
+                return Look::File(*attr, None);
+            }
             Known::File { content: Supply::Log(_), .. } => return Look::Wait { ask: false },
+            Known::File { content: Supply::Held(id), .. } => {
+                self.upcall.fetch(id);
+                return Look::Wait { ask: false };
+            }
             Known::File { content: Supply::OnOpen, .. } if content => return Look::Wait { ask: true },
             Known::File { attr, content: Supply::OnOpen } => return Look::File(*attr, None),
             Known::Absent(errno) => return Look::Absent(errno),

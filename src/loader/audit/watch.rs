@@ -4,14 +4,12 @@
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, Result};
-use crate::loader::catalog::join;
+use crate::loader::catalog::{as_path, join};
 
 /// See the module.
 #[derive(Debug)]
@@ -44,7 +42,7 @@ impl Watch {
             // It is gone: nothing in it is loaded.
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             Err(error) => {
-                let directory = Path::new(std::ffi::OsStr::from_bytes(directory)).display();
+                let directory = as_path(directory).display();
                 log::warn!("{directory} is not watched ({error}): what the job replaces there may be seen as it was");
             }
         }
@@ -72,6 +70,7 @@ impl Watch {
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn what_is_replaced_and_removed_is_told() {

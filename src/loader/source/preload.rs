@@ -66,7 +66,7 @@ impl Probe for Preload {
         let path = opened.canonical.as_os_str().as_bytes();
         if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
             self.source.operation(path, Why::Closure);
-            if let Some((id, version)) = self.source.begin(path, &opened.stat) {
+            if let Some((id, version)) = self.source.begin(path, &opened.stat, Why::Closure) {
                 self.source.transfer(id, path, &opened.file, version, (1, Why::Closure), Some(&self.load));
             }
         }

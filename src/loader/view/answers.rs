@@ -84,7 +84,7 @@ impl View {
     fn answer_nameless(&self, ino: u64, question: Question) {
         match (question, self.handles.of_inode(ino).as_deref()) {
             (Question::Getattr { reply, .. }, Some(Handle::Original { file, .. })) => match rustix::fs::fstat(file) {
-                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity)),
+                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity, || None)),
                 Err(e) => reply.error(errno(e)),
             },
             (question, _) => question.refuse(Errno::ESTALE),
@@ -99,6 +99,19 @@ impl View {
             Known::Dir { attr, listing } => return Some((Facts::Dir(*attr, listing.clone()), question)),
             Known::Link { attr, target } => return Some((Facts::Link(*attr, target.into()), question)),
             Known::File { content: Supply::OnOpen, .. } if need == Need::Content => {}
+            Known::File { attr, content: Supply::Held(id) } if need == Need::Content => {
+                let attr = *attr;
+                let begun = catalog.has_content(id, 0, 1) == Some(true);
+                let answer = if begun {
+                    Some((Facts::File(attr, Supply::Log(id)), question))
+                } else {
+                    self.park(Key::Content(id), question, asked)?;
+                    None
+                };
+                drop(catalog);
+                self.setup.upcall.fetch(id);
+                return answer;
+            }
             Known::File { attr, content } => return Some((Facts::File(*attr, content), question)),
             Known::Absent(e) => return Some((Facts::Absent(errno(e)), question)),
             Known::Volatile | Known::Outside => return Some((Facts::Volatile, question)),
@@ -136,7 +149,7 @@ impl View {
         match (question, facts) {
             (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 let id = self.inodes().look_up(path, attr.ino, attr.mode, true);
-                let attr = attributes::of_record(&attr, id, &self.setup.identity);
+                let attr = attributes::of_record(&attr, id, &self.setup.identity, || self.directory_of(path));
                 reply.entry(&STABLE, &attr, Generation(0));
             }
             (Question::Lookup { reply, .. }, Facts::Absent(Errno::ENOENT)) => {
@@ -149,10 +162,16 @@ impl View {
             }
             (Question::Getattr { ino, reply }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
                 self.inodes().mark_stable(ino);
-                reply.attr(&STABLE, &attributes::of_record(&attr, ino, &self.setup.identity));
+                reply.attr(
+                    &STABLE,
+                    &attributes::of_record(&attr, ino, &self.setup.identity, || self.directory_of(path)),
+                );
             }
             (Question::Getattr { ino, reply }, Facts::Volatile) => match original::stat(path) {
-                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity)),
+                Ok(stat) => reply.attr(
+                    &VOLATILE,
+                    &attributes::of_stat(&stat, ino, &self.setup.identity, || self.directory_of(path)),
+                ),
                 Err(e) => reply.error(errno(e)),
             },
             (Question::Readlink { reply, .. }, Facts::Link(_, target)) => reply.data(&target),
@@ -253,10 +272,12 @@ impl View {
                         }
                         None => {
                             drop(catalog);
-                            match (fallback.get(), original::open(path, 0)) {
-                                (Some(file), _) => file,
-                                (None, Ok(file)) => fallback.get_or_init(|| file),
-                                (None, Err(e)) => return reply.error(errno(e)),
+                            match fallback.get() {
+                                Some(file) => file,
+                                None => match original::open(path, 0) {
+                                    Ok(file) => fallback.get_or_init(|| file),
+                                    Err(e) => return reply.error(errno(e)),
+                                },
                             }
                         }
                     }

@@ -14,8 +14,9 @@ pub(super) const S_IFDIR: u32 = 0o040_000;
 /// How owners are shown.
 ///
 /// In a user namespace that maps only the user and his primary group, any other owner is invalid to the kernel, which then ignores the
-/// group's permission bits and forbids writing altogether, whatever the mode. So what the user may use as a member of a group,
-/// or write to, is shown as his own or his primary group's. Everything else keeps its owner (and is displayed as the overflow user).
+/// group's permission bits and forbids writing and removing altogether, whatever the mode. So what the user may use as a member of a group,
+/// write to, or remove from its directory, is shown as his own or his primary group's. Everything else keeps its owner (and is displayed
+/// as the overflow user).
 #[derive(Debug, Clone)]
 pub enum Identity {
     /// No user namespace: owners as they are.
@@ -41,21 +42,42 @@ impl Identity {
         }
     }
 
-    fn show(&self, mode: u32, uid: u32, gid: u32) -> (u32, u32) {
-        let Identity::Mapped { uid: own, gid: primary, groups } = self else { return (uid, gid) };
-        let member = gid == *primary || groups.contains(&gid);
-        let writable = match () {
-            () if uid == *own => mode & 0o200 != 0,
-            () if member => mode & 0o020 != 0,
-            () => mode & 0o002 != 0,
-        };
-        (if writable { *own } else { uid }, if member || writable { *primary } else { gid })
+    /// What the user may do, as an octal digit, and whether he is the owner and of the group.
+    fn rights(&self, mode: u32, uid: u32, gid: u32) -> (u32, bool, bool) {
+        let Identity::Mapped { uid: own, gid: primary, groups } = self else { return (7, true, true) };
+        let (owner, member) = (uid == *own, gid == *primary || groups.contains(&gid));
+        let shift = if owner { 6 } else { 3 * u32::from(member) };
+        (mode >> shift & 7, owner, member)
+    }
+
+    /// Whether the user may remove what `uid` owns from a directory.
+    fn may_remove(&self, uid: u32, directory: &Attr) -> bool {
+        const STICKY: u32 = 0o1000;
+        const CHANGE: u32 = 3;
+        let (rights, owner, _) = self.rights(directory.mode, directory.uid, directory.gid);
+        let Identity::Mapped { uid: own, .. } = self else { return true };
+        rights & CHANGE == CHANGE && (directory.mode & STICKY == 0 || owner || uid == *own)
+    }
+
+    /// `directory`: the one that holds it, if that is known.
+    fn show(&self, mode: u32, uid: u32, gid: u32, directory: impl FnOnce() -> Option<Attr>) -> (u32, u32) {
+        let Identity::Mapped { uid: own, gid: primary, .. } = self else { return (uid, gid) };
+        let (rights, owner, member) = self.rights(mode, uid, gid);
+        // As its owner he must not lose a right that he has; what he has not, the original refuses.
+        let removable = || rights & !(mode >> 6) == 0 && directory().is_some_and(|d| self.may_remove(uid, &d));
+        let his = rights & 2 != 0 || !(owner && member) && removable();
+        (if his { *own } else { uid }, if member || his { *primary } else { gid })
     }
 }
 
-/// `id` is the node's number.
-pub(super) fn of_record(attr: &Attr, id: u64, identity: &Identity) -> FileAttr {
-    let (uid, gid) = identity.show(attr.mode, attr.uid, attr.gid);
+/// `id` is the node's number; `directory` tells of the one that holds it, if anything is known.
+pub(super) fn of_record(
+    attr: &Attr,
+    id: u64,
+    identity: &Identity,
+    directory: impl FnOnce() -> Option<Attr>,
+) -> FileAttr {
+    let (uid, gid) = identity.show(attr.mode, attr.uid, attr.gid, directory);
     let mtime = time(attr.mtime);
     FileAttr {
         ino: INodeNo(id),
@@ -76,8 +98,9 @@ pub(super) fn of_record(attr: &Attr, id: u64, identity: &Identity) -> FileAttr {
     }
 }
 
-pub(super) fn of_stat(stat: &Stat, id: u64, identity: &Identity) -> FileAttr {
-    let (uid, gid) = identity.show(stat.st_mode, stat.st_uid, stat.st_gid);
+/// [`of_record`] for what `stat(2)` says.
+pub(super) fn of_stat(stat: &Stat, id: u64, identity: &Identity, directory: impl FnOnce() -> Option<Attr>) -> FileAttr {
+    let (uid, gid) = identity.show(stat.st_mode, stat.st_uid, stat.st_gid, directory);
     let at = |seconds, nanoseconds: u64| time((seconds, u32::try_from(nanoseconds).unwrap_or(0)));
     FileAttr {
         ino: INodeNo(id),
@@ -109,7 +132,7 @@ pub(super) fn top() -> FileAttr {
         mtime: (0, 0),
         ctime: (0, 0),
     };
-    of_record(&attr, super::inodes::TOP, &Identity::Exact)
+    of_record(&attr, super::inodes::TOP, &Identity::Exact, || None)
 }
 
 /// `d_type` of a FUSE type.
@@ -160,12 +183,37 @@ mod tests {
     #[test]
     fn group_members_keep_their_rights() {
         let identity = Identity::Mapped { uid: 10, gid: 20, groups: vec![20, 30] };
-        assert_eq!(identity.show(0o755, 0, 0), (0, 0), "root's tools stay root's");
-        assert_eq!(identity.show(0o750, 5, 30), (5, 20), "readable through a group");
-        assert_eq!(identity.show(0o2775, 5, 30), (10, 20), "a shared project directory");
-        assert_eq!(identity.show(0o644, 10, 40), (10, 20), "own file of a foreign group");
-        assert_eq!(identity.show(0o1777, 0, 0), (10, 20), "a scratch directory for everybody");
-        assert_eq!(Identity::Exact.show(0o1777, 0, 0), (0, 0));
+        let show = |mode, uid, gid| identity.show(mode, uid, gid, || None);
+        assert_eq!(show(0o755, 0, 0), (0, 0), "root's tools stay root's");
+        assert_eq!(show(0o750, 5, 30), (5, 20), "readable through a group");
+        assert_eq!(show(0o2775, 5, 30), (10, 20), "a shared project directory");
+        assert_eq!(show(0o644, 10, 40), (10, 20), "own file of a foreign group");
+        assert_eq!(show(0o1777, 0, 0), (10, 20), "a scratch directory for everybody");
+        assert_eq!(Identity::Exact.show(0o1777, 0, 0, || None), (0, 0));
+    }
+
+    #[test]
+    fn what_can_be_removed_is_the_users() {
+        let identity = Identity::Mapped { uid: 10, gid: 20, groups: vec![20, 30] };
+        let show = |mode, uid, gid, (directory, owner, group)| {
+            let attr = Attr {
+                mode: directory,
+                uid: owner,
+                gid: group,
+                nlink: 2,
+                ino: 5,
+                size: 0,
+                mtime: (0, 0),
+                ctime: (0, 0),
+            };
+            identity.show(mode, uid, gid, || Some(attr))
+        };
+        assert_eq!(show(0o644, 0, 0, (0o755, 10, 20)), (10, 20), "root's file in his directory");
+        assert_eq!(show(0o644, 5, 30, (0o2775, 6, 30)), (10, 20), "a colleague's in a project's");
+        assert_eq!(show(0o444, 10, 40, (0o755, 10, 20)), (10, 20), "his own, of a foreign group");
+        assert_eq!(show(0o644, 0, 0, (0o755, 0, 0)), (0, 0), "root's in root's");
+        assert_eq!(show(0o644, 5, 5, (0o1777, 0, 0)), (5, 5), "another's in a scratch directory");
+        assert_eq!(show(0o044, 5, 5, (0o755, 10, 20)), (5, 5), "he may read it, and its owner may not");
     }
 
     #[test]

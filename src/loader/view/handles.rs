@@ -12,8 +12,7 @@ use crate::net::wire::record::FileId;
 pub(super) enum Handle {
     /// A captured file, perhaps still arriving. `fallback`: the original, once the capture turned out void.
     Staged { id: FileId, file: OwnedFd, size: u64, complete: AtomicBool, path: Arc<[u8]>, fallback: OnceLock<OwnedFd> },
-    /// Passed through.
-    /// `read`: bytes read from it through this handle.
+    /// Passed through. `read`: bytes read from it through this handle.
     Original { ino: u64, file: OwnedFd, writes: bool, read: AtomicU64 },
     /// A directory as it was when it was opened.
     Directory(Arc<Listing>),

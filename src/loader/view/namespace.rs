@@ -23,7 +23,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
 use super::directory::Directory;
 use crate::error::{Context, Error};
-use crate::loader::catalog::is_below;
+use crate::loader::catalog::{as_path, is_below};
 use crate::loader::store;
 use crate::net::wire::record::FileId;
 
@@ -218,7 +218,7 @@ impl Mounts {
     /// `sealed`: [`Base::sealed`]. `roots`: the same, in the same order, as the skeleton's. The working directory becomes `/`.
     pub fn create(sealed: BorrowedFd<'_>, roots: Vec<Vec<u8>>) -> Result<Mounts> {
         if let Some(inner) = roots.iter().find(|r| roots.iter().any(|outer| is_below(r, outer))) {
-            return Err(Error::new("show", "it lies inside another root of the view").on(text(inner)).into());
+            return Err(Error::new("show", "it lies inside another root of the view").on(as_path(inner)).into());
         }
         rustix::process::fchdir(sealed).op("enter the store")?;
         unshare(CloneFlags::CLONE_NEWNS).map_err(|e| forbidden("make the view's mount namespace", e))?;
@@ -251,7 +251,7 @@ impl Mounts {
                 Errno::PERM | Errno::NODEV | Errno::ACCESS => no_fuse(e),
                 e => not_mounted(first, e),
             })?;
-        let top = open_directory(text(first), OFlags::PATH)?;
+        let top = open_directory(as_path(first), OFlags::PATH)?;
         let copy = |fd: &OwnedFd| fd.try_clone().op("share the view");
         let shared = [open_namespace("mnt")?, copy(&self.sealed)?, copy(&top)?];
         self.top = Some(top);
@@ -280,7 +280,7 @@ impl Mounts {
                     );
                     break;
                 }
-                Err(e) => log::warn!("staged file {id} is not bound to {:?}: {e}", text(path)),
+                Err(e) => log::warn!("staged file {id} is not bound to {:?}: {e}", as_path(path)),
             }
         }
         bound
@@ -302,10 +302,5 @@ fn no_fuse(cause: Errno) -> Failure {
 }
 
 fn not_mounted(path: &[u8], cause: Errno) -> Failure {
-    Error::new("mount the view over", cause).on(text(path)).into()
-}
-
-fn text(path: &[u8]) -> &Path {
-    use std::os::unix::ffi::OsStrExt;
-    Path::new(std::ffi::OsStr::from_bytes(path))
+    Error::new("mount the view over", cause).on(as_path(path)).into()
 }

@@ -110,7 +110,7 @@ fn audit() -> Result<String, Obstacle> {
         remedy: "name a directory from which programs can be executed with --store DIR".to_owned(),
     })?;
     let version = node::glibc().unwrap_or_else(|| "none".to_owned());
-    if program::is_old_enough(&version) {
+    if program::is_new_enough(&version) {
         return Ok(format!("glibc {version}, libraries in {}", place.display()));
     }
     let (major, minor) = program::OLDEST;

@@ -347,7 +347,10 @@ impl Filesystem for Server {
             }
         };
         match set() {
-            Ok(stat) => reply.attr(&Duration::ZERO, &attributes::of_stat(&stat, ino.0, &self.0.setup.identity)),
+            Ok(stat) => {
+                let directory = || self.0.path(ino.0).and_then(|path| self.0.directory_of(&path));
+                reply.attr(&Duration::ZERO, &attributes::of_stat(&stat, ino.0, &self.0.setup.identity, directory));
+            }
             Err(e) => reply.error(errno(e)),
         }
     }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
 use rustix::fs::Stat;
@@ -34,7 +34,9 @@ use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
 use crate::loader::store::Store;
+use crate::loader::version::{self, now};
 pub use crate::net::wire::control::Need;
+use crate::net::wire::record::{Attr, FileId};
 use crate::sys::process;
 
 /// Time between two looks for questions that are late or whose askers were killed,
@@ -50,10 +52,13 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// A question that the log does not answer is asked again after this long: it, or its answer, may have been lost with a node.
 const REPEAT: Duration = Duration::from_secs(10);
 
-/// The way up to the root. Both are called from FUSE threads and must not wait.
+/// The way up to the root. All are called from FUSE threads and must not wait.
 pub trait Upcall: Send + Sync {
     /// The log is to say something about `path`.
     fn want(&self, path: &[u8], need: Need);
+    /// Somebody needs the content of this file, which the root holds ([`Supply::Held`](crate::net::wire::record::Supply::Held)). To be
+    /// said whenever somebody does.
+    fn fetch(&self, file: FileId);
     /// A job on this node changed `path`; now it is a `d_type`, or gone. The log is to say `Changed` to all, this node included.
     fn changed(&self, path: &[u8], exists: Option<u8>);
 }
@@ -323,12 +328,6 @@ impl Skeleton {
     }
 }
 
-/// Seconds and nanoseconds since the epoch.
-fn now() -> (i64, u32) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    (now.as_secs().cast_signed(), now.subsec_nanos())
-}
-
 /// A poisoned lock means that a thread panicked between two consistent states of a table of independent entries.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -397,9 +396,9 @@ impl View {
             Known::File { attr, .. } if lock(&self.written).contains(path) => *attr,
             _ => return,
         };
-        let same = original::stat(path).is_ok_and(|s| {
-            let mtime = (s.st_mtime, u32::try_from(s.st_mtime_nsec).unwrap_or(0));
-            (u64::try_from(s.st_size).unwrap_or(0), mtime) == (attr.size, attr.mtime)
+        let same = original::stat(path).is_ok_and(|stat| {
+            let now = version::attr(&stat);
+            (now.size, now.mtime) == (attr.size, attr.mtime)
         });
         if !same {
             self.note(path, Change::Written(kind::REG));
@@ -470,6 +469,8 @@ impl View {
         };
         if let Err(e) = thread::Builder::new().name("view-original".into()).spawn(look) {
             log::warn!("no thread to answer questions of the view: {e}");
+            // The names are with it; those of other threads may be sought twice.
+            lock(&self.sought).clear();
         }
     }
 
@@ -522,7 +523,19 @@ impl View {
     /// Attributes of the original for a kernel that is told of it.
     pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> fuser::FileAttr {
         let id = self.inodes().look_up(path, original.st_ino, original.st_mode, false);
-        attributes::of_stat(original, id, &self.setup.identity)
+        attributes::of_stat(original, id, &self.setup.identity, || self.directory_of(path))
+    }
+
+    /// The attributes of the directory that holds a name.
+    pub(super) fn directory_of(&self, path: &[u8]) -> Option<Attr> {
+        let directory = parent(path)?;
+        match self.catalog().lookup(directory) {
+            Known::Dir { attr, .. } => return Some(*attr),
+            Known::Volatile => {}
+            _ => return None,
+        }
+        self.passed.add(directory, 1, 0);
+        original::stat(directory).ok().map(|stat| version::attr(&stat))
     }
 }
 

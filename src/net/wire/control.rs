@@ -5,7 +5,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::collective::{Verdict, Wiring, Word};
 use super::facts::{Birth, Facts, JobFacts};
 use super::frame::{Kind, Message};
-use super::record::LoadId;
+use super::record::{Codec, FileId, LoadId, Piece};
 
 /// Number of a node in the session: 0 is the root (the front end), agents count from 1.
 pub type NodeId = u32;
@@ -49,6 +49,10 @@ pub enum Order {
     Facts,
     /// Tell which processes are the job's ranks: [`Report::Pids`].
     Pids { job: JobId },
+    /// The answer to [`Report::Fetch`]: `len` raw bytes, encoded by `codec`, in the body.
+    Piece { piece: Piece, len: u32, codec: Codec },
+    /// Read this from the shared file system and send it up: [`Report::Read`].
+    Read(Extent),
     /// Everything is over: clean up and leave.
     Leave,
     /// Nothing; keeps the link's watchdog content.
@@ -96,6 +100,17 @@ pub enum AgentKind {
     Ssh,
     /// A shell command; `{host}` is replaced, or the host appended.
     Command(String),
+    /// One step of the Slurm allocation starts all of them; they come to the front end by themselves.
+    Srun,
+    /// Somebody else starts them; they come to the front end by themselves.
+    Launched,
+}
+
+impl AgentKind {
+    /// Agents connect to the front end instead of being started one by one.
+    pub fn come(&self) -> bool {
+        matches!(self, AgentKind::Srun | AgentKind::Launched)
+    }
 }
 
 /// One node of a sub-tree to start.
@@ -137,6 +152,9 @@ pub struct Launch {
     /// Bytes of content known to be needed.
     pub bytes: u64,
     pub stdin: StdinTo,
+    /// Another launcher starts the ranks; they come as guests ([`super::guest`]). A place's count is how many will, 0: any number until
+    /// the job is ended. Answered by [`Report::Open`].
+    pub guests: bool,
     /// A debugger watches: each rank stops before its program's first instruction until it is sent SIGCONT, and who gave this order may be
     /// stopped himself for any time. Answered by [`Report::Pids`].
     pub hold: bool,
@@ -191,17 +209,25 @@ pub enum Report {
     Want { path: Vec<u8>, need: Need },
     /// A rank below changed the shared file system.
     Changed { path: Vec<u8>, exists: Option<u8> },
+    /// `node` is to be sent this piece. Who has it answers, in place of the root; who can keep it asks for it in its own name.
+    Fetch { node: NodeId, piece: Piece },
+    /// Ranks below needed the content of `next` after that of `file`.
+    Followed { file: FileId, next: FileId },
+    /// The answer to [`Order::Read`]; the body holds the bytes, an empty one says that the file is not there, or not the same.
+    Read { ticket: u32 },
     /// Output of a rank; the body holds the bytes, an empty one is the end of the stream.
     Output { job: JobId, rank: u32, stream: Stream },
     /// These ranks ended.
     Exited { job: JobId, ranks: Vec<Exit> },
     /// The node could not run its part of the job. The error does not name the host: where many fail alike, it is said once.
     Failed { job: JobId, node: NodeId, error: String },
-    /// Every process of this program of the job on this node is gone. `received`: bytes of files that came to the node since its last job's end, as on the
-    /// wire.
-    Done { job: JobId, part: u32, node: NodeId, warnings: Vec<String>, received: u64, facts: JobFacts },
+    /// Every process of this program of the job on this node is gone. `received`: bytes of files that came to the node since its last
+    /// job's end, as on the wire, and how many of them because it asked ([`Report::Fetch`]).
+    Done { job: JobId, part: u32, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     /// The job's standard input was taken by its readers on this node: send more.
     StdinTaken { job: JobId, node: NodeId },
+    /// Guests of the job are let in on the node.
+    Open { job: JobId, node: NodeId },
     /// The node has the job's files and starts its ranks.
     Loaded { job: JobId, node: NodeId },
     /// The answer to [`Order::Facts`].
@@ -223,6 +249,32 @@ pub enum Need {
     Attributes,
     /// A file's content too, if it is of a kind that is captured.
     Content,
+}
+
+/// Which version of a file: the same on every host that sees it.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    pub ino: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Seconds and nanoseconds since the epoch.
+    pub mtime: (i64, u32),
+    /// Seconds and nanoseconds since the epoch.
+    pub ctime: (i64, u32),
+}
+
+/// A part of a file that a node is to read in the root's stead.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Extent {
+    /// The number of the question.
+    pub ticket: u32,
+    pub path: Vec<u8>,
+    pub seen: Seen,
+    pub offset: u64,
+    /// At most [`CHUNK_MAX`](super::record::CHUNK_MAX).
+    pub len: u32,
+    /// The node will not be asked for more of the file.
+    pub last: bool,
 }
 
 /// Which stream of a rank.

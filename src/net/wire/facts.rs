@@ -75,6 +75,8 @@ pub struct JobFacts {
 pub struct Facts {
     /// Bytes of files that came over the network, as on the wire.
     pub received: u64,
+    /// Of these, what came because this node asked (`Report::Fetch`), for itself or for nodes below.
+    pub pulled: u64,
     /// Bytes that the store occupies.
     pub stored: u64,
     /// Paths that ranks here asked for before the log spoke of them.

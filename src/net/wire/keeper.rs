@@ -25,6 +25,8 @@ pub enum Ask {
     Plan,
     /// To a job's keeper: the view is complete, leave it with a copy for the job; answered by [`Tell::Shown`].
     Leave,
+    /// To a job's keeper: let others into the job's namespaces, whose place is to be removed in the end; answered by [`Tell::Inside`].
+    Share { session: String },
     /// To a job's keeper: the ranks shall have this descriptor, too, under this number.
     Inherit { number: i32 },
     /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr and the way to the agent of each.
@@ -51,6 +53,8 @@ pub enum Tell {
     Plain,
     /// Done: ranks started from now on see it.
     Shown,
+    /// Descriptors of the job's mount namespace and, unless root made it, of its user namespace.
+    Inside,
     /// Ranks by index, and their processes: because it was asked, or because all that are to be held for a debugger are held.
     Pids { ranks: Vec<(u32, u32)> },
     /// Ranks ended.

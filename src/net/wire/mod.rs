@@ -4,6 +4,7 @@ pub mod collective;
 pub mod control;
 pub mod facts;
 pub mod frame;
+pub mod guest;
 pub mod hello;
 pub mod keeper;
 pub mod log;

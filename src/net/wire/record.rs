@@ -10,6 +10,29 @@ pub const CHUNK_MAX: usize = 1 << 20;
 /// Number of a captured file version in the log, assigned by the root from 0 without gaps. A changed file gets a new number.
 pub type FileId = u32;
 
+/// Bytes of a [`Piece`] but the last of its file.
+pub const PIECE: u64 = 256 << 10;
+
+/// A part of a file that is passed on to those who ask ([`Supply::Held`]): [`PIECE`] bytes from `index` times that.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Piece {
+    pub file: FileId,
+    pub index: u32,
+}
+
+impl Piece {
+    /// Its first byte's place in the file.
+    pub fn offset(self) -> u64 {
+        u64::from(self.index) * PIECE
+    }
+
+    /// Its length in a file of `size` bytes; `None` if it lies beyond.
+    pub fn len(self, size: u64) -> Option<u32> {
+        let len = size.saturating_sub(self.offset()).min(PIECE);
+        u32::try_from(len).ok().filter(|len| *len > 0)
+    }
+}
+
 /// Number of a load: what some job needs before it can start.
 pub type LoadId = u32;
 
@@ -53,6 +76,8 @@ pub enum Supply {
     OnOpen,
     /// Its chunks come under this number.
     Log(FileId),
+    /// The root holds it, and its chunks come under this number to those who ask (`Report::Fetch`).
+    Held(FileId),
 }
 
 /// One entry of the log.
@@ -75,6 +100,8 @@ pub enum Record {
     /// What was known about `path` (and below it) no longer holds: forget it and ask again when needed.
     /// When `path` is new or gone, its parent's listing is amended by `exists`.
     Changed { path: Vec<u8>, exists: Option<u8> },
+    /// Who asked for the content of `file` asked for that of `next` after it. Both are [`Supply::Held`].
+    Follows { file: FileId, next: FileId },
     /// Everything known to be needed by the jobs that wait for this load has been sent.
     Preloaded { load: LoadId },
 }

@@ -81,6 +81,9 @@ struct Up {
     /// nanoseconds that a byte keeps the file server busy (default: 1)
     #[argh(option, default = "1.0")]
     ns_per_byte: f64,
+    /// nanoseconds per byte that each host's own way to the file server takes (default: 0)
+    #[argh(option, default = "0.0")]
+    host_ns_per_byte: f64,
     /// microseconds added to each operation, in which operations overlap (default: 200)
     #[argh(option, default = "200.0")]
     latency_us: f64,
@@ -336,6 +339,7 @@ fn spec(up: Up) -> Spec {
         service: crate::spec::Service {
             per_op: micros(up.service_us),
             ns_per_byte: up.ns_per_byte.max(0.0),
+            host_ns_per_byte: up.host_ns_per_byte.max(0.0),
             latency: micros(up.latency_us),
         },
     }

@@ -1,5 +1,6 @@
 //! What a cluster is made of.
 
+use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -35,6 +36,9 @@ pub struct Service {
     pub per_op: Duration,
     /// Nanoseconds that each byte read or written keeps the server busy.
     pub ns_per_byte: f64,
+    /// Nanoseconds that each byte keeps the host busy that reads or writes it.
+    #[serde(default)]
+    pub host_ns_per_byte: f64,
     /// Added to every operation; operations overlap in it.
     pub latency: Duration,
 }
@@ -56,6 +60,7 @@ impl Default for Spec {
             service: Service {
                 per_op: Duration::from_micros(50),
                 ns_per_byte: 1.0,
+                host_ns_per_byte: 0.0,
                 latency: Duration::from_micros(200),
             },
         }
@@ -63,6 +68,15 @@ impl Default for Spec {
 }
 
 impl Spec {
+    /// The default for a test, by a name that is the same in every run from one checkout: a run replaces what a killed one left, and no
+    /// other's.
+    #[must_use]
+    pub fn of(test: &str) -> Spec {
+        let mut hasher = std::hash::DefaultHasher::new();
+        env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
+        Spec { name: format!("{test}-{:08x}", hasher.finish() >> 32), ..Spec::default() }
+    }
+
     /// The name of host `index`, counted from 1.
     #[must_use]
     pub fn host(&self, index: usize) -> String {

@@ -8,10 +8,10 @@ const USER: u32 = 20001;
 
 fn up(name: &str, spec: Spec) -> Option<Cluster> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{name}: {obstacle}");
+        eprintln!("SKIPPED {name}: {obstacle}");
         return None;
     }
-    Some(Cluster::up(Spec { name: name.into(), ..spec }).expect("cluster up"))
+    Some(Cluster::up(Spec { name: Spec::of(name).name, ..spec }).expect("cluster up"))
 }
 
 fn text(output: &Output) -> String {
@@ -69,16 +69,15 @@ fn hosts_reach_each_other_by_tcp() {
 #[test]
 fn the_agent_command_works_for_everybody_everywhere() {
     let Some(c) = up("t-agent", Spec { hosts: 2, ..Spec::default() }) else { return };
-    let agent = c.agent_command();
+    let (agent, name) = (c.agent_command(), &c.state().spec.name);
     let mut words: Vec<&str> = agent.split(' ').map(|w| if w == "{host}" { "hpc2" } else { w }).collect();
     words.push("hostname; id -u; echo \"$HPCRT_CLUSTER\"");
     for uid in [0, USER] {
         let output = c.exec("hpc1", uid, &words).expect("exec");
-        assert_eq!(text(&output), format!("hpc2\n{uid}\nt-agent"));
+        assert_eq!(text(&output), format!("hpc2\n{uid}\n{name}"));
     }
-    for more in
-        ["exec --name t-agent hpc2 --user 0 -- id", "up", "down --name t-agent", "up-from /tmp/x", "hold t-agent"]
-    {
+    for more in ["exec --name NAME hpc2 --user 0 -- id", "up", "down --name NAME", "up-from /tmp/x", "hold NAME"] {
+        let more = more.replace("NAME", name);
         let refused: Vec<&str> = std::iter::once(words[0]).chain(more.split(' ')).collect();
         let output = c.exec("hpc1", USER, &refused).expect("exec");
         assert!(!output.status.success(), "the set-uid copy must not do this for a user: {more}");

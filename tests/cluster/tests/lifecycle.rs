@@ -35,16 +35,17 @@ fn up_twice_replaces_and_down_removes() {
     if skip() {
         return;
     }
+    let name = &Spec::of("t-twice").name;
     for _ in 0..2 {
-        let shown = run(&["up", "--name", "t-twice", "--hosts", "3", "--rate", "100mbit"]);
+        let shown = run(&["up", "--name", name, "--hosts", "3", "--rate", "100mbit"]);
         assert!(shown.contains("hpc3 10.77.0.3"), "{shown}");
-        assert_eq!(members("t-twice"), 5, "three hosts, the switch, the file server");
+        assert_eq!(members(name), 5, "three hosts, the switch, the file server");
     }
-    run(&["exec", "--name", "t-twice", "hpc3", "--", "sh", "-c", "setsid sleep 100 >/dev/null 2>&1 &"]);
-    run(&["down", "--name", "t-twice"]);
-    assert_eq!(members("t-twice"), 0);
-    assert!(!Path::new("/run/hpcrt-cluster/t-twice").exists());
-    assert!(!Path::new("/var/tmp/hpcrt-cluster/t-twice").exists());
+    run(&["exec", "--name", name, "hpc3", "--", "sh", "-c", "setsid sleep 100 >/dev/null 2>&1 &"]);
+    run(&["down", "--name", name]);
+    assert_eq!(members(name), 0);
+    assert!(!Path::new("/run/hpcrt-cluster").join(name).exists());
+    assert!(!Path::new("/var/tmp/hpcrt-cluster").join(name).exists());
 }
 
 #[test]
@@ -52,7 +53,7 @@ fn clusters_of_different_names_coexist() {
     if skip() {
         return;
     }
-    let spec = |name: &str| Spec { name: name.into(), hosts: 1, ..Spec::default() };
+    let spec = |name: &str| Spec { hosts: 1, ..Spec::of(name) };
     let first = Cluster::up(spec("t-one")).expect("up");
     let second = Cluster::up(spec("t-two")).expect("up");
     fs::write(second.backing().join("only-here"), "x").expect("write");
@@ -66,14 +67,15 @@ fn down_cleans_up_after_a_killed_up() {
     if skip() {
         return;
     }
+    let name = &Spec::of("t-killed").name;
     for milliseconds in [10, 30, 50, 70, 90] {
-        let mut up = Command::new(BINARY).args(["up", "--name", "t-killed", "--hosts", "8"]).spawn().expect("start");
+        let mut up = Command::new(BINARY).args(["up", "--name", name, "--hosts", "8"]).spawn().expect("start");
         std::thread::sleep(Duration::from_millis(milliseconds));
         up.kill().expect("kill");
         up.wait().expect("wait");
-        run(&["down", "--name", "t-killed"]);
-        assert_eq!(members("t-killed"), 0, "killed after {milliseconds} ms");
-        assert!(!Path::new("/run/hpcrt-cluster/t-killed").exists());
+        run(&["down", "--name", name]);
+        assert_eq!(members(name), 0, "killed after {milliseconds} ms");
+        assert!(!Path::new("/run/hpcrt-cluster").join(name).exists());
     }
 }
 
@@ -102,9 +104,10 @@ fn a_kernel_without_the_qdiscs_is_reported() {
     fs::write(tools.join("tc"), "#!/bin/sh\necho no such qdisc >&2\nexit 2\n").expect("write");
     fs::set_permissions(tools.join("tc"), fs::Permissions::from_mode(0o755)).expect("chmod");
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").expect("PATH"));
-    let arguments = ["up", "--name", "t-slack", "--hosts", "1", "--sshd", "0", "--rate", "1gbit"];
+    let name = &Spec::of("t-slack").name;
+    let arguments = ["up", "--name", name, "--hosts", "1", "--sshd", "0", "--rate", "1gbit"];
     let output = Command::new(BINARY).args(arguments).env("PATH", path).output().expect("start");
-    run(&["down", "--name", "t-slack"]);
+    run(&["down", "--name", name]);
     fs::remove_dir_all(&tools).expect("remove");
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("links    UNLIMITED: --rate 1gbit was asked for"));

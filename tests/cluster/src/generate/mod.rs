@@ -4,7 +4,7 @@ pub mod environment;
 pub mod libraries;
 pub mod modules;
 
-mod payload;
+pub mod payload;
 
 use std::fs;
 use std::path::Path;

@@ -15,7 +15,8 @@ impl Random {
 /// `size` bytes, different for each `seed`, that zstd -1 shrinks to about a third.
 ///
 /// Like code, it is a sequence over a small vocabulary of instructions, of which some carry an operand that does not compress.
-pub(super) fn payload(seed: usize, size: usize) -> Vec<u8> {
+#[must_use]
+pub fn payload(seed: usize, size: usize) -> Vec<u8> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ ((seed as u64 + 1) << 20));
     let vocabulary: Vec<[u8; 8]> = (0..48).map(|_| random.next().to_le_bytes()).collect();
     let mut bytes = Vec::with_capacity(size + 16);

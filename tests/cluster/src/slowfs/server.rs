@@ -14,8 +14,9 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL,
+    TimeOrNow, WriteFlags,
 };
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
@@ -32,6 +33,8 @@ use crate::spec::Spec;
 const TTL: Duration = Duration::from_secs(5);
 /// Largest request, and how far the kernel reads ahead.
 const REQUEST_MAX: u32 = 128 << 10;
+/// Bytes of an entry in a listing with attributes, about.
+const ENTRY: usize = 160;
 /// Threads sending replies: a reply of 128 KiB costs about 30 us of copying.
 const REPLIERS: usize = 2;
 
@@ -169,7 +172,27 @@ impl Mounted {
     }
 
     fn later(&self, reply: impl FnOnce() + Send + 'static) {
-        self.server.queue.submit(0, reply);
+        self.server.queue.submit(self.host, 0, reply);
+    }
+
+    /// Gives the entries of a directory from `offset` to `add`, with the offset that follows each, until it says that there is no more room.
+    /// Returns how many it was given.
+    fn list(
+        &self,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut add: impl FnMut(u64, &files::Entry) -> bool,
+    ) -> io::Result<usize> {
+        self.count(|c| &c.readdir, ino);
+        let mut listings = lock(&self.server.listings);
+        // Reading from the start, again too, sees the directory as it is now.
+        if offset == 0 || !listings.contains_key(&handle.0) {
+            listings.insert(handle.0, files::list(&*self.server.nodes.get(ino)?)?);
+        }
+        let names = listings.get(&handle.0).map_or(&[][..], Vec::as_slice);
+        let rest = (1..).zip(names).skip(usize::try_from(offset).unwrap_or(usize::MAX));
+        Ok(rest.take_while(|(next, entry)| !add(*next, entry)).count())
     }
 
     /// For operations that answer nothing but success.
@@ -218,7 +241,14 @@ impl Filesystem for Mounted {
         let _ = config.set_max_write(REQUEST_MAX);
         // A kernel that offers less than this keeps what it offers.
         let _ = config.set_max_readahead(REQUEST_MAX);
-        for wanted in [InitFlags::FUSE_ASYNC_READ, InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_AUTO_INVAL_DATA] {
+        for wanted in [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            // As clients of NFS ask: with attributes at a listing's begin, and further on if names of it were looked up meanwhile.
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+        ] {
             // Each only saves requests; without it the counts are higher, not wrong.
             let _ = config.add_capabilities(wanted);
         }
@@ -397,7 +427,7 @@ impl Filesystem for Mounted {
         let bytes = result.as_ref().map_or(0, Vec::len);
         self.count(|c| &c.read, ino);
         self.counters().read_bytes.fetch_add(bytes as u64, Relaxed);
-        self.server.queue.submit(bytes, move || match result {
+        self.server.queue.submit(self.host, bytes, move || match result {
             Ok(data) => reply.data(&data),
             Err(e) => reply.error(e.into()),
         });
@@ -419,7 +449,7 @@ impl Filesystem for Mounted {
         self.counters().write_bytes.fetch_add(data.len() as u64, Relaxed);
         let result = self.server.file(handle).and_then(|file| file.write_all_at(data, offset));
         let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        self.server.queue.submit(data.len(), move || match result {
+        self.server.queue.submit(self.host, data.len(), move || match result {
             Ok(()) => reply.written(written),
             Err(e) => reply.error(e.into()),
         });
@@ -460,25 +490,33 @@ impl Filesystem for Mounted {
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        self.count(|c| &c.readdir, ino);
-        let mut listings = lock(&self.server.listings);
-        // Reading from the start, again too, sees the directory as it is now.
-        let fresh = if offset == 0 || !listings.contains_key(&handle.0) {
-            self.server.nodes.get(ino).and_then(|node| files::list(&node)).map(|names| {
-                listings.insert(handle.0, names);
-            })
-        } else {
-            Ok(())
-        };
-        let names = listings.get(&handle.0).map_or(&[][..], Vec::as_slice);
-        for (next, (ino, kind, name)) in (1..).zip(names).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
-            if reply.add(INodeNo(*ino), next, *kind, name) {
-                break;
+        let listed =
+            self.list(ino, handle, offset, |next, (ino, kind, name)| reply.add(INodeNo(*ino), next, *kind, name));
+        self.later(move || match listed {
+            Ok(_) => reply.ok(),
+            Err(e) => reply.error(e.into()),
+        });
+    }
+
+    fn readdirplus(&self, _: &Request, dir: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let nodes = &self.server.nodes;
+        let made = nodes.making.read().unwrap_or_else(PoisonError::into_inner);
+        let listed = self.list(dir, handle, offset, |next, (_, _, name)| {
+            // The kernel does not count these two as looked up.
+            let dots = name == "." || name == "..";
+            let found = if dots { nodes.getattr(dir) } else { nodes.lookup(dir, name) };
+            // What is gone or cannot be shown is left out.
+            let Ok(attr) = found else { return false };
+            let full = reply.add(attr.ino, next, name, &TTL, &attr, Generation(0));
+            if full && !dots {
+                nodes.forget(attr.ino, 1);
             }
-        }
-        drop(listings);
-        self.later(move || match fresh {
-            Ok(()) => reply.ok(),
+            full
+        });
+        drop(made);
+        let bytes = listed.as_ref().map_or(0, |entries| entries * ENTRY);
+        self.server.queue.submit(self.host, bytes, move || match listed {
+            Ok(_) => reply.ok(),
             Err(e) => reply.error(e.into()),
         });
     }

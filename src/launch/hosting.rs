@@ -1,0 +1,333 @@
+//! A job whose ranks another launcher starts: shows every node its files and lets the ranks in, which come as guests
+//! ([`super::guest`]); streams and exit codes are the other launcher's.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_channel::Receiver;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use smol::future::FutureExt;
+use smol::{Async, Timer};
+
+use super::card::Card;
+use super::console::Console;
+use super::exit::Ends;
+use super::foreign::Foreign;
+use super::guest;
+use super::hostlist::Host;
+use super::keeper::KILLED;
+use super::loading::Needs;
+use super::placement::Placement;
+use super::root::{News, Root};
+use super::run::{Outcome, noted};
+use crate::error::EXIT_FAILED;
+use crate::net::wire::collective::Wiring;
+use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, StdinTo, Target};
+use crate::net::wire::session::JobSpec;
+use crate::sys::process;
+use crate::{Error, Result, error::Context};
+
+/// Who starts the ranks.
+#[derive(Debug, Clone, Copy)]
+pub enum Ranks<'a> {
+    /// hpcrt.
+    Ours,
+    /// This command, which is run here when every node is ready.
+    By(&'a Foreign),
+    /// Who started hpcrt: so many come on each node.
+    Coming(&'a [u32]),
+}
+
+/// See the module.
+struct Hosting<'a> {
+    root: &'a Rc<Root>,
+    console: &'a Console,
+    job: JobId,
+    news: Receiver<News>,
+    /// Nodes that do not let guests in yet, and those that still have something of the job.
+    closed: BTreeSet<NodeId>,
+    busy: BTreeSet<NodeId>,
+    /// What failed, by host.
+    errors: BTreeMap<String, BTreeSet<NodeId>>,
+    warnings: BTreeMap<String, BTreeSet<NodeId>>,
+    received: (u64, u64),
+    card: Rc<Card>,
+}
+
+/// Runs a job that others start, to its end.
+///
+/// # Errors
+/// A node cannot show the files, or the launcher cannot be started.
+pub async fn run(
+    root: &Rc<Root>,
+    hosts: &[Host],
+    job: &JobSpec,
+    needs: Needs,
+    console: &Console,
+    ranks: Ranks<'_>,
+) -> Result<Outcome> {
+    let main = &job.blocks[0];
+    let up = root.up();
+    let counts: Vec<u32> = match ranks {
+        Ranks::Coming(counts) => up.iter().map(|(_, at)| counts[*at]).collect(),
+        _ => vec![0; up.len()],
+    };
+    let up_hosts: Vec<Host> = up.iter().map(|(_, at)| Host { max_slots: None, ..hosts[*at].clone() }).collect();
+    let placement = Arc::new(Placement::new(up_hosts, None, Some(1))?);
+    let card = Rc::new(Card {
+        program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
+        ranks: 0,
+        path: main.program.clone(),
+        nodes: up.iter().map(|(node, _)| (*node, 0..0)).collect(),
+        view: !needs.roots.is_empty(),
+        begun: Instant::now(),
+        ordered: root.now(),
+        progress: RefCell::default(),
+    });
+    let (id, news) = root.new_job(Rc::clone(&card));
+    let place = |((node, _), count): (&(NodeId, usize), &u32)| Place {
+        node: *node,
+        first: 0,
+        count: *count,
+        local: 0,
+        locals: *count,
+        bind: Binding::None,
+    };
+    let launch = Launch {
+        job: id,
+        part: 0,
+        program: main.program.clone(),
+        argv: main.argv.clone(),
+        env: main.env.clone(),
+        cwd: main.cwd.clone(),
+        size: 0,
+        places: up.iter().zip(&counts).map(place).collect(),
+        load: needs.load,
+        bytes: needs.bytes,
+        roots: needs.roots,
+        view: job.view,
+        stdin: StdinTo::None,
+        guests: true,
+        hold: false,
+        wiring: Wiring::default(),
+        client: false,
+    };
+    let nodes: BTreeSet<NodeId> = up.iter().map(|(node, _)| *node).collect();
+    let mut hosting = Hosting {
+        root,
+        console,
+        job: id,
+        news,
+        closed: nodes.clone(),
+        busy: nodes,
+        errors: BTreeMap::new(),
+        warnings: BTreeMap::new(),
+        received: (0, 0),
+        card,
+    };
+    let started = Instant::now();
+    root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
+    let ready = hosting.open().await;
+    let (opened, code) = (
+        Instant::now(),
+        match (ready, ranks) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Ranks::By(launcher)) => hosting.launcher(launcher, job).await,
+            (Ok(()), _) => hosting.all_done().await.map(|()| 0),
+        },
+    );
+    let ended = Instant::now();
+    hosting.close().await;
+    root.forget(id);
+    console.clear();
+    for (error, nodes) in hosting.warnings.iter().chain(&hosting.errors) {
+        let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
+        console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
+    }
+    let code = code?;
+    Ok(Outcome {
+        code: if hosting.errors.is_empty() { code } else { EXIT_FAILED },
+        placement,
+        ends: Ends::new(0, job.keep_going),
+        loading: opened - started,
+        ran: ended - opened,
+        cleanup: ended.elapsed(),
+        received: hosting.received,
+        card: hosting.card,
+    })
+}
+
+impl Hosting<'_> {
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Open { node } => drop(self.closed.remove(&node)),
+            News::Loaded { node } => drop(self.card.progress.borrow_mut().loaded.insert(node)),
+            News::Failed { node, error } | News::Lost { node, error } => {
+                self.errors.entry(error).or_default().insert(node);
+                self.closed.remove(&node);
+                if self.root.up().iter().all(|(up, _)| *up != node) {
+                    self.busy.remove(&node);
+                }
+            }
+            News::Done { node, warnings, received, facts, .. } => {
+                self.received = (self.received.0 + received.0, self.received.1 + received.1);
+                noted(self.root, &self.card, node, &facts);
+                for warning in warnings {
+                    self.warnings.entry(warning).or_default().insert(node);
+                }
+                self.closed.remove(&node);
+                self.busy.remove(&node);
+            }
+            News::Output { .. }
+            | News::Exited(_)
+            | News::StdinTaken { .. }
+            | News::Collective { .. }
+            | News::Pids(_) => {}
+        }
+    }
+
+    /// Hears what the nodes say until something holds, a node fails, or a signal asks for the end.
+    async fn until(&mut self, holds: impl Fn(&Self) -> bool) -> Result<()> {
+        while !holds(self) {
+            if !self.errors.is_empty() {
+                return Err(Error::new("run the job", "a host failed"));
+            }
+            let (news, console) = (self.news.clone(), self.console);
+            let signal = async { Err(console.ended_by().await) };
+            match (async { Ok(news.recv().await) }).or(signal).await {
+                Ok(Ok(news)) => self.hear(news),
+                Ok(Err(_)) => return Err(Error::new("run the job", "the session ended")),
+                Err(signal) => return Err(Error::new("run the job", format!("ended by {}", signal.as_str()))),
+            }
+        }
+        Ok(())
+    }
+
+    async fn open(&mut self) -> Result<()> {
+        self.until(|this| this.closed.is_empty()).await?;
+        if self.errors.is_empty() { Ok(()) } else { Err(Error::new("run the job", "a host failed")) }
+    }
+
+    async fn all_done(&mut self) -> Result<()> {
+        self.until(|this| this.busy.is_empty()).await
+    }
+
+    /// Runs the launcher; its exit code.
+    async fn launcher(&mut self, launcher: &Foreign, job: &JobSpec) -> Result<u8> {
+        self.console.clear();
+        let command = launcher.with(&guest::prefix(&self.root.session)?);
+        let mut launcher = command_of(&command, job);
+        let child = process::with_given_nofile(|| launcher.spawn()).op_on("run", &command[0])?;
+        let pid = Pid::from_raw(child.id().cast_signed());
+        let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
+        // What is typed at a terminal reaches it without us: it is in our group.
+        let typed = std::io::stdin().is_terminal();
+        let mut ending: Option<Instant> = None;
+        loop {
+            enum Next {
+                Died,
+                Signal(Signal),
+                News(News),
+                Late,
+            }
+            let (news, signals) = (self.news.clone(), self.console.signals.clone());
+            let died = async {
+                let _ = died.readable().await;
+                Next::Died
+            };
+            let signal = async {
+                match signals.recv().await {
+                    Ok(signal) => Next::Signal(signal),
+                    Err(_) => smol::future::pending().await,
+                }
+            };
+            let heard = async {
+                match news.recv().await {
+                    Ok(news) => Next::News(news),
+                    Err(_) => smol::future::pending().await,
+                }
+            };
+            let late = async {
+                match ending {
+                    Some(at) => Timer::at(at).await,
+                    None => smol::future::pending().await,
+                };
+                Next::Late
+            };
+            match died.or(signal).or(late).or(heard).await {
+                Next::Died => return ended(child),
+                Next::Late => drop(kill(pid, Signal::SIGKILL)),
+                Next::Signal(Signal::SIGTSTP) if typed => process::stop_here(),
+                Next::Signal(Signal::SIGINT | Signal::SIGQUIT | Signal::SIGCONT | Signal::SIGWINCH) if typed => {}
+                Next::Signal(signal) => drop(kill(pid, signal)),
+                Next::News(news) => {
+                    self.hear(news);
+                    if !self.errors.is_empty() && ending.is_none() {
+                        let _ = kill(pid, Signal::SIGTERM);
+                        ending = Some(Instant::now() + KILLED);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has the nodes end what is there, and waits until nothing is.
+    async fn close(&mut self) {
+        self.card.progress.borrow_mut().ending = true;
+        self.root.order(Target::All, Order::End { job: self.job, grace_ms: 0 }, Vec::new()).await;
+        let news = self.news.clone();
+        let gone = async {
+            while !self.busy.is_empty()
+                && let Ok(news) = news.recv().await
+            {
+                self.hear(news);
+            }
+        };
+        let late = async {
+            Timer::after(KILLED + Duration::from_secs(2)).await;
+        };
+        gone.or(late).await;
+        for node in std::mem::take(&mut self.busy) {
+            let error = "it did not confirm in time that nothing of the job is left there".to_owned();
+            self.errors.entry(error).or_default().insert(node);
+        }
+    }
+}
+
+/// The exit code of a launcher that ended.
+fn ended(mut child: Child) -> Result<u8> {
+    let status = child.wait().op("wait for the launcher")?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(EXIT_FAILED.into());
+    Ok(u8::try_from(code).unwrap_or(EXIT_FAILED))
+}
+
+/// A launcher's command line, with the job's directory and variables.
+fn command_of(words: &[OsString], job: &JobSpec) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).current_dir(OsStr::from_bytes(&job.blocks[0].cwd));
+    for line in &job.blocks[0].env {
+        let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
+        command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
+    }
+    command
+}
+
+impl Foreign {
+    /// Becomes the launcher, with nothing taken over.
+    ///
+    /// # Errors
+    /// It cannot be executed.
+    pub fn alone(&self, job: &JobSpec) -> Result<u8> {
+        let words = self.with(&[]);
+        Err(command_of(&words, job).exec()).op_on("execute", &words[0])
+    }
+}

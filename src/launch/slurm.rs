@@ -1,0 +1,117 @@
+//! Agents in a Slurm allocation: one step with one task on each node, beside which the program's own steps still fit. The step brings the
+//! binary along (`--bcast`, through Slurm's own tree); what must not be seen goes through the [`super::invitation`].
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use super::agent::{self, Process};
+use super::fold::fold;
+use super::overlay::Spawner;
+use crate::net::auth;
+use crate::{Error, Result, error::Context};
+
+/// Variables by which an allocation's wishes for the program would shape the agents' step.
+const SHAPES: [&str; 12] = [
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_CPUS_PER_TASK",
+    "SRUN_CPUS_PER_TASK",
+    "SLURM_EXACT",
+    "SLURM_EXCLUSIVE",
+    "SLURM_DISTRIBUTION",
+    "SLURM_HINT",
+    "SLURM_KILL_BAD_EXIT",
+    "SLURM_WAIT",
+    "SLURM_LABELIO",
+];
+
+/// Name of the binary on the nodes, followed by letters of chance; whoever is started by it removes it.
+const COPY: &str = "/tmp/.hpcrt-step-";
+
+/// The name of this host in the allocation, for a task of a step.
+pub fn node_name() -> Option<String> {
+    std::env::var("SLURMD_NODENAME").ok()
+}
+
+/// The agents' step.
+#[derive(Debug)]
+pub struct Step {
+    process: Process,
+    said: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Step {
+    /// Starts an agent on each of the hosts.
+    ///
+    /// # Errors
+    /// There is no `srun`.
+    pub fn start(tasks: &Spawner, hosts: &[String], invitation: &Path) -> Result<Step> {
+        let count = hosts.len().to_string();
+        let mut srun = Command::new("srun");
+        // Before 20.11 steps overlap by themselves, and know no such option.
+        let help = Command::new("srun").arg("--help").stdin(Stdio::null()).output().op_on("run", "srun")?;
+        if String::from_utf8_lossy(&help.stdout).contains("--overlap") {
+            srun.arg("--overlap");
+        }
+        srun.args(["--nodes", &count, "--ntasks", &count, "--ntasks-per-node=1", "--nodelist", &fold(hosts)])
+            // All of the allocation's memory and processors on each node: the ranks are the agents' descendants.
+            .args(["--mem=0", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0"])
+            .args(["--input=none", "--quiet", "--job-name=hpcrt"])
+            .arg(format!("--bcast={COPY}{}", &blake3::hash(&auth::nonce()).to_hex()[..16]))
+            .arg(binary()?)
+            .args(["serve".as_ref(), "--join".as_ref(), invitation.as_os_str()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        for name in SHAPES {
+            srun.env_remove(name);
+        }
+        let mut process = Process::start(&mut srun).op_on("run", "srun")?;
+        let said = Arc::default();
+        if let Some(errors) = process.errors() {
+            tasks.spawn(agent::listen(errors, Arc::clone(&said))).detach();
+        }
+        Ok(Step { process, said })
+    }
+
+    /// Waits until it has ended, and says why.
+    pub async fn ended(&mut self) -> Error {
+        self.process.end().await;
+        let words = self.said();
+        let cause = match self.process.ended() {
+            _ if !words.is_empty() => words,
+            Some(status) => status.to_string(),
+            None => "it ended".to_owned(),
+        };
+        Error::new("start the agents by srun", cause).remedy("--agent ssh starts them without Slurm")
+    }
+
+    /// The last lines that it wrote.
+    pub fn said(&self) -> String {
+        self.said.lock().map(|s| s.iter().cloned().collect::<Vec<_>>().join("; ")).unwrap_or_default()
+    }
+
+    /// What is left to wait for.
+    pub fn into_process(self) -> Process {
+        self.process
+    }
+}
+
+/// A path to this binary for a child of this process.
+fn binary() -> Result<PathBuf> {
+    let path = std::fs::read_link("/proc/self/exe").op("find this binary")?;
+    // What was removed or replaced is still there.
+    Ok(if path.exists() { path } else { format!("/proc/{}/exe", std::process::id()).into() })
+}
+
+/// Removes the copy that a step brought, if this process was started by it.
+pub fn remove_copy() {
+    if let Ok(path) = std::fs::read_link("/proc/self/exe")
+        && path.to_string_lossy().starts_with(COPY)
+    {
+        let _ = std::fs::remove_file(path);
+    }
+}
