@@ -41,6 +41,7 @@ enum Mode {
     Enter(Enter),
     Doctor(Doctor),
     Ldd(Ldd),
+    Sdk(Sdk),
     Completions(Completions),
 }
 
@@ -336,6 +337,15 @@ pub struct Ldd {
     pub program: PathBuf,
 }
 
+/// Write what programs that talk through hpcrt are written with: LIBI for C, examples for C, shells and Python.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "sdk")]
+pub struct Sdk {
+    /// where to; made if it is not there
+    #[argh(positional)]
+    pub directory: PathBuf,
+}
+
 /// Print a completion script for a shell: bash, zsh, fish or nushell.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "completions")]
@@ -362,6 +372,8 @@ pub enum Options {
     Enter(String, Vec<OsString>),
     Doctor(Doctor),
     Ldd(Ldd),
+    /// Write the files for programs into this directory.
+    Sdk(PathBuf),
     /// The completion script, ready to print.
     Completions(String),
     /// Help was asked for.
@@ -466,6 +478,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Mode::Enter(flags) => Ok(Options::Enter(flags.session, program)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
+        Mode::Sdk(sdk) => Ok(Options::Sdk(sdk.directory)),
         Mode::Completions(completions) => script(&completions.shell).map(Options::Completions),
     }
 }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::process::Command;
 use std::time::Duration;
 
 use common::{exec, sh};
@@ -131,4 +132,48 @@ fn pmi_without_a_library() {
 fn jobs_that_do_nothing_together_end_as_they_did() {
     sh(&format!("{ABC} -n 6"), "exit 0").end().code(0);
     bash("-n 6", "call barrier; exit $((HPCRT_RANK == 5 ? 3 : 0))").end().code(3);
+}
+
+/// A program written against LIBI's C interface, built with what the binary brings along.
+#[test]
+fn a_program_for_libi() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| {
+        let output = command.current_dir(place.path()).output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run(Command::new(env!("CARGO_BIN_EXE_hpcrt")).args(["sdk", "."]));
+    for (program, compiler) in [("frontend", "gcc"), ("member", "gcc")] {
+        let flags = ["-Wall", "-Wextra", "-Werror", "-o", program, "libi.c"];
+        run(Command::new(compiler).args(flags).arg(format!("{program}.c")));
+    }
+    let exec = format!("{} exec --agent local --timeout 30", env!("CARGO_BIN_EXE_hpcrt"));
+    let out = run(Command::new("./frontend").args(["./member", "a", "b", "c", "d"]).env("HPCRT_EXEC", exec));
+    let expected = "6 members, sum 65, it's, -\na b a a b b\n4 members, sum 22, back end, of a session\nc c d d\n";
+    assert_eq!(out, expected);
+    let mut command = Command::new("./frontend");
+    command.args(["./member", "a", "b"]).current_dir(place.path()).env("HPCRT_EXEC", "false");
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr)), (Some(1), "launch: 5\n".into()));
+}
+
+#[test]
+fn several_programs_in_one_job() {
+    let say = "echo $HPCRT_RANK/$HPCRT_SIZE $HPCRT_PART $HPCRT_LOCAL_RANK/$HPCRT_LOCAL_SIZE $HPCRT_HOST $X";
+    let done = exec("--hosts a:2,b:2 --agent local -q -x X=0")
+        .program(&["-n", "3", "sh", "-c", say, ":", "-n", "1", "-x", "X=1", "sh", "-c", say]);
+    assert_eq!(done.end().code(0).lines(), ["0/4 0 0/2 a 0", "1/4 0 1/2 a 0", "2/4 0 0/2 b 0", "3/4 1 1/2 b 1"]);
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("programs");
+    std::fs::write(&file, format!("# two\n--hosts a,b sh -c '{say}' :\n\n--hosts b:2,c sh -c '{say}'\n")).unwrap();
+    let done = exec("--agent local -q --configfile").arg(&file).end().code(0);
+    assert_eq!(done.lines(), ["0/5 0 0/1 a", "1/5 0 0/3 b", "2/5 1 1/3 b", "3/5 1 2/3 b", "4/5 1 0/1 c"]);
+    // Each ends with its own code, and they talk to each other.
+    let both = |code: u32| {
+        format!("{}; exit $((HPCRT_PART * {code}))", script("call allgather $HPCRT_PART; echo ${reply[*]}"))
+    };
+    let words = ["-n", "2", "bash", "-c", &both(0), ":", "-n", "2", "bash", "-c", &both(4)];
+    let done = exec("--hosts a,b --agent local -q").program(&words).end().code(4);
+    assert_eq!(done.lines(), ["0 0 1 1"; 4]);
 }

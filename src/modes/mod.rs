@@ -4,6 +4,7 @@ mod doctor;
 mod exec;
 mod job;
 pub mod ldd;
+mod sdk;
 mod session;
 mod status;
 
@@ -31,6 +32,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::Enter(session, program) => crate::launch::guest::enter(&session, &program),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Doctor(flags) => doctor::run(flags.json),
+        Options::Sdk(directory) => sdk::run(&directory),
         Options::Completions(text) | Options::Help(text) => {
             let _ = std::io::stdout().write_all(text.as_bytes());
             Ok(0)
