@@ -53,10 +53,9 @@ impl Trunk {
     /// A node has said something; what is not about operations is ignored.
     pub fn handle_word(&mut self, now: Duration, word: Word, body: &[u8]) {
         match word {
-            Word::Begun => {
-                if !std::mem::replace(&mut self.begun, true) {
-                    self.miss();
-                }
+            Word::Begun if !self.begun => {
+                self.begun = true;
+                self.miss();
             }
             Word::Joined { node, seq, act, ranks, more } if seq.wrapping_sub(self.seq) <= 1 => {
                 let added = self.gatherings.entry(seq).or_default().add_piece(node, act, ranks, more, body);
