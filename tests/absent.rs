@@ -69,12 +69,7 @@ fn absent_names_are_looked_up_once() {
     fs::write(app.join("absent.py"), ABSENT_PY).unwrap();
     let words = ["-o", "absent", "absent.c", "-ldl", "-Wl,-rpath,/shared/app/lib:/shared/app"];
     assert!(Command::new("cc").args(words).current_dir(&app).status().unwrap().success());
-    let cluster = Cluster::up(Spec {
-        name: "t-absent".into(),
-        hosts: 3,
-        backing: Some(backing.path().into()),
-        ..Spec::default()
-    });
+    let cluster = Cluster::up(Spec { hosts: 3, backing: Some(backing.path().into()), ..Spec::of("t-absent") });
     let cluster = cluster.unwrap();
     let (agent, python) = (cluster.agent_command(), ["python3", "/shared/app/absent.py"]);
     let run = |uid, view: &str, program: &[&str], times: &str| -> Vec<Ops> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use hpcrt::loader::audit::table::Entries;
-use hpcrt::net::wire::control::{Down, Exit, Extent, Need, NodeSpec, Order, Report, Seen, Status, Target};
+use hpcrt::net::wire::control::{Down, Exit, Extent, Limits, Need, NodeSpec, Order, Report, Seen, Status, Target};
 use hpcrt::net::wire::facts::{Birth, Facts, JobFacts};
 use hpcrt::net::wire::frame::{Message, Prefix};
 use hpcrt::net::wire::hello::{Hello, Purpose};
@@ -48,9 +48,8 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&Report::Joined {
             node: 1,
             addresses: vec!["192.0.2.1:1".into(), "[::1]:2".into()],
-            viewless: Some("no".into()),
+            limits: Limits { view: Some("no".into()), ..Limits::default() },
             birth: Birth { enrolled: 1, connected: 2, joined: 3 },
-            audits: None,
         }),
         framed(&Report::Facts { node: 1, facts: Facts { jobs: vec![JobFacts::default(); 2], ..Facts::default() } }),
         framed(&Report::Pids { job: 1, ranks: vec![(0, 7); 3] }),

@@ -133,6 +133,25 @@ fn connections_go_back_over_tcp_where_there_is_a_route() {
     nothing_left(&cluster);
 }
 
+/// Addresses that the others cannot reach (of containers, virtual machines, a second network without a route) cost no job its start.
+#[test]
+fn interfaces_that_lead_nowhere() {
+    let Some(cluster) = up("t-launch-iface", 3, 0) else { return };
+    let line = "for i in docker0 virbr0 ib9; do n=$((n + 1)); \
+        ip link add $i type veth peer name p$i && ip addr add 10.1$n.0.1/24 dev $i && ip link set $i up || exit 1; done";
+    for host in ["hpc1", "hpc2"] {
+        let made = cluster.exec(host, 0, &["sh", "-c", line]).unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    }
+    for flags in ["", "--fan-out 1"] {
+        let run = exec(&cluster, Some("hpc1"), USER, &cluster.agent_command(), flags);
+        let done = run.program(&["hostname"]).end().code(0);
+        assert_eq!(done.lines(), ["hpc1", "hpc2", "hpc3"], "{}", done.err);
+        assert!(done.took < Duration::from_secs(15), "{:?}", done.took);
+    }
+    nothing_left(&cluster);
+}
+
 const SILENT: &str = "says nothing";
 
 /// What a stranger may do with a connection.

@@ -9,7 +9,7 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Done, Role, Running, exec, role, sh, until};
+use common::{Done, Role, Running, exec, parent, role, sh, until};
 use nix::sys::signal::{Signal, kill};
 
 /// From the loss of a process to the end of the front end.
@@ -68,6 +68,24 @@ fn a_killed_rank() {
     kill(role(&run.mark, Role::Rank)[3], Signal::SIGKILL).unwrap();
     run.end().code(128 + 9).says("killed by SIGKILL");
     assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+}
+
+/// The loss of a host on which nothing of the job runs changes nothing.
+#[test]
+fn a_killed_agent_without_ranks() {
+    for flags in ["", "--keep-going", "--min-hosts 3"] {
+        let hosts = format!("--hosts a,b,c,d --agent local -q -n 2 --ppn 1 {flags}");
+        let run = sh(&hosts, "sleep 1.5; echo done").start();
+        until(|| (role(&run.mark, Role::Rank).len() >= 4).then_some(()));
+        let job_keepers = role(&run.mark, Role::JobKeeper);
+        assert_eq!(job_keepers.len(), 2);
+        let busy: Vec<_> = job_keepers.into_iter().filter_map(|pid| parent(parent(pid)?)).collect();
+        let idle: Vec<_> = role(&run.mark, Role::Agent).into_iter().filter(|pid| !busy.contains(pid)).collect();
+        assert_eq!(idle.len(), 2);
+        kill(idle[0], Signal::SIGKILL).unwrap();
+        let done = run.end().gone().code(0);
+        assert_eq!(done.lines(), ["done"; 2], "{flags}: {}", done.err);
+    }
 }
 
 #[test]

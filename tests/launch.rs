@@ -556,6 +556,26 @@ fn ten_thousand_in_a_row() {
 }
 
 #[test]
+#[ignore = "10,000 processes at once"]
+fn ten_thousand_ranks() {
+    for hosts in ["", "--hosts a,b,c,d,e,f,g,h --agent local"] {
+        let done = exec(&format!("-n 10000 {hosts}")).program(&["/bin/true"]).end().code(0);
+        println!("{}", done.err.lines().find(|line| line.contains("exit code")).unwrap_or_default());
+        let mut numbers: Vec<u32> = sh(&format!("-n 10000 -q {hosts}"), "echo $HPCRT_RANK")
+            .end()
+            .code(0)
+            .lines()
+            .iter()
+            .map(|line| line.parse().unwrap())
+            .collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..10_000).collect::<Vec<_>>());
+        // All of them live at the same time.
+        exec(&format!("-n 10000 -q {hosts} --timeout 30")).program(&["sleep", "1000"]).end().gone().code(125);
+    }
+}
+
+#[test]
 fn the_front_end_ends_with_its_own_code_when_killed() {
     let run = exec(ABC).program(&["sleep", "100"]).start();
     until(|| (role(&run.mark, Role::Rank).len() == 3).then_some(()));

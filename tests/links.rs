@@ -4,11 +4,13 @@
 
 use hpcrt::net::auth::SessionKey;
 use hpcrt::net::link::{self, LinkError, Packet};
+use hpcrt::net::replicate::Log;
 use hpcrt::net::wire::frame::{
     BODY_MAX, FrameError, HEADER_MAX, HELLO_MAX, Kind, Message, PREFIX, Prefix, TAG, VERSION,
 };
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::log::LogFrame;
+use hpcrt::net::wire::record::{Codec, Record};
 use smol::future::{FutureExt, zip};
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::net::unix::UnixStream;
@@ -248,4 +250,21 @@ fn a_listener_without_the_key_is_refused() {
         let (_, refused) = zip(pretending, link::connect(ours, &key, 7, Purpose::Control)).await;
         assert!(matches!(refused, Err(LinkError::Frame(FrameError::Tag))), "{refused:?}");
     });
+}
+
+/// The body of a log's frame has no tag of its own: its hash is in the header, and nothing else sees it before that was compared.
+#[test]
+fn a_body_of_the_log_that_is_not_what_its_header_says_is_not_taken() {
+    let log = Log::new(false, 1);
+    let record = Record::Chunk { file: 1, offset: 0, len: 3, codec: Codec::Raw };
+    let entry = |body: &[u8]| {
+        let frame = LogFrame::Entry { seq: 0, record: record.clone(), hash: *blake3::hash(b"abc").as_bytes() };
+        Packet::new(&frame, body.to_vec())
+    };
+    for body in [&b"abd"[..], b"ab", b"abcd"] {
+        assert!(matches!(log.receive(0, entry(body)), Err(LinkError::Frame(FrameError::Tag))));
+        assert!(log.poll_arrived().is_none() && log.poll_deliver().is_none() && log.next(0) == 0);
+    }
+    log.receive(0, entry(b"abc")).unwrap();
+    assert!(log.poll_arrived().is_some() && log.next(0) == 1);
 }

@@ -17,13 +17,14 @@ use common::{Done, Run};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
-/// Hosts that share a directory with the binary and the generated program; fresh, so that no host has anything cached.
+/// Hosts that share a directory with the binary and the generated program; fresh, so that no host has anything cached. Tests that run at
+/// the same time differ in having a limit of the links, or not.
 fn up(backing: &Path, hosts: usize, rate: Option<&str>) -> Cluster {
     let spec = Spec {
         hosts,
         rate: rate.map(Into::into),
         backing: Some(backing.to_owned()),
-        ..Spec::of(&format!("t-load-{hosts}"))
+        ..Spec::of(if rate.is_some() { "t-load-slow" } else { "t-load" })
     };
     Cluster::up(spec).unwrap()
 }
@@ -93,10 +94,12 @@ fn operations_do_not_depend_on_hosts_and_ranks() {
 #[test]
 fn slow_links_get_compressed_content() {
     let Some(backing) = shared(40, 60) else { return };
-    for (rate, least, most) in [(Some("100mbit"), 0.2, 0.75), (None, 1.0, 1.0)] {
-        let Figures { wire, ops, .. } = measure(backing.path(), 2, rate, "--compress auto");
+    // Links without a limit take processor time here, of which others may leave little: within a host there is none.
+    // What the nodes hold of a log goes on as it is until the slow link is known: here 20 to 40 of 60 MB.
+    for (hosts, least, most) in [(2, 0.2, 0.9), (1, 1.0, 1.0)] {
+        let Figures { wire, ops, .. } = measure(backing.path(), hosts, "100mbit", "--compress auto");
         let share = wire / ops.read_bytes as f64;
-        assert!((least..=most).contains(&share), "{rate:?}: {share} of what was read was sent to each host");
+        assert!((least..=most).contains(&share), "{hosts} hosts: {share} of what was read was sent to each");
     }
 }
 
@@ -111,8 +114,8 @@ struct Figures {
     ops: Ops,
 }
 
-fn measure(backing: &Path, hosts: usize, rate: Option<&str>, flags: &str) -> Figures {
-    let cluster = up(backing, hosts, rate);
+fn measure(backing: &Path, hosts: usize, rate: &str, flags: &str) -> Figures {
+    let cluster = up(backing, hosts, Some(rate));
     cluster.reset_ops().unwrap();
     let stats = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loading.json");
     let used = || {
@@ -149,7 +152,7 @@ fn five_hundred_libraries() {
             (8, 1, "always"),
         ] {
             let Figures { last, processor, wire, ops } =
-                measure(backing.path(), hosts, Some(rate), &format!("--ppn {ranks} --compress {compress}"));
+                measure(backing.path(), hosts, rate, &format!("--ppn {ranks} --compress {compress}"));
             let link = if hosts == 1 { 0.0 } else { wire / bandwidth };
             let limit = if compress == "never" { 1.3 * link + 0.5 } else { 1.3 * link.max(processor / cores) + 0.5 };
             println!(

@@ -7,11 +7,9 @@
 
 mod common;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,18 +39,23 @@ __attribute__((destructor)) static void hold(void) { fflush(NULL); sleep(1000); 
 
 /// The directory behind the shared file system: a program on 60 libraries of 60 MB, and the binary without its debugging information.
 fn backing(name: &str) -> PathBuf {
-    static MADE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    if made.insert(name.to_owned()) {
-        let libraries = Libraries { count: 60, dirs: 4, megabytes: 60, at: Some("/shared/prog".into()) };
-        libraries.generate(&place.join("prog")).unwrap();
-        let source = place.join("hold.c");
-        fs::write(&source, HOLD_C).unwrap();
-        let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
-        run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(place.join("prog/libhold.so")).arg(source));
-        run(Command::new("strip").arg("-o").arg(place.join("hpcrt")).arg(env!("CARGO_BIN_EXE_hpcrt")));
+    fs::create_dir_all(&place).unwrap();
+    // Tests may be processes of their own: what is there already is in use, and not made again.
+    let lock = fs::File::create(place.with_extension("lock")).unwrap();
+    lock.lock().unwrap();
+    let made = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    let (original, copy) = (Path::new(env!("CARGO_BIN_EXE_hpcrt")), place.join("hpcrt"));
+    if made(&copy) >= made(original) {
+        return place;
     }
+    let libraries = Libraries { count: 60, dirs: 4, megabytes: 60, at: Some("/shared/prog".into()) };
+    libraries.generate(&place.join("prog")).unwrap();
+    let source = place.join("hold.c");
+    fs::write(&source, HOLD_C).unwrap();
+    let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+    run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(place.join("prog/libhold.so")).arg(source));
+    run(Command::new("strip").arg("-o").arg(&copy).arg(original));
     place
 }
 
@@ -151,12 +154,14 @@ fn output(done: &Done, right: &str, ranks: usize) {
 fn clean(cluster: &Cluster) -> Duration {
     let since = Instant::now();
     loop {
+        // To look takes its time on a busy machine.
+        let looked = since.elapsed();
         let left = cluster.leftovers().unwrap();
         if left.is_empty() {
-            return since.elapsed();
+            return looked;
         }
         let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-        assert!(since.elapsed() < CLEAN, "left: {left:#?}");
+        assert!(looked < CLEAN, "left: {left:#?}");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -574,10 +579,10 @@ fn at_random(name: &str, hosts: usize, seed: u64, events: u32, limit: Duration) 
         let since = Instant::now();
         let done = run.end();
         let took = since.elapsed();
-        let cleaned = clean(&cluster);
+        clean(&cluster);
         let deadline = if matches!(blow, Blow::Kill) { Duration::from_secs(10) } else { SILENCE + ENDED };
         assert!(took < deadline, "{what}: {took:?}\n{}", done.err);
-        assert!(cleaned < CLEAN && !done.err.contains("panicked"), "{what}: {}", done.err);
+        assert!(!done.err.contains("panicked"), "{what}: {}", done.err);
         assert!(done.lines().iter().all(|line| *line == right), "{what}: {}", done.text());
         let front_end_killed = matches!(blow, Blow::Kill) && victim.0 == Role::FrontEnd;
         match done.status.code() {
@@ -597,9 +602,11 @@ fn hit_at_any_moment() {
     at_random("t-lf-random", 4, 7, 1_000, Duration::from_secs(30));
 }
 
+/// `cargo xtask proofs faults`; `SEED` repeats one, `EVENTS` makes it shorter.
 #[test]
-#[ignore = "an hour"]
+#[ignore = "three hours"]
 fn a_thousand_hit_at_any_moment() {
-    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    at_random("t-lf-thousand", 8, seed, 1_000, Duration::MAX);
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
+    let (seed, events) = (number("SEED").unwrap_or_else(|| fastrand::u64(..)), number("EVENTS").unwrap_or(1_000));
+    at_random("t-lf-thousand", 8, seed, u32::try_from(events).unwrap(), Duration::MAX);
 }

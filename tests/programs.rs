@@ -160,7 +160,7 @@ fn stores(site: &Site, uid: u32) {
     small_memory(site, uid, &program);
 }
 
-/// The default store in a memory cgroup (version 1) that is too small for the program.
+/// A memory cgroup (version 1) too small for the program: its files go to a disk, and without one the lack is named.
 fn small_memory(site: &Site, uid: u32, program: &str) {
     let group = Path::new("/sys/fs/cgroup/memory").join(Spec::of("t-programs").name);
     let _ = fs::remove_dir(&group);
@@ -171,14 +171,18 @@ fn small_memory(site: &Site, uid: u32, program: &str) {
     let agent = format!("echo $$ > {}/cgroup.procs; exec {}", group.display(), site.cluster.agent_command());
     let hpcrt = site.hpcrt.to_str().unwrap();
     let words = [hpcrt, "exec", "--hosts", "hpc2", "--agent", &agent, "--", program];
-    let output = site.cluster.exec("hpc1", uid, &words).unwrap();
+    let run = || Run { output: site.cluster.exec("hpc1", uid, &words).unwrap(), took: Duration::ZERO };
+    let shell = |line: &str| assert!(site.cluster.exec("hpc2", 0, &["sh", "-c", line]).unwrap().status.success());
+    run().code(0).says(&["hpc2: its memory has room for ", "its store is in /var/tmp"]);
+    shell("mount -t tmpfs -o mode=1777 none /var/tmp");
+    run().code(125).says(&["hpc2: ", "107 MiB are needed and ", "--store"]);
+    shell("umount /var/tmp");
     for _ in 0..100 {
         if fs::remove_dir(&group).is_ok() {
             break;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Run { output, took: Duration::ZERO }.code(125).says(&["hpc2: ", "107 MiB are needed and ", "--store"]);
 }
 
 /// In a user namespace root's files are nobody's, which ssh does not accept of its configuration.

@@ -42,8 +42,7 @@ fn up(name: &str) -> Option<(Cluster, tempfile::TempDir)> {
     (0..COUNT).for_each(|nth| cc(&format!("-shared -o lib{nth}.so big.c")));
     fs::remove_file(place.join("pad")).unwrap();
     let service = Service { host_ns_per_byte: 25.0, ns_per_byte: 0.0, ..Spec::default().service };
-    let spec =
-        Spec { name: format!("t-roots-{name}"), backing: Some(backing.path().into()), service, ..Spec::default() };
+    let spec = Spec { backing: Some(backing.path().into()), service, ..Spec::of(&format!("t-roots-{name}")) };
     Some((Cluster::up(spec).unwrap(), backing))
 }
 

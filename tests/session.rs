@@ -3,14 +3,16 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{GONE, Run, until};
+use common::{GONE, Run, marked, nothing_left, until};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 /// A session of three hosts with a socket directory of its own; stopped when dropped.
 struct Session {
@@ -37,10 +39,16 @@ impl Session {
         fs::set_permissions(runtime.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let mut session = Session { name: String::new(), runtime };
         let mut begun = session.command(&["start", "--hosts", hosts, "--agent", "local"]).arg_all(flags).0;
-        let begun = begun.env("HPCRT_WITHOUT", abilities).output().unwrap();
+        // Processes of the session are found by the mark.
+        begun.env("HPCRT_TEST_MARK", session.mark()).env("HPCRT_WITHOUT", abilities);
+        let begun = begun.output().unwrap();
         assert!(begun.status.success(), "{}", String::from_utf8_lossy(&begun.stderr));
         session.name = String::from_utf8(begun.stdout).unwrap().trim().to_owned();
         session
+    }
+
+    fn mark(&self) -> &str {
+        self.runtime.path().to_str().unwrap()
     }
 
     fn command(&self, words: &[&str]) -> Words {
@@ -246,4 +254,40 @@ fn strangers_and_mistakes() {
     fs::set_permissions(session.runtime.path().join("hpcrt"), fs::Permissions::from_mode(0o755)).unwrap();
     session.command(&["list"]).end().code(125).says("only you can reach");
     fs::set_permissions(session.runtime.path().join("hpcrt"), fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+/// Descriptors and KiB of memory of each process of a session.
+fn held(session: &Session) -> BTreeMap<Pid, (usize, u64)> {
+    let look = |pid: Pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let memory =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+        (pid, (fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count(), memory.unwrap()))
+    };
+    marked(session.mark()).into_iter().map(look).collect()
+}
+
+#[test]
+#[ignore = "several minutes"]
+fn ten_thousand_jobs() {
+    let session = Session::start(&[]);
+    let run = |count: u32| {
+        let begun = Instant::now();
+        for _ in 0..count {
+            assert!(session.run(&["--", "/bin/true"]).0.status().unwrap().success());
+        }
+        println!("{count} jobs of three ranks: {:.1} ms each", begun.elapsed().as_secs_f64() * 1e3 / f64::from(count));
+    };
+    run(500);
+    let before = held(&session);
+    run(10_000);
+    let after = held(&session);
+    assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "the same processes");
+    for (pid, (fds, memory)) in &before {
+        println!("process {pid}: {fds} descriptors, {memory} KiB, then {:?}", after[pid]);
+        assert!(after[pid].0 <= fds + 2 && after[pid].1 < memory + 4096);
+    }
+    let mark = session.mark().to_owned();
+    drop(session);
+    nothing_left(&mark);
 }

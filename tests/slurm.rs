@@ -8,6 +8,7 @@ mod site;
 mod slurm;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,8 +29,11 @@ fn obstacle() -> Option<&'static str> {
 /// A directory of the user's on the shared file system with a program in it that tells how many mounts of ours it sees.
 fn place(site: &Site) {
     site.place(USER, "job", &[]);
-    fs::copy("/bin/grep", site.backing("job/grep")).unwrap();
-    site::mode(&site.backing("job/grep"), 0o755);
+    for name in ["grep", "sh"] {
+        let file = site.backing("job").join(name);
+        fs::copy(Path::new("/bin").join(name), &file).unwrap();
+        site::mode(&file, 0o755);
+    }
 }
 
 /// Lines of the output that hold this.
@@ -106,18 +110,20 @@ fn agents_by_a_step(slurm: &Slurm<'_>, hpcrt: &str) {
     assert!(output.contains("is shared by the hosts") && output.contains("--agent ssh"), "{output}");
 }
 
+/// Waits until four ranks of a job have said that they began.
+fn running(slurm: &Slurm<'_>, job: &str) {
+    let begun = Instant::now();
+    while count(&slurm.output(job), "begun") < 4 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{}", slurm.output(job));
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// scancel, the time limit of `--timeout`, a killed front end and a lost node leave nothing.
 fn signals_and_losses(slurm: &Slurm<'_>, hpcrt: &str) {
-    let running = |job: &str| {
-        let begun = Instant::now();
-        while count(&slurm.output(job), "begun") < 4 {
-            assert!(begun.elapsed() < Duration::from_secs(30), "{}", slurm.output(job));
-            thread::sleep(Duration::from_millis(50));
-        }
-    };
     let script = format!("exec {hpcrt} exec -q -- sh -c 'echo begun; exec sleep 1000'");
     let job = slurm.submit(USER, [4, 4], "/shared/job", &script);
-    running(&job);
+    running(slurm, &job);
     assert!(slurm.on("hpc1", USER, &["scancel", &job]).status().unwrap().success());
     slurm.end(USER, &job);
     nothing_left(slurm.site);
@@ -130,7 +136,7 @@ fn signals_and_losses(slurm: &Slurm<'_>, hpcrt: &str) {
     let script =
         format!("{hpcrt} exec -q -- sh -c 'echo begun; exec sleep 1000' &\necho front $!\nwait $!\necho code $?");
     let job = slurm.submit(USER, [4, 4], "/shared/job", &script);
-    running(&job);
+    running(slurm, &job);
     let output = slurm.output(&job);
     let front = output.lines().find_map(|line| line.strip_prefix("front ")).unwrap().to_owned();
     let kill = Command::new("kill").args(["-9", &front]).status();
@@ -145,7 +151,7 @@ fn signals_and_losses(slurm: &Slurm<'_>, hpcrt: &str) {
         "/shared/job",
         &format!("{hpcrt} exec -q -- sh -c 'echo begun; exec sleep 1000'\necho code $?"),
     );
-    running(&job);
+    running(slurm, &job);
     assert!(kill_agents(slurm.site, 2) > 0);
     let (_, output) = slurm.end(USER, &job);
     assert!(output.contains("code 125") && output.contains("hpc3"), "{output}");
@@ -172,6 +178,7 @@ fn slurms_own_launcher(slurm: &Slurm<'_>, hpcrt: &str) {
         "{hpcrt} exec -q -- srun -l ./grep -c hpcrt /proc/self/mountinfo\necho code $?\n\
          {hpcrt} exec -q -- srun -n 4 sh -c 'exit $((SLURM_PROCID + 2))' 2>/dev/null\necho code $?\n\
          {hpcrt} exec -q -- srun -n 4 ./grep nothing /dev/null 2>/dev/null\necho code $?\n\
+         HPCRT_WITHOUT=userns {hpcrt} exec -q -- srun -n 4 ./sh -c 'echo audited by $LD_AUDIT' 2>/dev/null\n\
          {hpcrt} exec -q --label -- srun ./grep x\necho code $?\n{hpcrt} exec -q -- srun --no-such-option ./grep x\necho code $?\n\
          ls /tmp | grep hpcrt\ntrue"
     );
@@ -184,10 +191,12 @@ fn slurms_own_launcher(slurm: &Slurm<'_>, hpcrt: &str) {
     for expected in ["code 0", "code 5", "code 1", "code 2", "use its own option", "hpcrt does not know this option"] {
         assert!(output.contains(expected), "{expected}: {output}");
     }
+    assert_eq!(count(&output, "audited by /"), 4, "without namespaces its linker is told: {output}");
     assert_eq!(count(&output, "hpcrt-guests"), 0, "{output}");
     // A job that is cancelled takes its guests along.
-    let job = slurm.submit(USER, [4, 4], "/shared/job", &format!("exec {hpcrt} exec -q -- srun ./grep x /dev/zero"));
-    thread::sleep(Duration::from_secs(2));
+    let script = format!("exec {hpcrt} exec -q -- srun ./sh -c 'echo begun; exec sleep 1000'");
+    let job = slurm.submit(USER, [4, 4], "/shared/job", &script);
+    running(slurm, &job);
     assert!(slurm.on("hpc1", USER, &["scancel", &job]).status().unwrap().success());
     slurm.end(USER, &job);
     nothing_left(slurm.site);

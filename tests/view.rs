@@ -24,6 +24,7 @@ use hpcrt::loader::store::Store;
 use hpcrt::loader::view::namespace::{Base, Lacks, Mounts, Place};
 use hpcrt::loader::view::{Identity, Need, Setup, Siblings, Skeleton, Upcall};
 use hpcrt::net::wire::record::{Attr, CHUNK_MAX, Codec, FileId, Name, Record, Supply};
+use hpcrt::sys::without::Without;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -125,7 +126,10 @@ fn keeper() {
     while let Some((command, fds)) = receive(&socket) {
         let (verb, rest) = command.split_once(' ').unwrap_or((&command, ""));
         match verb {
-            "create" => match Base::create(rest.parse().map_or(Place::Directory(Path::new(rest)), Place::Memory)) {
+            "create" => match Base::create(
+                rest.parse().map_or(Place::Directory(Path::new(rest)), Place::Memory),
+                &Without::default(),
+            ) {
                 Ok(base) => {
                     let mut all = vec![&base.store, &base.sealed, &base.mount];
                     all.extend(&base.user);
@@ -188,7 +192,7 @@ fn base_of(mut fds: Vec<OwnedFd>) -> Base {
     let user = (fds.len() == 4).then(|| fds.pop().unwrap());
     let mount = fds.pop().unwrap();
     let sealed = fds.pop().unwrap();
-    Base { user, mount, sealed, store: fds.pop().unwrap(), directory: None }
+    Base { user, mount, sealed, store: fds.pop().unwrap(), directory: None, spilled: None }
 }
 
 struct Keeper {
@@ -403,7 +407,7 @@ fn scenario(tree: &Path) {
     let keeper = Keeper::start();
     // The store: a RAM disk, or for one of the users a directory.
     let in_memory = !tree.ends_with("plain");
-    let place = if in_memory { (64 << 20).to_string() } else { tree.join("store").display().to_string() };
+    let place = if in_memory { (256 << 20).to_string() } else { tree.join("store").display().to_string() };
     fs::create_dir(tree.join("store")).unwrap();
     let (answer, fds) = keeper.order(&format!("create {place}"), &[]);
     if answer != "ok" {

@@ -153,10 +153,7 @@ impl Porter {
         // Who kills the front end's process group does not mean it, and who reads our output does not wait for it.
         let _ = rustix::process::setsid();
         rustix::thread::set_name(c"hpcrt-porter")?;
-        let null = File::options().read(true).write(true).open("/dev/null")?;
-        rustix::stdio::dup2_stdin(&null)?;
-        rustix::stdio::dup2_stdout(&null)?;
-        rustix::stdio::dup2_stderr(&null)?;
+        process::let_go_of_streams()?;
         let mut path = Vec::new();
         hear.read_to_end(&mut path)?;
         if !path.is_empty() {

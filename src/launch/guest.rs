@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
 use nix::unistd::Pid;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::io::Errno;
 
 use crate::error::say;
-use crate::net::seqpacket::Seqpacket;
+use crate::net::seqpacket::{Listener, Seqpacket};
 use crate::net::wire::guest::{Guest, Welcome};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
@@ -75,15 +75,17 @@ impl Porch {
                 return Err(Error::new("use", "it is not a directory that only you can reach").on(directory));
             }
         }
-        let door = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        match rustix::net::bind(&door, &address(&self.door())?) {
-            Err(rustix::io::Errno::ADDRINUSE) => return Ok(None),
-            bound => bound.op_on("make the socket", self.door())?,
+        if Seqpacket::connect(&self.door()).is_err_and(|error| error == Errno::CONNREFUSED) {
+            // Of an agent that was killed.
+            let _ = fs::remove_file(self.door());
         }
+        let door = match Listener::bind(&self.door(), 1024) {
+            Err(_) if self.door().exists() => return Ok(None),
+            bound => bound?,
+        };
         let opened = Opened { door, porch: self.clone() };
         let binary = self.binary();
         std::os::unix::fs::symlink(format!("/proc/{}/exe", std::process::id()), &binary).op_on("make", &binary)?;
-        rustix::net::listen(&opened.door, 1024).op_on("listen on", self.door())?;
         sweep(above);
         Ok(Some(opened))
     }
@@ -100,7 +102,7 @@ impl Porch {
 /// The agent's side, removed with this.
 #[derive(Debug)]
 pub struct Opened {
-    pub door: OwnedFd,
+    pub door: Listener,
     porch: Porch,
 }
 
@@ -114,22 +116,10 @@ impl Drop for Opened {
 fn sweep(above: &Path) {
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
         let porch = Porch(entry.path());
-        let refused = |door: OwnedFd| {
-            let address = address(&porch.door()).ok()?;
-            Some(rustix::net::connect(&door, &address) == Err(rustix::io::Errno::CONNREFUSED))
-        };
-        if socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok().and_then(refused) == Some(true) {
+        if Seqpacket::connect(&porch.door()).is_err_and(|error| error == Errno::CONNREFUSED) {
             porch.remove();
         }
     }
-}
-
-fn socket(flags: SocketFlags) -> Result<OwnedFd> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).op("make a socket")
-}
-
-fn address(path: &Path) -> Result<SocketAddrUnix> {
-    SocketAddrUnix::new(path).op_on("name the socket", path)
 }
 
 /// Becomes the program, shown the files of the session's job where this node has an agent of it. For a process without threads.
@@ -189,11 +179,9 @@ fn accept((welcome, fds): (Welcome, Vec<OwnedFd>), command: &mut Command) -> Res
 
 /// Asks the agent.
 fn knock(porch: &Porch) -> Result<(Welcome, Vec<OwnedFd>)> {
-    let door = socket(SocketFlags::CLOEXEC)?;
-    rustix::net::connect(&door, &address(&porch.door())?).op("reach hpcrt's agent on this host")?;
+    let agent = Seqpacket::connect(&porch.door()).op("reach hpcrt's agent on this host")?;
     let time = rustix::net::sockopt::Timeout::Recv;
-    rustix::net::sockopt::set_socket_timeout(&door, time, Some(ANSWER)).op("ask hpcrt's agent")?;
-    let agent = Seqpacket::from_fd(door);
+    rustix::net::sockopt::set_socket_timeout(&agent, time, Some(ANSWER)).op("ask hpcrt's agent")?;
     let value = |name: &&str| Some([name.as_bytes(), b"=", std::env::var_os(name)?.as_bytes()].concat());
     agent.send(&Guest { env: LINKER.iter().filter_map(value).collect() }, &[]).op("ask hpcrt's agent")?;
     let answer = agent.receive::<Welcome>().op("hear hpcrt's agent")?;

@@ -149,10 +149,7 @@ pub async fn run(
     hosting.close().await;
     root.forget(id);
     console.clear();
-    for (error, nodes) in hosting.warnings.iter().chain(&hosting.errors) {
-        let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
-        console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
-    }
+    let limits = root.say_told(console, &hosting.warnings, &hosting.errors);
     let code = code?;
     Ok(Outcome {
         code: if hosting.errors.is_empty() { code } else { EXIT_FAILED },
@@ -163,6 +160,7 @@ pub async fn run(
         cleanup: ended.elapsed(),
         received: hosting.received,
         card: hosting.card,
+        limits,
     })
 }
 

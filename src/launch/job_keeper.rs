@@ -20,13 +20,27 @@ use crate::net::wire::control::Status;
 use crate::net::wire::keeper::{Ask, Ended, Tell};
 use crate::sys::boot::{Stage, Starter};
 use crate::sys::process;
+use crate::sys::without::{Ability, Without};
 
 /// Keeps a job until nothing of it is left.
 ///
 /// # Errors
 /// The agent is gone, or the kernel refuses what a keeper needs.
-pub(super) fn keep(agent: Seqpacket, plan: OwnedFd, image: Option<OwnedFd>, base: Option<Base>) -> io::Result<()> {
-    JobKeeper::new(agent, Starter::new(plan, image)?, base)?.serve()
+pub(super) fn keep(
+    agent: Seqpacket,
+    plan: OwnedFd,
+    image: Option<OwnedFd>,
+    base: Option<Base>,
+    without: &Without,
+) -> io::Result<()> {
+    let told = agent.try_clone()?;
+    let fuse = !without.has(Ability::Fuse);
+    let keeper = Starter::new(plan, image).and_then(|starter| JobKeeper::new(agent, starter, base, fuse));
+    let kept = keeper.and_then(|mut keeper| keeper.keep());
+    if let Err(error) = &kept {
+        told.send(&failed(&Error::new("keep the job", error.to_string())), &[])?;
+    }
+    kept
 }
 
 /// See the module.
@@ -34,6 +48,8 @@ struct JobKeeper {
     agent: Seqpacket,
     /// The session's namespaces; `None` when the session has no views.
     base: Option<Base>,
+    /// FUSE may be tried.
+    fuse: bool,
     view: Option<Mounts>,
     starter: Starter,
     children_died: SignalFd,
@@ -52,12 +68,13 @@ struct Ending {
 }
 
 impl JobKeeper {
-    fn new(agent: Seqpacket, starter: Starter, base: Option<Base>) -> io::Result<JobKeeper> {
+    fn new(agent: Seqpacket, starter: Starter, base: Option<Base>, fuse: bool) -> io::Result<JobKeeper> {
         process::become_subreaper();
         process::default_action(Signal::SIGPIPE);
         Ok(JobKeeper {
             agent,
             base,
+            fuse,
             view: None,
             starter,
             children_died: watch_children()?,
@@ -66,14 +83,6 @@ impl JobKeeper {
             ending: None,
             porch: None,
         })
-    }
-
-    fn serve(mut self) -> io::Result<()> {
-        let kept = self.keep();
-        if let Err(error) = &kept {
-            self.failed("keep the job", error.to_string())?;
-        }
-        kept
     }
 
     fn keep(&mut self) -> io::Result<()> {
@@ -178,7 +187,7 @@ impl JobKeeper {
         let mounted = match Shared::try_from(shared) {
             Ok(shared) => Mounts::join(shared, roots).map(|view| (view, Ok(Vec::new()))),
             Err(_) => Mounts::create(base.sealed.as_fd(), roots).map(|mut view| {
-                let made = view.mount_fuse();
+                let made = if self.fuse { view.mount_fuse() } else { Err(Failure::no_fuse()) };
                 (view, made.map(|(fuse, shared)| [fuse].into_iter().chain(shared).collect()))
             }),
         };

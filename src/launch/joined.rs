@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -42,7 +42,7 @@ pub struct Meeting {
 
 impl Meeting {
     fn arrange() -> Result<Meeting> {
-        let listener = TcpListener::bind("0.0.0.0:0").op("listen for the agents")?;
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).op("listen for the agents")?;
         let session = blake3::hash(&auth::nonce()).to_hex()[..16].to_owned();
         Ok(Meeting { key: SessionKey::random(), session, listener: Arc::new(listener) })
     }

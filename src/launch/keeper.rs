@@ -25,11 +25,11 @@ use nix::unistd::{Pid, getpid};
 use super::job_keeper;
 use crate::error::Context;
 use crate::loader::view::directory::{self, Directory};
-use crate::loader::view::namespace::{Base, Failure, Lacks, Place};
+use crate::loader::view::namespace::{Base, Failure, Lacks, Place, SMALL};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{JobId, View};
+use crate::net::wire::control::{JobId, Limits, View};
 use crate::net::wire::keeper::{Ask, Tell};
-use crate::sys::without::{self, Ability, Without};
+use crate::sys::without::{Ability, Without};
 use crate::sys::{boot, process};
 
 /// How long what was killed may take to disappear before it is given up (it hangs in the kernel).
@@ -51,8 +51,8 @@ pub fn start() -> io::Result<(Seqpacket, Pid)> {
     }
 }
 
-/// Of [`Tell::Store`], and the store's directory.
-type Store = (Option<(Vec<u8>, Option<String>)>, OwnedFd);
+/// A [`Tell::Store`], and the store's directory.
+type Store = (Tell, OwnedFd);
 
 /// The session's keeper.
 struct Keeper {
@@ -60,8 +60,9 @@ struct Keeper {
     children_died: SignalFd,
     /// The session's namespaces, in which this process is since they were made.
     base: Option<Base>,
-    /// The bootstrapper; `None` where ranks start without it.
-    image: Option<OwnedFd>,
+    /// The bootstrapper; or why ranks start without it.
+    image: Result<OwnedFd, String>,
+    without: Without,
     /// The session's store, where it has no namespaces.
     directory: Option<Directory>,
     jobs: Vec<Pid>,
@@ -76,11 +77,16 @@ impl Keeper {
         process::become_subreaper();
         // Who kills the agent's process group must leave the keepers, so that they can remove what it ran.
         nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+        let without = Without::from_env().unwrap_or_else(|error| {
+            log::warn!("{error}");
+            Without::default()
+        });
         Ok(Keeper {
             agent,
             children_died: watch_children()?,
             base: None,
-            image: image(),
+            image: image(&without),
+            without,
             directory: None,
             jobs: Vec::new(),
         })
@@ -118,9 +124,9 @@ impl Keeper {
             if asked {
                 match self.agent.receive::<Ask>()? {
                     Some((Ask::Job { job }, fds)) => self.fork_job(job, fds)?,
-                    Some((Ask::Store { view, namespaces, directory, bytes }, _)) => {
+                    Some((Ask::Store { view, directory, bytes }, _)) => {
                         let directory = directory.map(|d| PathBuf::from(OsString::from_vec(d)));
-                        self.make_store(view, namespaces, directory, bytes)?;
+                        self.make_store(view, directory, bytes)?;
                     }
                     Some(_) => {}
                     None => return Ok(()),
@@ -136,6 +142,9 @@ impl Keeper {
             if let Some(at) = status.pid().and_then(|pid| self.jobs.iter().position(|p| *p == pid)) {
                 self.jobs.swap_remove(at);
                 died = true;
+                if !matches!(status, WaitStatus::Exited(_, 0)) {
+                    log::warn!("the keeper of a job ended unexpectedly: {status:?}");
+                }
             }
         }
         if died {
@@ -143,10 +152,10 @@ impl Keeper {
         }
     }
 
-    fn make_store(&mut self, view: View, namespaces: bool, place: Option<PathBuf>, bytes: u64) -> io::Result<()> {
+    fn make_store(&mut self, view: View, place: Option<PathBuf>, bytes: u64) -> io::Result<()> {
         let made = match view {
             View::Audit => self.make_directory(place, None),
-            _ => match self.make_base(namespaces, place.as_deref().map_or(Place::Memory(bytes), Place::Directory)) {
+            _ => match self.make_base(place.as_deref().map_or(Place::Memory(bytes), Place::Directory)) {
                 Err(Failure { lacks: Some(Lacks::Namespaces), error }) if view == View::Auto => {
                     self.make_directory(place, Some(error.bare().to_string()))
                 }
@@ -154,32 +163,41 @@ impl Keeper {
             },
         };
         match made {
-            Ok((audit, store)) => self.agent.send(&Tell::Store { audit }, &[store.as_fd()]),
+            Ok((told, store)) => self.agent.send(&told, &[store.as_fd()]),
             Err(error) => self.agent.send(&failed(&error), &[]),
         }
     }
 
-    fn make_base(&mut self, allowed: bool, place: Place<'_>) -> Result<Store, Failure> {
-        if !allowed {
-            return Err(Failure { lacks: Some(Lacks::Namespaces), error: without::forbidden() });
+    fn make_base(&mut self, place: Place<'_>) -> Result<Store, Failure> {
+        if let Some(cause) = self.without.denies(Ability::Userns) {
+            let error = crate::Error::new("make namespaces", cause);
+            return Err(Failure { lacks: Some(Lacks::Namespaces), error });
         }
         // What fails half-way leaves a user without a name, in whose place no rank may run: somebody else tries first.
         if !rustix::process::geteuid().is_root() {
-            try_base()?;
+            try_base(&self.without)?;
         }
-        let base = Base::create(place)?;
+        let base = Base::create(place, &self.without)?;
         let store = base.store.try_clone().op("keep the store open")?;
+        let limits = Limits { memory: base.spilled.clone(), ..self.limits() };
+        let directory = base.directory.as_ref().map(path_of);
         self.base = Some(base);
-        Ok((None, store))
+        Ok((Tell::Store { directory, audit: false, limits }, store))
     }
 
+    /// `why`: there are no namespaces, though they were wanted.
     fn make_directory(&mut self, place: Option<PathBuf>, why: Option<String>) -> crate::Result<Store> {
-        let place = place.map_or_else(directory::executable, Ok)?;
+        let place = place.map_or_else(|| directory::executable(&self.without), Ok)?;
         let directory = Directory::create(&place)?;
         let store = directory.own.try_clone().op("keep the store open")?;
-        let path = place.join(&directory.name).into_os_string().into_vec();
+        let limits = Limits { namespaces: why, ..self.limits() };
+        let told = Tell::Store { directory: Some(path_of(&directory)), audit: true, limits };
         self.directory = Some(directory);
-        Ok((Some((path, why)), store))
+        Ok((told, store))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { memfd: self.image.as_ref().err().cloned(), ..Limits::default() }
     }
 
     fn fork_job(&mut self, job: JobId, fds: Vec<OwnedFd>) -> io::Result<()> {
@@ -196,30 +214,33 @@ impl Keeper {
             process::leave(1);
         }
         log::debug!("keeper of job {job} is process {}", getpid());
-        process::leave(i32::from(job_keeper::keep(socket, plan, self.image.take(), self.base.take()).is_err()))
+        process::leave(i32::from({
+            let (image, base) = (std::mem::replace(&mut self.image, Err(String::new())).ok(), self.base.take());
+            job_keeper::keep(socket, plan, image, base, &self.without).is_err()
+        }))
     }
 }
 
-fn image() -> Option<OwnedFd> {
-    let without = Without::from_env().unwrap_or_else(|error| {
-        log::warn!("{error}");
-        Without::default()
-    });
-    let image = (!without.has(Ability::Memfd)).then(boot::image)?;
-    image.inspect_err(|error| log::debug!("ranks start without the bootstrapper: {error}")).ok()
+fn path_of(directory: &Directory) -> Vec<u8> {
+    directory.path.clone().into_os_string().into_vec()
+}
+
+fn image(without: &Without) -> Result<OwnedFd, String> {
+    without.denies(Ability::Memfd).map_or_else(|| boot::image().map_err(|error| error.to_string()), Err)
 }
 
 /// Has a child make namespaces, to see whether that can be done.
-fn try_base() -> Result<(), Failure> {
+fn try_base(without: &Without) -> Result<(), Failure> {
     let forbidden = |error: crate::Error| Failure { lacks: Some(Lacks::Namespaces), error };
     let (reader, writer) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).op("make a pipe").map_err(Failure::from)?;
     let Some(child) = process::fork().op("fork a process to try things in")? else {
         drop(reader);
-        let made = Base::create(Place::Memory(1 << 20));
+        let made = Base::create(Place::Memory(SMALL), without);
         let code = i32::from(made.is_err());
-        if let Err(failure) = made {
-            let _ = rustix::io::write(&writer, failure.error.bare().to_string().as_bytes());
+        match made {
+            Ok(base) => base.remove_store(),
+            Err(failure) => _ = rustix::io::write(&writer, failure.error.bare().to_string().as_bytes()),
         }
         process::leave(code)
     };

@@ -184,12 +184,13 @@ impl FeedsLog for Loading {
     }
 
     /// Also of a link between two nodes.
-    fn hear_rate(&self, rate: u64) {
+    fn hear_rate(&self, rate: u64) -> bool {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         log::debug!("a link carries {} MB/s", rate / 1_000_000);
         if is_slow(rate, cores) {
             self.source.compress_slow_links();
         }
+        true
     }
 }
 

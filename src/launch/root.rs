@@ -1,7 +1,7 @@
 //! The root of the tree: brings the nodes up, keeps the table of who is there, and hands what they report to the jobs.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,9 +11,11 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::card::Card;
+use super::console::Console;
 use super::invitation::{Invitation, Posted};
 use super::joined::Meeting;
 use super::keeper::KILLED;
+use super::limits;
 use super::loading::{self, Loading};
 use super::overlay::{Children, Event, Spawner};
 use super::rendezvous::Names;
@@ -30,9 +32,10 @@ use crate::net::listen;
 use crate::net::replicate::FeedsLog;
 use crate::net::wire::collective::Word;
 use crate::net::wire::control::{
-    AgentKind, Enroll, Exit, JobId, NodeId, NodeSpec, Order, Report, Stream, Target, View,
+    AgentKind, Enroll, Exit, JobId, Limits, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
 use crate::net::wire::facts::{Facts, JobFacts};
+use crate::sys::without::Without;
 use crate::{Error, Result};
 
 /// Packets that wait for a job, at most.
@@ -46,8 +49,8 @@ pub const GATHER: Duration = Duration::from_secs(2);
 pub struct Setup {
     pub hosts: Vec<String>,
     pub agent: AgentKind,
-    /// Children of a node, at most.
-    pub fan_out: u32,
+    /// What it costs to start an agent, and how many a node starts at most.
+    pub start: StartCost,
     /// Hosts that must come up; `None`: all.
     pub min_hosts: Option<u32>,
     /// How jobs will see their captured files, if there are any.
@@ -61,17 +64,9 @@ pub struct Setup {
     pub meeting: Option<Meeting>,
 }
 
-/// Who starts each of nodes 1..=`count`, by LIBI's greedy rule with what ssh costs (a quarter of a second, of which the one who
-/// starts is busy for a few milliseconds).
-pub fn parents(count: u32, fan_out: u32) -> Vec<NodeId> {
-    let cost =
-        StartCost { remote: Duration::from_millis(250), sequential: Duration::from_millis(7), cap: fan_out.max(1) };
-    start_tree::plan(count, &cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
-}
-
-/// The host of "address:port".
-fn host_of(address: &str) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host)
+/// Who starts each of nodes 1..=`count`, by LIBI's greedy rule.
+pub fn parents(count: u32, cost: &StartCost) -> Vec<NodeId> {
+    start_tree::plan(count, cost).into_iter().map(|parent| parent.map_or(0, |host| host + 1)).collect()
 }
 
 /// What a job hears.
@@ -89,11 +84,14 @@ pub enum News {
     Lost { node: NodeId, error: String },
 }
 
+/// What nodes said, and which.
+pub type Told = BTreeMap<String, BTreeSet<NodeId>>;
+
 /// A node as the root sees it.
 #[derive(Debug, Clone)]
 pub enum State {
     Starting,
-    Up { addresses: Vec<String>, viewless: Option<String>, audits: Option<String> },
+    Up { addresses: Vec<String>, limits: Limits },
     Gone { error: String },
 }
 
@@ -116,6 +114,10 @@ pub struct Root {
     clocks: RefCell<Clocks>,
     /// Who starts each node: node 1 first.
     parents: RefCell<Vec<NodeId>>,
+    /// Nodes that their parent could not start, and why.
+    restarted: RefCell<BTreeMap<NodeId, String>>,
+    /// What was said of what hosts do without: hosts, words.
+    said: RefCell<Vec<(String, String)>>,
     /// What nodes said of themselves, and when the root heard it; and when it asked last.
     facts: RefCell<BTreeMap<NodeId, (Instant, Facts)>>,
     asked: Cell<Option<Instant>>,
@@ -144,19 +146,22 @@ impl Root {
     ) -> Result<Rc<Root>> {
         let (key, listener, session) = match &setup.meeting {
             Some(Meeting { key, session, listener }) => {
-                let listener = listener.try_clone().and_then(smol::Async::new);
+                let listener = listener.try_clone().and_then(smol::Async::new).map(Some);
                 (key.clone(), listener, session.clone())
             }
             None => {
                 let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
-                (SessionKey::random(), listen::listen(setup.agent == AgentKind::Local), session)
+                let listener = listen::listen(setup.agent == AgentKind::Local, &Without::from_env()?);
+                (SessionKey::random(), listener, session)
             }
         };
         let listener = listener.op("listen for the agents")?;
-        let addresses = listen::addresses(&listener);
+        let addresses = listener.as_ref().map(listen::addresses).unwrap_or_default();
         let (children, events) = Children::new(Rc::clone(&tasks));
         let arrivals = Arrivals::default();
-        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+        if let Some(listener) = listener {
+            tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+        }
         let enroll = Enroll {
             node: 0,
             host: String::new(),
@@ -187,8 +192,10 @@ impl Root {
             clocks: RefCell::default(),
             parents: RefCell::new(match setup.agent.come() {
                 true => vec![0; setup.hosts.len()],
-                false => parents(count, setup.fan_out),
+                false => parents(count, &setup.start),
             }),
+            restarted: RefCell::default(),
+            said: RefCell::default(),
             facts: RefCell::default(),
             asked: Cell::new(None),
             next_job: Cell::new(1),
@@ -213,7 +220,9 @@ impl Root {
                 let _ = root.changed.1.recv().await;
                 progress(&root);
             }
-            root.enough(setup.min_hosts, say)
+            root.enough(setup.min_hosts, say)?;
+            root.say_limits(limits::of_tree, say);
+            Ok(())
         };
         let fell = async {
             match &mut step {
@@ -235,6 +244,10 @@ impl Root {
     /// Has Slurm start the agents, which find their way here by the file.
     fn start_step(&self, key: SessionKey) -> Result<(Step, Posted)> {
         let (addresses, hosts) = (self.addresses.clone(), self.hosts.clone());
+        if addresses.is_empty() {
+            let error = Error::new("start the agents in a Slurm step", "there is no address at which they could come");
+            return Err(error.remedy("start them over ssh, which needs no TCP connection back, with --agent ssh"));
+        }
         let posted = Invitation { key, addresses, hosts }.post()?;
         Ok((Step::start(&self.tasks, &self.hosts, posted.path())?, posted))
     }
@@ -295,38 +308,63 @@ impl Root {
     /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it. What nodes
     /// lack is among the reader's warnings then.
     pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
-        let mut able = Vec::new();
-        let mut lacking = BTreeMap::<String, Vec<&str>>::new();
-        for (node, state) in &*self.nodes.borrow() {
-            let State::Up { addresses, viewless, audits } = state else { continue };
-            let lack = match (viewless, audits) {
-                (Some(why), _) => Some(format!("{why}; ranks there read the shared file system themselves")),
-                (None, Some(why)) => {
-                    Some(format!("{why}; libraries are given to the dynamic linkers of programs instead"))
-                }
-                (None, None) => None,
+        self.say_limits(limits::of_view, |line| source.warn(line));
+        let able: Vec<_> = {
+            let nodes = self.nodes.borrow();
+            let able = |(node, state): (&NodeId, &State)| match state {
+                State::Up { addresses, limits } if limits.view.is_none() => Some((*node, addresses.clone())),
+                _ => None,
             };
-            if let Some(lack) = lack {
-                lacking.entry(lack).or_default().push(self.host(*node));
-            }
-            if viewless.is_none() {
-                able.push((*node, addresses.clone()));
-            }
+            nodes.iter().filter_map(able).collect()
+        };
+        // This host reads anyway.
+        let here: Vec<&str> = self.addresses.iter().map(|address| listen::host_of(address)).collect();
+        let elsewhere =
+            able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&listen::host_of(a))));
+        let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
+        let readers: Vec<NodeId> = elsewhere.map(|(node, _)| *node).take(others).collect();
+        if readers.len() < others {
+            let hosts = readers.len() + 1;
+            source.warn(format!("--roots {}: only {hosts} of the hosts can read apart from each other", self.roots));
         }
-        for (lack, hosts) in lacking {
-            source.warn(format!("{}: {lack}", super::fold::fold(&hosts)));
-        }
+        source.forest.plant(readers);
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
         let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
-        // This host reads anyway.
-        let here: Vec<&str> = self.addresses.iter().map(|address| host_of(address)).collect();
-        let elsewhere = able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&host_of(a))));
-        let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
-        self.reader(|source| source.forest.plant(elsewhere.map(|(node, _)| *node).take(others).collect()));
         let nodes = loading::feeders(self.addresses.clone(), able);
         self.order(Target::All, Order::Feed { two_trees, nodes }, Vec::new()).await;
+    }
+
+    /// Says what hosts do without and what comes instead: one line for each kind.
+    fn say_limits(&self, words: impl Fn(&Limits) -> Vec<String>, tell: impl Fn(String)) {
+        let mut lacking = BTreeMap::<String, Vec<&str>>::new();
+        for (node, state) in &*self.nodes.borrow() {
+            let State::Up { limits, .. } = state else { continue };
+            for lack in words(limits) {
+                lacking.entry(lack).or_default().push(self.host(*node));
+            }
+        }
+        for (lack, hosts) in lacking {
+            let hosts = super::fold::fold(&hosts);
+            tell(format!("{hosts}: {lack}"));
+            self.said.borrow_mut().push((hosts, lack));
+        }
+    }
+
+    /// Says of what a job's hosts warned, and what failed there. Returns all that was said of what hosts do without: hosts, words.
+    pub fn say_told(&self, console: &Console, warnings: &Told, failures: &Told) -> Vec<(String, String)> {
+        let folded = |nodes: &BTreeSet<NodeId>| {
+            super::fold::fold(&nodes.iter().map(|node| self.host(*node)).collect::<Vec<_>>())
+        };
+        let warned = warnings.iter().map(|(words, nodes)| (folded(nodes), words.clone())).collect::<Vec<_>>();
+        for (hosts, words) in &warned {
+            console.say(format_args!("{hosts}: {words}"));
+        }
+        for (words, nodes) in failures {
+            console.say(format_args!("{}: {words}", folded(nodes)));
+        }
+        [self.said.borrow().clone(), warned].concat()
     }
 
     /// The log's writer, once there is a log.
@@ -474,9 +512,10 @@ impl Root {
     /// `direct`: said by this process itself about a node it started.
     async fn note(self: &Rc<Self>, report: Report, direct: bool) {
         match report {
-            Report::Joined { node, addresses, viewless, audits, birth } => {
+            Report::Joined { node, addresses, mut limits, birth } => {
+                limits.ssh = self.restarted.borrow_mut().remove(&node);
                 self.clocks.borrow_mut().handle_join(node, birth, 0, self.now());
-                self.nodes.borrow_mut().insert(node, State::Up { addresses, viewless, audits });
+                self.nodes.borrow_mut().insert(node, State::Up { addresses, limits });
             }
             Report::NotStarted { node, error } if direct => {
                 self.nodes.borrow_mut().insert(node, State::Gone { error });
@@ -485,6 +524,8 @@ impl Root {
             Report::NotStarted { node, error } => {
                 log::info!("{error}; starting it from here");
                 let host = self.host(node).to_owned();
+                let why = error.strip_prefix(&format!("{host}: ")).unwrap_or(&error).to_owned();
+                self.restarted.borrow_mut().insert(node, why);
                 if let Some(parent) = self.parents.borrow_mut().get_mut((node as usize).wrapping_sub(1)) {
                     *parent = 0;
                 }

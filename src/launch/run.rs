@@ -58,6 +58,8 @@ pub struct Outcome {
     pub received: (u64, u64),
     /// How it went on each host.
     pub card: Rc<Card>,
+    /// What was said of what hosts do without: hosts, words.
+    pub limits: Vec<(String, String)>,
 }
 
 /// What the loop waits for.
@@ -193,10 +195,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for error in &running.errors {
         console.say(error);
     }
-    for (error, nodes) in running.warnings.iter().chain(&running.failures) {
-        let hosts: Vec<&str> = nodes.iter().map(|node| root.host(*node)).collect();
-        console.say(format_args!("{}: {error}", super::fold::fold(&hosts)));
-    }
+    let limits = root.say_told(console, &running.warnings, &running.failures);
     let code = match &running {
         Running { failed: true, .. } => EXIT_FAILED,
         // As a program that writes to a closed pipe.
@@ -213,6 +212,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         cleanup: ended.elapsed(),
         received: running.received,
         card: running.card,
+        limits,
     })
 }
 

@@ -253,6 +253,7 @@ impl Session {
             clock_error: progress.lines.iter().map(|line| line.error).max().unwrap_or(0) as f64 / 1e6,
             exit_code: outcome.code,
             failures: outcome.ends.to_json(&outcome.placement),
+            limits: outcome.limits.clone(),
         };
         show(job, &outcome, &stats, console)?;
         if let Some(path) = &job.report {

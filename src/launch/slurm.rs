@@ -2,9 +2,12 @@
 //! binary along (`--bcast`, through Slurm's own tree); what must not be seen goes through the [`super::invitation`].
 
 use std::collections::VecDeque;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::agent::{self, Process};
 use super::fold::fold;
@@ -107,8 +110,21 @@ fn binary() -> Result<PathBuf> {
     Ok(if path.exists() { path } else { format!("/proc/{}/exe", std::process::id()).into() })
 }
 
-/// Removes the copy that a step brought, if this process was started by it.
+/// A copy that nobody removed in this time belongs to a step that was cancelled while it began.
+const FORGOTTEN: Duration = Duration::from_secs(600);
+
+/// Removes the copy that a step brought, if this process was started by it, and forgotten ones of this user's.
 pub fn remove_copy() {
+    let (place, name) = COPY.split_at(COPY.rfind('/').map_or(0, |at| at + 1));
+    for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+        let old = |meta: &Metadata| meta.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > FORGOTTEN));
+        let ours = |meta: &Metadata| meta.uid() == rustix::process::geteuid().as_raw() && meta.is_file();
+        if entry.file_name().to_string_lossy().starts_with(name)
+            && entry.metadata().is_ok_and(|meta| ours(&meta) && old(&meta))
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
     if let Ok(path) = std::fs::read_link("/proc/self/exe")
         && path.to_string_lossy().starts_with(COPY)
     {

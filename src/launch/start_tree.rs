@@ -9,6 +9,8 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::{Error, Result};
+
 /// What one start costs, measured, and how many a node may do.
 #[derive(Debug, Clone, Copy)]
 pub struct StartCost {
@@ -18,6 +20,26 @@ pub struct StartCost {
     pub sequential: Duration,
     /// Hosts that one node starts, at most; at least 1.
     pub cap: u32,
+}
+
+impl StartCost {
+    /// What ssh costs on usual machines: a quarter of a second, of which the starter is busy for a few milliseconds.
+    pub fn of_ssh(cap: u32) -> StartCost {
+        StartCost { remote: Duration::from_millis(250), sequential: Duration::from_millis(7), cap: cap.max(1) }
+    }
+
+    /// `REMOTE,SEQUENTIAL` in milliseconds, as somebody measured them.
+    ///
+    /// # Errors
+    /// That is not what it says.
+    pub fn parse(text: &str, cap: u32) -> Result<StartCost> {
+        let read = |text: &str| text.trim().parse().ok().map(Duration::from_millis);
+        let both = text.split_once(',').and_then(|(remote, sequential)| Some((read(remote)?, read(sequential)?)));
+        let (remote, sequential) = both.ok_or_else(|| {
+            Error::usage("understand the cost of a start", "it is not REMOTE,SEQUENTIAL in milliseconds").on(text)
+        })?;
+        Ok(StartCost { remote, sequential, cap: cap.max(1) })
+    }
 }
 
 /// When somebody can start the next host.

@@ -83,6 +83,8 @@ pub struct Stats {
     pub exit_code: u8,
     /// [`super::exit::Ends::to_json`].
     pub failures: Vec<Value>,
+    /// What hosts did without, and what came instead: hosts, words.
+    pub limits: Vec<(String, String)>,
 }
 
 impl Stats {
@@ -117,6 +119,7 @@ impl Stats {
             "clock_error": self.clock_error,
             "exit_code": self.exit_code,
             "failures": self.failures,
+            "limits": self.limits.iter().map(|(hosts, what)| json!({ "hosts": hosts, "what": what })).collect::<Vec<_>>(),
         })
     }
 
@@ -216,6 +219,7 @@ mod tests {
             clock_error: 0.001,
             exit_code: 3,
             failures: ends.to_json(&placement),
+            limits: vec![("n1".to_owned(), "no".to_owned())],
         }
     }
 

@@ -14,6 +14,7 @@ use smol::{Async, Timer};
 
 use super::card::{Card, Progress};
 use super::door::Door;
+use super::limits;
 use super::overlay::Spawner;
 use super::root::{GATHER, Root, State};
 use super::stats;
@@ -214,11 +215,12 @@ fn node_json(
     silent: bool,
 ) -> Value {
     let (name, why) = match state {
-        State::Up { .. } if silent => ("silent", None),
-        State::Up { viewless, .. } => ("up", viewless.as_deref()),
-        State::Starting => ("starting", None),
-        State::Gone { error } => ("lost", Some(&error[..])),
+        State::Up { .. } if silent => ("silent", Vec::new()),
+        State::Up { limits, .. } => ("up", [limits::of_view(limits), limits::of_tree(limits)].concat()),
+        State::Starting => ("starting", Vec::new()),
+        State::Gone { error } => ("lost", vec![error.clone()]),
     };
+    let why = (!why.is_empty()).then(|| why.join("; "));
     let mut shown = json!({ "node": node, "parent": parent, "host": host, "state": name, "why": why });
     if let (Some(facts), Value::Object(shown)) = (facts, &mut shown) {
         shown.insert("received".into(), facts.received.into());

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::future::FutureExt;
+use smol::lock::Semaphore;
 use smol::net::TcpStream;
 use smol::{Task, Timer};
 
@@ -21,6 +22,9 @@ use crate::{Error, Result};
 
 /// A fresh agent joins within this time after it spoke: it tries its parent's addresses first.
 const JOIN: Duration = Duration::from_secs(15);
+
+/// Starts under way from one node, at most: each has a deadline, and a login that throttles others must not make them miss it.
+const AT_ONCE: usize = 32;
 
 /// Agents that a batch system starts come within this time.
 const COME: Duration = Duration::from_secs(60);
@@ -83,6 +87,7 @@ pub struct Subtree {
     /// The enrolment that this node's children get, but for their own number and host.
     enroll: Enroll,
     processes: Rc<RefCell<Vec<Process>>>,
+    at_once: Rc<Semaphore>,
     /// Starts under way.
     starting: RefCell<Vec<Task<()>>>,
 }
@@ -103,7 +108,15 @@ impl Subtree {
         addresses: Vec<String>,
     ) -> Subtree {
         let enroll = Enroll { parent: addresses, ..enroll.clone() };
-        Subtree { tasks, children, arrivals, enroll, processes: Rc::default(), starting: RefCell::default() }
+        Subtree {
+            tasks,
+            children,
+            arrivals,
+            enroll,
+            processes: Rc::default(),
+            at_once: Rc::new(Semaphore::new(AT_ONCE)),
+            starting: RefCell::default(),
+        }
     }
 
     /// Whether all nodes are this machine.
@@ -111,7 +124,7 @@ impl Subtree {
         self.enroll.agent == AgentKind::Local
     }
 
-    /// Starts those of `nodes` whose parent this node is, all at once, and hands each what is below it. What fails is reported for
+    /// Starts those of `nodes` whose parent this node is, [`AT_ONCE`] at a time, and hands each what is below it. What fails is reported for
     /// the whole sub-tree.
     pub fn start(
         &self,
@@ -125,14 +138,17 @@ impl Subtree {
             let enroll = Enroll { node: spec.node, host: spec.host.clone(), ..self.enroll.clone() };
             let (tasks, children, arrivals) =
                 (Rc::clone(&self.tasks), Rc::clone(&self.children), self.arrivals.clone());
-            let processes = Rc::clone(&self.processes);
+            let (processes, at_once) = (Rc::clone(&self.processes), Rc::clone(&self.at_once));
             // Before anybody is told to come.
             let coming = enroll.agent.come().then(|| arrivals.expect(spec.node));
             let work = async move {
                 let ids: Vec<NodeId> = below.iter().map(|s| s.node).chain([spec.node]).collect();
                 let started = match coming {
                     Some(coming) => let_in(coming, enroll).await,
-                    None => bring_up(&tasks, &arrivals, enroll, &processes).await,
+                    None => {
+                        let _one = at_once.acquire().await;
+                        bring_up(&tasks, &arrivals, enroll, &processes).await
+                    }
                 };
                 match started {
                     Ok(((reader, writer), joined)) => {
@@ -263,4 +279,33 @@ async fn let_in(coming: Receiver<Arrival>, enroll: Enroll) -> Result<(Arrival, R
 async fn hold(mut reader: Reader, writer: Writer) {
     while reader.receive().await.is_ok() {}
     drop(writer);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::net::link;
+
+    #[test]
+    fn a_control_link_is_accepted_once_and_only_while_it_is_expected() {
+        let arrivals = Arrivals::default();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let come = |node| {
+            let link = link::trusted(smol::io::empty(), smol::io::sink());
+            let socket = smol::block_on(TcpStream::connect(listener.local_addr().unwrap())).unwrap();
+            arrivals.hand_over(node, Purpose::Control, link, socket);
+        };
+        come(7);
+        let (expect, expected) = bounded(1);
+        arrivals.control.borrow_mut().insert(7, expect);
+        assert!(expected.try_recv().is_err(), "it came before it was expected");
+        come(8);
+        assert!(expected.try_recv().is_err(), "another node's");
+        come(7);
+        assert!(expected.try_recv().is_ok());
+        come(7);
+        assert!(expected.try_recv().is_err(), "a second one");
+    }
 }

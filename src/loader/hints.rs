@@ -149,6 +149,11 @@ mod tests {
         assert_eq!(known.entries(), asked(&[("/s/a\n", Need::Content), ("/s/b", Need::Content)]) as Vec<Hint>);
         assert_eq!(known.runs, 1);
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&file, Some(1), None).unwrap();
+            assert_eq!(hints(file.clone()).entries(), [], "another user's");
+            std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+        }
         assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
     }
 

@@ -69,7 +69,7 @@ pub(super) fn run(json: bool) -> Result<u8> {
     let mut checks = probed(&capabilities, &without);
     checks.extend(directories());
     checks.extend(limits());
-    checks.extend(network());
+    checks.extend(network(&without));
     let tier = capabilities.tier();
     let report = if json { format!("{:#}\n", as_json(&checks, tier)) } else { as_text(&checks, tier) };
     match std::io::stdout().lock().write_all(report.as_bytes()) {
@@ -84,17 +84,16 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
     let namespaces = found.namespaces.as_ref().map(|()| owner.to_owned());
     let fuse = found.fuse.as_ref().map(|version| format!("mounted in a namespace, protocol {version}"));
     let memfd = found.memfd.as_ref().map(|()| "programs can be executed from memory".to_owned());
-    let uffd = if without.has(Ability::Userfaultfd) {
-        Check::new("userfaultfd", State::Note, format!("{VARIABLE} forbids it"))
-    } else {
-        match node::userfaultfd() {
-            Ok(()) => Check::new("userfaultfd", State::Note, "can be used (no feature needs it yet)"),
-            Err(error) => Check::new("userfaultfd", State::Note, format!("{error} (no feature needs it yet)")),
-        }
+    let store = found.store.as_ref().map(|size| format!("a RAM disk for the files of programs, of at most {size}"));
+    let uffd = match (without.denies(Ability::Userfaultfd), node::userfaultfd()) {
+        (Some(cause), _) => Check::new("userfaultfd", State::Note, cause),
+        (None, Ok(())) => Check::new("userfaultfd", State::Note, "can be used (no feature needs it yet)"),
+        (None, Err(error)) => Check::new("userfaultfd", State::Note, format!("{error} (no feature needs it yet)")),
     };
     vec![
         Check::probed("namespaces", namespaces, State::Limited),
         Check::probed("fuse", fuse, State::Limited),
+        Check::probed("store", store, State::Limited),
         Check::probed("audit", found.audit.as_ref().cloned(), State::Note),
         Check::probed("memfd", memfd, State::Limited),
         uffd,
@@ -151,25 +150,35 @@ fn unlimited(limit: Option<u64>) -> String {
     limit.map_or("unlimited".to_owned(), |n| n.to_string())
 }
 
-fn network() -> Vec<Check> {
+fn network(without: &Without) -> Vec<Check> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let ssh = match std::env::split_paths(&path).map(|dir| dir.join("ssh")).find(|ssh| ssh.is_file()) {
-        Some(ssh) => Check::new("ssh", State::Ok, ssh.display().to_string()),
-        None => Check::new("ssh", State::Limited, "there is no ssh in PATH")
+    let ssh = std::env::split_paths(&path).map(|dir| dir.join("ssh")).find(|ssh| ssh.is_file());
+    let ssh = match (without.denies(Ability::Ssh), ssh) {
+        (Some(cause), _) => {
+            Check::new("ssh", State::Limited, format!("{cause} between hosts: the front end starts every agent itself"))
+                .or(format!("unset {VARIABLE}"))
+        }
+        (None, Some(ssh)) => Check::new("ssh", State::Ok, ssh.display().to_string()),
+        (None, None) => Check::new("ssh", State::Limited, "there is no ssh in PATH")
             .or("install an ssh client, or start agents with --agent 'CMD {host}'"),
     };
-    let listener = listen::listen(false);
-    let found: Vec<String> = listener.iter().flat_map(listen::addresses).collect();
+    let listener = listen::listen(false, without);
+    let found: Vec<String> = listener.iter().flatten().flat_map(listen::addresses).collect();
     let found: Vec<String> = found
         .iter()
         .map(|a| a.parse().map_or_else(|_| a.clone(), |address: SocketAddr| address.ip().to_string()))
         .collect();
-    let addresses = match (&listener, found.is_empty()) {
-        (Err(error), _) => Check::new("addresses", State::Limited, error.to_string())
-            .or("other hosts are reached through the launcher's pipes only"),
-        (Ok(_), true) => Check::new("addresses", State::Limited, "none but the loopback interface's")
-            .or("bring up a network interface, or use --agent local"),
-        (Ok(_), false) => Check::new("addresses", State::Ok, found.join(" ")),
+    const PIPES: &str = "other hosts are reached through the launcher's pipes only";
+    let addresses = match (&listener, without.denies(Ability::Tcp)) {
+        (_, Some(cause)) => {
+            Check::new("addresses", State::Limited, format!("{cause}: {PIPES}")).or(format!("unset {VARIABLE}"))
+        }
+        (Err(error), None) => Check::new("addresses", State::Limited, error.to_string()).or(PIPES),
+        (Ok(_), None) if found.is_empty() => {
+            Check::new("addresses", State::Limited, "none but the loopback interface's")
+                .or("bring up a network interface, or use --agent local")
+        }
+        (Ok(_), None) => Check::new("addresses", State::Ok, found.join(" ")),
     };
     vec![ssh, addresses]
 }

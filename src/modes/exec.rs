@@ -22,6 +22,7 @@ use crate::launch::outer::Outer;
 use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
+use crate::launch::start_tree::StartCost;
 use crate::launch::stats::Phases;
 use crate::launch::status::Subject;
 use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
@@ -86,7 +87,7 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     }
     let Blocks { placement, .. } = Blocks::new(&hosts, &spec.blocks)?;
     if flags.dry_run {
-        let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, flags.fan_out));
+        let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, &job::start_cost(flags.fan_out)?));
         return Ok(0);
     }
     if !flags.quiet {
@@ -180,10 +181,10 @@ fn not_ours(flags: &Exec) -> Option<&'static str> {
 }
 
 /// The control tree as `--dry-run` shows it.
-fn tree(hosts: &[Host], fan_out: u32) -> String {
+fn tree(hosts: &[Host], cost: &StartCost) -> String {
     let count = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
     let mut children = std::collections::BTreeMap::<u32, Vec<u32>>::new();
-    for (node, parent) in (1..).zip(parents(count, fan_out)) {
+    for (node, parent) in (1..).zip(parents(count, cost)) {
         children.entry(parent).or_default().push(node);
     }
     let name = |node: u32| hosts[node as usize - 1].name.as_str();

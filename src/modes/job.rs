@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::cli::Part;
 use crate::launch::allocation::{self, Source};
 use crate::launch::hostlist::Host;
+use crate::launch::start_tree::StartCost;
 use crate::net::wire::control::AgentKind;
 use crate::net::wire::session::Block;
 use crate::{Error, Result, error::Context};
@@ -66,13 +67,21 @@ fn is_this(host: &str) -> bool {
     name.nodename().to_str().is_ok_and(|name| short(name) == short(host))
 }
 
+/// What it costs to start an agent: as `HPCRT_START_COST` says, else as ssh usually does.
+pub(super) fn start_cost(fan_out: u32) -> Result<StartCost> {
+    match env::var("HPCRT_START_COST") {
+        Ok(text) => StartCost::parse(&text, fan_out),
+        Err(_) => Ok(StartCost::of_ssh(fan_out)),
+    }
+}
+
 /// How a session is set up, from flags of `exec` or `session start`.
 macro_rules! setup {
     ($flags:expr, $hosts:expr, $agent:expr) => {
         $crate::launch::root::Setup {
             hosts: $hosts.iter().map($crate::launch::hostlist::Host::login).collect(),
             agent: $agent,
-            fan_out: $flags.fan_out,
+            start: $crate::modes::job::start_cost($flags.fan_out)?,
             min_hosts: $flags.min_hosts,
             view: $flags.view,
             roots: $flags.roots.get(),

@@ -91,11 +91,8 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
 
 /// Lets go of the terminal, or of whoever reads what this command writes.
 fn detach(console: &mut Console) -> io::Result<()> {
-    let null = File::options().read(true).write(true).open("/dev/null")?;
-    (console.stdin, console.stdout, console.stderr) = (None, null.try_clone()?, null.try_clone()?);
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
+    let null = process::let_go_of_streams()?;
+    (console.stdin, console.stdout, console.stderr) = (None, null.try_clone()?, null);
     Ok(())
 }
 

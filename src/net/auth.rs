@@ -178,6 +178,9 @@ mod tests {
         assert_eq!(Handshake::check(&stranger, challenge, &answer).err(), Some(FrameError::Tag));
         assert_eq!(Handshake::check(&key, nonce(), &answer).err(), Some(FrameError::Tag), "a replayed answer");
         let Hello::Proof { purpose, nonce, proof, .. } = answer else { unreachable!() };
+        let other = Hello::Proof { node: 3, purpose: Purpose::Control, nonce, proof };
+        assert_eq!(Handshake::check(&key, challenge, &other).err(), Some(FrameError::Tag), "another purpose");
+        assert!(mine.confirm(&Hello::Welcome { proof }).is_err(), "what the one side said is not the other's proof");
         let forged = Hello::Proof { node: 4, purpose, nonce, proof };
         assert_eq!(Handshake::check(&key, challenge, &forged).err(), Some(FrameError::Tag), "another's node number");
     }

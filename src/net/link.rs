@@ -55,6 +55,9 @@ pub enum LinkError {
     Silent,
     #[error("the handshake took more than {} s", HANDSHAKE.as_secs())]
     Slow,
+    /// The feeder of the log sends those that it feeds to others.
+    #[error("it is slow and sends those that it feeds to others")]
+    Left,
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error(transparent)]

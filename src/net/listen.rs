@@ -10,18 +10,21 @@ use smol::{Async, Timer};
 use super::auth::SessionKey;
 use super::link::{self, LinkError, Reader, Writer};
 use super::wire::hello::Purpose;
+use crate::sys::without::{Ability, Without};
 
 /// A TCP connection may take this long to an address that does not answer.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Next address is tried beside the last one after this long (RFC 8305 recommends 250 ms).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Listens on every address of this host, on a port of the kernel's choice; `local`: on the loopback interface only.
+/// Listens on every address of this host, on a port of the kernel's choice; `local`: on the loopback interface only. `None`: that is
+/// taken away.
 ///
 /// # Errors
 /// The socket cannot be made or bound.
-pub fn listen(local: bool) -> io::Result<Async<TcpListener>> {
-    Async::<TcpListener>::bind(if local { (Ipv4Addr::LOCALHOST, 0) } else { (Ipv4Addr::UNSPECIFIED, 0) })
+pub fn listen(local: bool, without: &Without) -> io::Result<Option<Async<TcpListener>>> {
+    let address = if local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+    (!without.has(Ability::Tcp)).then(|| Async::<TcpListener>::bind((address, 0))).transpose()
 }
 
 /// The addresses at which a listener can be reached, best first: never loopback unless it listens there only, bridges of containers
@@ -48,6 +51,11 @@ pub fn addresses_of(listener: &TcpListener) -> Vec<String> {
         .collect();
     found.sort_by_key(|f| f.0);
     found.into_iter().map(|f| f.1).collect()
+}
+
+/// The host of "address:port".
+pub fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 /// Connects to a node over the first of its addresses that works, trying the next one beside it after a short while.

@@ -6,6 +6,7 @@ pub mod gauge;
 pub mod link;
 pub mod listen;
 pub mod memory_file;
+pub mod pace;
 pub mod pull;
 pub mod relay;
 pub mod replicate;

@@ -10,10 +10,16 @@
 //!
 //! Headers are kept for good, so that anybody can join late. Bodies are held while a child or the store still needs them, within a window;
 //! a child that falls behind the window makes the caller rebuild bodies from the store ([`Transmit::Refetch`]), and so delays only itself.
+//! Those that it feeds would wait with it: a child that takes far less than others here ([`super::pace`]) is told so ([`Transmit::Slow`]),
+//! and sends its own children of the stripe to their next ancestor ([`Transmit::Leave`]). As all go to ancestors only, nobody comes to feed
+//! himself.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use thiserror::Error;
+
+use super::pace::{Pace, Taker};
 
 /// Default for the bytes of bodies that a node holds for its children.
 pub const WINDOW: usize = 6 << 20;
@@ -42,6 +48,10 @@ pub enum Transmit<H, B> {
     Entry { seq: u64, entry: Entry<H, B> },
     /// Rebuild this entry from the store and give it to [`Relay::handle_refetched`]; said once. Other stripes go on meanwhile: ask again.
     Refetch { seq: u64 },
+    /// Tell it that it takes far less of this stripe than others do: what calls [`Relay::handle_slow`] there.
+    Slow { stripe: u8 },
+    /// It is not fed here in this stripe any more: tell it to attach to its next ancestor.
+    Leave { stripe: u8 },
     /// Nothing until something new is handed in.
     Idle,
 }
@@ -80,6 +90,8 @@ struct Stripe<H, B> {
     stored: usize,
     /// No body below this index is held.
     released: usize,
+    /// What came from upstream: whom a child that is fed alone is compared with.
+    came: Taker,
 }
 
 #[derive(Debug)]
@@ -97,6 +109,15 @@ struct Feed<H, B> {
     /// Index in the stripe of the next entry to send.
     next: usize,
     refetch: Refetch<H, B>,
+    taker: Taker,
+    notice: Option<Notice>,
+}
+
+/// What a child is to be told before anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Notice {
+    Slow,
+    Leave,
 }
 
 /// See the module. `H`: the header, `B`: the body.
@@ -117,6 +138,8 @@ pub struct Relay<H, B> {
     unstored: usize,
     /// Bytes in the largest body so far: what the next one may take.
     largest: usize,
+    pace: Pace,
+    linked: bool,
 }
 
 impl<H: Clone, B: Clone + Weight> Relay<H, B> {
@@ -127,7 +150,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// A node that gets the log from others.
     pub fn replica(stripes: u8, window: usize) -> Self {
-        let stripe = || Stripe { log: Vec::new(), stored: 0, released: 0 };
+        let stripe = || Stripe { log: Vec::new(), stored: 0, released: 0, came: Taker::default() };
         Relay {
             root: false,
             window,
@@ -139,6 +162,8 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             held: 0,
             unstored: 0,
             largest: 0,
+            pace: Pace::default(),
+            linked: false,
         }
     }
 
@@ -189,12 +214,18 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         self.shrink();
     }
 
+    /// Whether what comes from upstream comes over a link like those to the children: then a child that is fed alone is compared with it.
+    pub fn set_linked(&mut self, linked: bool) {
+        self.linked = linked;
+    }
+
     /// Starts (or restarts) to feed `child` in `stripe` with the entries from `from`, which is the child's
     /// [`resume_from`](Self::resume_from) and may lie beyond what this node has.
     pub fn attach(&mut self, child: Child, stripe: u8, from: u64) -> Result<(), ProtocolError> {
         let (stripe, next) = self.checked(stripe, from)?;
         self.feeds.retain(|feed| (feed.child, feed.stripe) != (child, stripe));
-        self.feeds.push(Feed { child, stripe, next, refetch: Refetch::No });
+        self.feeds.push(Feed { child, stripe, next, refetch: Refetch::No, taker: Taker::default(), notice: None });
+        self.stripes.iter_mut().for_each(|stripe| stripe.came = Taker::default());
         self.release(stripe);
         Ok(())
     }
@@ -217,8 +248,25 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         }
     }
 
+    /// This node is slow, its feeder of `stripe` says: those that it feeds there are sent to their next ancestors.
+    pub fn handle_slow(&mut self, stripe: u8) {
+        let of_stripe = self.feeds.iter_mut().filter(|feed| feed.stripe == usize::from(stripe));
+        of_stripe.for_each(|feed| feed.notice = Some(Notice::Leave));
+    }
+
     /// The next thing to do for `child`. A child that is fed in several stripes gets their entries by sequence number as far as they are there.
-    pub fn poll_transmit(&mut self, child: Child) -> Transmit<H, B> {
+    /// `now`: since any one moment.
+    pub fn poll_transmit(&mut self, child: Child, now: Duration) -> Transmit<H, B> {
+        self.judge(now);
+        if let Some(at) = self.feeds.iter().position(|feed| feed.child == child && feed.notice.is_some()) {
+            let stripe = self.feeds[at].stripe as u8;
+            if self.feeds[at].notice.take() == Some(Notice::Slow) {
+                return Transmit::Slow { stripe };
+            }
+            self.feeds.remove(at);
+            self.release(stripe.into());
+            return Transmit::Leave { stripe };
+        }
         let stripes = self.stripes.len();
         let seq = |feed: &Feed<H, B>| (feed.next * stripes + feed.stripe) as u64;
         let ready = |feed: &Feed<H, B>| {
@@ -233,6 +281,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             (Held::None, _) => None,
             (Held::Dropped, Refetch::Ready(entry)) => {
                 feed.next += 1;
+                feed.taker.bytes += entry.body.as_ref().map_or(0, Weight::weight) as u64;
                 return Transmit::Entry { seq, entry };
             }
             (Held::Dropped, Refetch::No | Refetch::Asked) => {
@@ -241,6 +290,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             }
         };
         feed.next += 1;
+        feed.taker.bytes += body.as_ref().map_or(0, Weight::weight) as u64;
         let entry = Entry { header: slot.header.clone(), body };
         self.release(stripe);
         Transmit::Entry { seq, entry }
@@ -302,6 +352,19 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         self.held + refetched.sum::<usize>()
     }
 
+    fn judge(&mut self, now: Duration) {
+        if !self.pace.is_due(now) {
+            return;
+        }
+        let waits: Vec<bool> = self.feeds.iter().map(|f| f.next < self.stripes[f.stripe].log.len()).collect();
+        let alone = if let [only] = &self.feeds[..] { Some(only.stripe).filter(|_| self.linked) } else { None };
+        let came = alone.map(|stripe| (&mut self.stripes[stripe].came, false));
+        let slow = self.pace.judge(now, self.feeds.iter_mut().map(|feed| &mut feed.taker).zip(waits).chain(came));
+        for (feed, _) in self.feeds.iter_mut().zip(slow).filter(|(_, slow)| *slow) {
+            feed.notice.get_or_insert(Notice::Slow);
+        }
+    }
+
     fn insert(&mut self, seq: u64, Entry { header, body }: Entry<H, B>) {
         let (stripe, _) = self.place(seq);
         let body = match body {
@@ -310,6 +373,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
                 self.largest = self.largest.max(body.weight());
                 self.unstored += body.weight();
                 self.arrived.push_back(seq);
+                self.stripes[stripe].came.bytes += body.weight() as u64;
                 Held::Arrived(body)
             }
             None => Held::None,
@@ -321,7 +385,7 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// Drops the bodies that neither the store nor a child needs.
     fn release(&mut self, stripe: usize) {
-        let Stripe { log, stored, released } = &mut self.stripes[stripe];
+        let Stripe { log, stored, released, .. } = &mut self.stripes[stripe];
         *stored += log[*stored..].iter().take_while(|slot| !matches!(slot.body, Held::Arrived(_))).count();
         let taken = self.feeds.iter().filter(|feed| feed.stripe == stripe).map(|feed| feed.next).min();
         let floor = taken.unwrap_or(usize::MAX).min(*stored);
@@ -434,7 +498,7 @@ mod tests {
         assert_eq!(relay.resume_from(0), 2, "a duplicate changes nothing");
         assert!(relay.handle_entry(0, u64::MAX - 1, entry(0, 1)).is_err());
         relay.attach(1, 0, u64::MAX - 1).unwrap();
-        assert_eq!(relay.poll_transmit(1), Transmit::Idle);
+        assert_eq!(relay.poll_transmit(1, Duration::ZERO), Transmit::Idle);
         relay.handle_stored(u64::MAX);
     }
 
@@ -447,16 +511,16 @@ mod tests {
             assert!(relay.wants_more());
             relay.append(entry(seq, 10));
             store_all(&mut relay);
-            assert!(matches!(relay.poll_transmit(1), Transmit::Entry { seq: sent, .. } if sent == seq));
+            assert!(matches!(relay.poll_transmit(1, Duration::ZERO), Transmit::Entry { seq: sent, .. } if sent == seq));
             assert!(relay.memory() <= 30);
         }
         for seq in 0..7 {
-            assert_eq!(relay.poll_transmit(2), Transmit::Refetch { seq });
-            assert_eq!(relay.poll_transmit(2), Transmit::Idle);
+            assert_eq!(relay.poll_transmit(2, Duration::ZERO), Transmit::Refetch { seq });
+            assert_eq!(relay.poll_transmit(2, Duration::ZERO), Transmit::Idle);
             relay.handle_refetched(2, seq, entry(seq, 10));
-            assert_eq!(relay.poll_transmit(2), Transmit::Entry { seq, entry: entry(seq, 10) });
+            assert_eq!(relay.poll_transmit(2, Duration::ZERO), Transmit::Entry { seq, entry: entry(seq, 10) });
         }
-        assert_eq!(relay.poll_transmit(2), Transmit::Entry { seq: 7, entry: entry(7, 10) });
+        assert_eq!(relay.poll_transmit(2, Duration::ZERO), Transmit::Entry { seq: 7, entry: entry(7, 10) });
         relay.detach(2);
         assert_eq!(relay.memory(), 0);
     }
@@ -471,7 +535,7 @@ mod tests {
         assert!(!root.wants_more(), "the store has not taken anything");
         store_all(&mut root);
         assert!(!root.wants_more(), "the child has not taken anything");
-        root.poll_transmit(1);
+        root.poll_transmit(1, Duration::ZERO);
         assert!(root.wants_more());
 
         let mut replica = Log::replica(1, 30);
@@ -490,10 +554,10 @@ mod tests {
         relay.append(entry(0, 10));
         store_all(&mut relay);
         relay.attach(1, 0, 0).unwrap();
-        assert_eq!(relay.poll_transmit(1), Transmit::Refetch { seq: 0 });
+        assert_eq!(relay.poll_transmit(1, Duration::ZERO), Transmit::Refetch { seq: 0 });
         relay.attach(1, 0, 1).unwrap();
         relay.handle_refetched(1, 0, entry(0, 10));
-        assert_eq!((relay.poll_transmit(1), relay.memory()), (Transmit::Idle, 0));
+        assert_eq!((relay.poll_transmit(1, Duration::ZERO), relay.memory()), (Transmit::Idle, 0));
         relay.detach(1);
         assert_eq!(relay.children().count(), 0);
     }
@@ -562,7 +626,7 @@ mod tests {
                             delivered += 1;
                         }
                     }
-                    Step::Send(child) => match relay.poll_transmit(child) {
+                    Step::Send(child) => match relay.poll_transmit(child, Duration::ZERO) {
                         Transmit::Entry { seq, entry } => {
                             let next = expected.get_mut(&(child, seq % count)).unwrap();
                             prop_assert_eq!(*next, seq);
@@ -575,6 +639,7 @@ mod tests {
                             asked.push((child, seq));
                         }
                         Transmit::Idle => {}
+                        Transmit::Slow { .. } | Transmit::Leave { .. } => prop_assert!(false, "nobody is slow at one moment"),
                     },
                     Step::Refetched(child) => if let Some(at) = asked.iter().position(|asked| asked.0 == child) {
                         let (child, seq) = asked.swap_remove(at);

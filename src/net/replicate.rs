@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_channel::{Receiver, Sender, bounded};
 use rkyv::util::AlignedVec;
@@ -45,6 +46,7 @@ pub struct Log {
     postponed: RefCell<Vec<(u64, LogEntry)>>,
     next_child: Cell<Child>,
     stripes: u64,
+    begun: Instant,
 }
 
 impl std::fmt::Debug for Log {
@@ -62,8 +64,8 @@ pub trait Rebuild {
 /// Whoever has a log to feed others from.
 pub trait FeedsLog {
     fn log(&self) -> &Rc<Log>;
-    /// Hears how fast one of the links is over which it feeds, in bytes per second; once for each.
-    fn hear_rate(&self, rate: u64);
+    /// Hears how fast one of the links is over which it feeds, in bytes per second. False: it cannot pass that on now, and is to be told again.
+    fn hear_rate(&self, rate: u64) -> bool;
 }
 
 impl Log {
@@ -71,7 +73,8 @@ impl Log {
     pub fn new(root: bool, stripes: u8) -> Rc<Log> {
         let relay = if root { Relay::root(stripes, WINDOW) } else { Relay::replica(stripes, WINDOW) };
         let (wake, postponed, next_child) = (RefCell::default(), RefCell::default(), Cell::new(1));
-        Rc::new(Log { relay: RefCell::new(relay), wake, postponed, next_child, stripes: stripes.into() })
+        let (relay, begun) = (RefCell::new(relay), Instant::now());
+        Rc::new(Log { relay, wake, postponed, next_child, stripes: stripes.into(), begun })
     }
 
     /// The stripe in which an entry travels.
@@ -169,7 +172,7 @@ impl Log {
             while let Ok(packet) = asked.try_recv() {
                 self.attach(child, &packet)?;
             }
-            let next = self.relay.borrow_mut().poll_transmit(child);
+            let next = self.relay.borrow_mut().poll_transmit(child, self.begun.elapsed());
             match next {
                 Transmit::Entry { entry, .. } => {
                     let body = entry.body.map_or_else(Arc::default, |b| b.0);
@@ -189,6 +192,14 @@ impl Log {
                     let body = body.map(|b| Bytes(Arc::new(b)));
                     let entry = Entry { header: Arc::new(Logged { record, header }), body };
                     self.relay.borrow_mut().handle_refetched(child, seq, entry);
+                }
+                Transmit::Slow { stripe } => {
+                    let packet = Packet::new(&LogFrame::Slow { stripe: stripe.into() }, Vec::new());
+                    outbox.send(packet).await.map_err(|_| LinkError::Closed)?;
+                }
+                Transmit::Leave { stripe } => {
+                    let packet = Packet::new(&LogFrame::Leave { stripe: stripe.into() }, Vec::new());
+                    outbox.send(packet).await.map_err(|_| LinkError::Closed)?;
                 }
                 Transmit::Idle => {
                     let more = async {
@@ -214,13 +225,18 @@ impl Log {
                 Ok(())
             }
             LogFrame::Ping => Ok(()),
-            LogFrame::Entry { .. } => Err(FrameError::Header.into()),
+            LogFrame::Entry { .. } | LogFrame::Slow { .. } | LogFrame::Leave { .. } => Err(FrameError::Header.into()),
         }
     }
 
     /// The next entry that is missing in a stripe.
     pub fn next(&self, stripe: u8) -> u64 {
         self.relay.borrow().resume_from(stripe)
+    }
+
+    /// See [`Relay::set_linked`].
+    pub fn set_linked(&self, linked: bool) {
+        self.relay.borrow_mut().set_linked(linked);
     }
 
     /// What to ask an upstream peer for.
@@ -234,7 +250,17 @@ impl Log {
     /// # Errors
     /// The peer does not follow the protocol, or the body is not what its header says: drop the link and resume elsewhere.
     pub fn receive(&self, stripe: u8, packet: Packet) -> Result<Option<Arc<Logged>>, LinkError> {
-        let LogFrame::Entry { seq, record, hash } = packet.message::<LogFrame>()? else { return Ok(None) };
+        let (seq, record, hash) = match packet.message::<LogFrame>()? {
+            LogFrame::Entry { seq, record, hash } => (seq, record, hash),
+            LogFrame::Slow { .. } => {
+                log::debug!("this node takes little of stripe {stripe}: those that it feeds there leave it");
+                self.relay.borrow_mut().handle_slow(stripe);
+                self.notify();
+                return Ok(None);
+            }
+            LogFrame::Leave { .. } => return Err(LinkError::Left),
+            LogFrame::Attach { .. } | LogFrame::Ping => return Ok(None),
+        };
         if !record.is_sound() {
             return Err(FrameError::Header.into());
         }

@@ -1,12 +1,13 @@
 //! What this node is and which limits it sets, as far as a look is enough (what must be tried is in `loader::view::probe`).
-#![allow(unsafe_code, reason = "userfaultfd(2) has no safe wrapper in the crates used")]
+#![allow(unsafe_code, reason = "userfaultfd(2) has no safe wrapper in the crates used, and mmap(2) cannot have one")]
 
 use std::fs;
 use std::io::{self, Error};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{Access, Mode, OFlags, StatVfsMountFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// A number in a file of /proc or /sys; `None` when it is absent or "max".
 pub fn number(path: impl AsRef<Path>) -> Option<u64> {
@@ -17,15 +18,26 @@ pub fn number(path: impl AsRef<Path>) -> Option<u64> {
 /// around it; `None` without a limit below the machine's memory.
 pub fn memory_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let machine = rustix::system::sysinfo();
-    let machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
     let limit = |(mount, file, group): &(&str, &str, &str)| {
         let group = Path::new(group.trim_start_matches('/')).to_owned();
         // A container may see another part of the hierarchy than its own name says: the root is always looked at.
         let ancestors: Vec<PathBuf> = group.ancestors().map(Path::to_owned).collect();
         ancestors.into_iter().filter_map(|dir| number(Path::new(mount).join(dir).join(file))).min()
     };
-    places(&groups).iter().filter_map(limit).min().filter(|&bytes| bytes < machine)
+    places(&groups).iter().filter_map(limit).min().filter(|&bytes| bytes < machine_memory())
+}
+
+fn machine_memory() -> u64 {
+    let machine = rustix::system::sysinfo();
+    (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit))
+}
+
+/// Bytes that files in memory may take here: half of what the machine has, or of what the cgroup leaves.
+pub fn memory_for_files() -> u64 {
+    // What the agent itself may take, most of it for what it passes on.
+    const AGENT: u64 = 128 << 20;
+    let room = memory_limit().unwrap_or_else(machine_memory);
+    (room / 2).min(room.saturating_sub(AGENT))
 }
 
 /// Where the limits of the groups named by `/proc/self/cgroup` can be: mount point, file, path of the group.
@@ -64,13 +76,8 @@ pub struct Directory {
 /// The directory does not exist, or nothing can be made in it.
 pub fn directory(path: &Path) -> io::Result<Directory> {
     let space = rustix::fs::statvfs(path)?;
-    // The file has no name, so it cannot survive this function.
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let exec = match rustix::fs::open(path, flags, Mode::RWXU) {
-        Ok(file) => {
-            let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-            rustix::fs::accessat(rustix::fs::CWD, name, Access::EXEC_OK, AtFlags::empty()).is_ok()
-        }
+    let exec = match nameless(path) {
+        Ok(file) => map_as_program(&file).is_ok(),
         // No nameless files there (NFS): the mount's own word is all there is.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
             rustix::fs::access(path, Access::WRITE_OK)?;
@@ -82,6 +89,31 @@ pub fn directory(path: &Path) -> io::Result<Directory> {
     const TMPFS: u32 = 0x0102_1994;
     const RAMFS: u32 = 0x8584_58f6;
     Ok(Directory { free: space.f_bavail.saturating_mul(space.f_frsize), exec, memory: matches!(kind, TMPFS | RAMFS) })
+}
+
+/// Whether libraries and programs can be mapped from a directory: mounts and security modules may forbid it.
+///
+/// # Errors
+/// They cannot, or nothing can be made there.
+pub fn maps_programs(directory: impl AsRef<Path>) -> io::Result<()> {
+    map_as_program(&nameless(directory.as_ref())?)
+}
+
+/// A file without a name, so that it cannot survive its descriptor.
+fn nameless(directory: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(directory, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RWXU)
+}
+
+/// Does with a file what a dynamic linker does with a library.
+fn map_as_program(file: &OwnedFd) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    rustix::fs::ftruncate(file, PAGE as u64)?;
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE);
+    // SAFETY: a fresh mapping at a place of the kernel's choice, which nothing looks at before it is gone.
+    unsafe {
+        let mapped = rustix::mm::mmap(std::ptr::null_mut(), PAGE, protection, flags, file, 0)?;
+        Ok(rustix::mm::munmap(mapped, PAGE)?)
+    }
 }
 
 /// Whether this user may handle page faults of programs (faults of the kernel itself excluded).

@@ -39,6 +39,18 @@ pub fn above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 10)?)
 }
 
+/// Has the standard streams lead to `/dev/null`, which is returned.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn let_go_of_streams() -> io::Result<fs::File> {
+    let null = fs::File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(null)
+}
+
 /// A descriptor that this process was started with, by the number that its environment tells; programs it starts do not get it. To be
 /// called once for a number, before anything else is opened.
 ///
@@ -74,42 +86,14 @@ pub fn default_action(signal: Signal) {
     let _ = unsafe { sigaction(signal, &action) };
 }
 
-/// Bytes that files in memory may take here: half of what the machine has, or of what the cgroup leaves.
-pub fn memory_for_files() -> u64 {
-    let number = |text: String| text.trim().parse::<u64>().ok();
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = meminfo.lines().find_map(|l| number(l.strip_prefix("MemTotal:")?.strip_suffix("kB")?.to_owned()));
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limits = groups.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        let (mount, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
-            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            _ => return None,
-        };
-        // A group is bound by those above it, too.
-        let groups = std::path::Path::new(path).ancestors();
-        let limit = |group: &std::path::Path| {
-            let group = group.strip_prefix("/").unwrap_or(group);
-            number(fs::read_to_string(std::path::Path::new(mount).join(group).join(file)).ok()?)
-        };
-        groups.filter_map(limit).min()
-    });
-    let total = total.map_or(1 << 30, |kib| kib << 10);
-    let room = limits.fold(total, u64::min);
-    // What the agent itself may take, most of it for what it passes on.
-    const AGENT: u64 = 128 << 20;
-    (room / 2).min(room.saturating_sub(AGENT))
-}
-
 /// Has the allocator keep what is freed. Chunks come and go by the hundred; given back to the kernel each time, their pages would be
-/// zeroed again for each.
+/// zeroed again for each. The buffers of threads that serve views (16 MiB, of which little is ever touched) are not kept: taken a second
+/// time they would be zeroed, and so be there whole.
 pub fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt sets parameters of the allocator and is called before any thread exists.
     unsafe {
-        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, 64 << 20);
+        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, 8 << 20);
         nix::libc::mallopt(nix::libc::M_TRIM_THRESHOLD, 128 << 20);
     }
 }

@@ -15,15 +15,26 @@ pub enum Ability {
     /// Executing from memory.
     Memfd,
     Userfaultfd,
+    /// TCP connections between hosts.
+    Tcp,
+    /// Hosts starting agents on other hosts.
+    Ssh,
+    /// Executing programs from RAM disks.
+    Exec,
+    /// RAM disks large enough for the files of programs.
+    Ram,
 }
 
-const NAMES: [(&str, Ability); 4] =
-    [("userns", Ability::Userns), ("fuse", Ability::Fuse), ("memfd", Ability::Memfd), ("uffd", Ability::Userfaultfd)];
-
-/// Why namespaces are not made, where the variable says so.
-pub fn forbidden() -> Error {
-    Error::new("make namespaces", format!("{VARIABLE} forbids it")).remedy(format!("unset {VARIABLE}"))
-}
+const NAMES: [(&str, Ability); 8] = [
+    ("userns", Ability::Userns),
+    ("fuse", Ability::Fuse),
+    ("memfd", Ability::Memfd),
+    ("uffd", Ability::Userfaultfd),
+    ("tcp", Ability::Tcp),
+    ("ssh", Ability::Ssh),
+    ("exec", Ability::Exec),
+    ("ram", Ability::Ram),
+];
 
 /// The abilities taken away.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,6 +67,11 @@ impl Without {
     pub fn has(&self, ability: Ability) -> bool {
         self.0.contains(&ability)
     }
+
+    /// Why what needs `ability` is not done, where it was taken away.
+    pub fn denies(&self, ability: Ability) -> Option<String> {
+        self.has(ability).then(|| format!("{VARIABLE} forbids it"))
+    }
 }
 
 #[cfg(test)]
@@ -69,6 +85,9 @@ mod tests {
         assert_eq!(Without::parse("").unwrap(), Without::default());
         let error = Without::parse("fuse,usrns").unwrap_err();
         assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains("\"usrns\": it is none of userns, fuse, memfd, uffd"), "{error}");
+        assert!(
+            error.to_string().contains("\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram"),
+            "{error}"
+        );
     }
 }

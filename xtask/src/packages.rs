@@ -12,7 +12,7 @@ const PACKAGES: [(&str, &str); 18] = [
     ("iproute2", "test hosts"),
     ("util-linux", "test hosts, the doctor's tests"),
     ("openssh-client", "agents over ssh"),
-    ("openssh-server", "agents over ssh"),
+    ("openssh-server", "agents over ssh; Debian starts its service, the tests start their own"),
     ("python3-venv", "programs in Python, the reference for host lists"),
     ("python3-pip", "programs in Python"),
     ("gdb", "debuggers on ranks"),
@@ -48,7 +48,8 @@ pub(crate) fn install() {
         eprintln!("xtask: to run them, too: sudo apt-get install {}", names.join(" "));
         return;
     }
-    eprintln!("xtask: installing what the tests need: {}", names.join(" "));
+    eprintln!("xtask: installing what the tests need:");
+    missing.iter().for_each(|(package, what)| eprintln!("xtask:   {package}: {what}"));
     let apt = |arguments: &[&str]| {
         run(Command::new("apt-get").args(["-qq", "-y"]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
     };

@@ -57,6 +57,13 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "tree",
+        what: "64 and 256 hosts whose agents take 0.2 s of their starter's time each: flat, fixed fan-outs, greedy rule",
+        how: How::Test(&["--test", "start_tree"], "sixty_four_and_more"),
+        memory: 6,
+        root: false,
+    },
+    Proof {
         name: "loading",
         what: "500 libraries over 1, 4 and 8 hosts: time until all are in main, operations at the shared file system",
         how: How::Test(&["--test", "loading"], "five_hundred_libraries"),
@@ -92,10 +99,24 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "fallbacks",
+        what: "programs of every kind on hosts without one ability or several, as three users: output, operations, what is said and left",
+        how: How::Test(&["--test", "fallbacks"], "all_fallbacks_and_pairs_with_large_programs"),
+        memory: 4,
+        root: true,
+    },
+    Proof {
         name: "faults",
         what: "a thousand processes killed or stopped and links cut while a program is started on 8 hosts, loaded and run",
         how: How::Test(&["--test", "loading_faults"], "a_thousand_hit_at_any_moment"),
         memory: 2,
+        root: true,
+    },
+    Proof {
+        name: "growth",
+        what: "a thousand jobs in one session: memory, descriptors, threads, mounts and stores stay as they are, agents below 24 MiB",
+        how: How::Test(&["--test", "growth"], "a_thousand_jobs_in_a_session"),
+        memory: 4,
         root: true,
     },
     Proof {
@@ -118,6 +139,27 @@ const PROOFS: &[Proof] = &[
         how: How::Test(&["--test", "audit"], "other_versions_of_glibc"),
         memory: 2,
         root: true,
+    },
+    Proof {
+        name: "launches",
+        what: "10,000 launches of /bin/true, one after the other",
+        how: How::Test(&["--test", "launch"], "ten_thousand_in_a_row"),
+        memory: 1,
+        root: false,
+    },
+    Proof {
+        name: "ranks",
+        what: "jobs of 10,000 local processes, on one host and on eight",
+        how: How::Test(&["--test", "launch"], "ten_thousand_ranks"),
+        memory: 8,
+        root: false,
+    },
+    Proof {
+        name: "jobs",
+        what: "10,000 jobs in one session: what its processes hold before and after",
+        how: How::Test(&["--test", "session"], "ten_thousand_jobs"),
+        memory: 1,
+        root: false,
     },
     Proof {
         name: "launch",

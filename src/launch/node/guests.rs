@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use smol::future::FutureExt;
 use smol::{Async, Timer};
@@ -68,16 +67,8 @@ impl Job {
         let present = Rc::new(RefCell::new(Present::default()));
         let serve = async {
             let Some(opened) = &opened else { return smol::future::pending().await };
-            let door =
-                Async::new(opened.door.try_clone().op("watch the guests' door")?).op("watch the guests' door")?;
             loop {
-                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                let came = door.read_with(|fd| Ok(rustix::net::accept_with(fd, flags)?)).await;
-                let Ok(guest) = came else {
-                    // No descriptor is free; others may give some back.
-                    Timer::after(Duration::from_millis(50)).await;
-                    continue;
-                };
+                let guest = opened.door.accept().await;
                 let (this, present) = (Rc::clone(self), Rc::clone(&present));
                 let answer = async move {
                     if let Err(error) = this.let_in(guest, &present).await {
@@ -107,18 +98,14 @@ impl Job {
         served
     }
 
-    async fn let_in(&self, guest: OwnedFd, present: &RefCell<Present>) -> Result<()> {
-        // The directory keeps others out already.
-        let peer = rustix::net::sockopt::socket_peercred(&guest).op("see who it is")?;
-        if peer.uid != rustix::process::geteuid() {
-            return Ok(());
-        }
-        let guest = Async::new(Seqpacket::from_fd(guest)).op("hear a guest")?;
+    async fn let_in(&self, guest: Seqpacket, present: &RefCell<Present>) -> Result<()> {
+        let pid = guest.peer();
+        let guest = Async::new(guest).op("hear a guest")?;
         let heard = guest.read_with(Seqpacket::receive_now::<Guest>).await.op("hear a guest")?;
         let Some((Guest { env }, _)) = heard else { return Ok(()) };
         present.borrow_mut().came += 1;
         // Before it can end.
-        let process = watch(peer.pid);
+        let process = pid.and_then(watch);
         {
             let inside = self.inside.borrow();
             let sent = match &*inside {
@@ -143,8 +130,8 @@ impl Job {
 }
 
 /// A guest's process; `None` when it is gone already, or before Linux 5.3.
-fn watch(pid: Pid) -> Option<Rc<Async<OwnedFd>>> {
-    let fd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
+fn watch(pid: i32) -> Option<Rc<Async<OwnedFd>>> {
+    let fd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::NONBLOCK).ok()?;
     Async::new_nonblocking(fd).ok().map(Rc::new)
 }
 

@@ -444,9 +444,10 @@ impl Job {
                 Ok(Some((Tell::Failed { error }, _))) => self.report_failure(error).await,
                 Ok(Some((Tell::Done, _))) => break self.exited(&mut exits).await,
                 Ok(Some(_)) => {}
-                Ok(None) | Err(_) => {
+                end => {
                     self.exited(&mut exits).await;
-                    break self.failed(&keeper_killed()).await;
+                    let error = end.err().map_or_else(keeper_killed, |error| Error::new("hear the keeper", error));
+                    break self.failed(&error).await;
                 }
             }
         }

@@ -13,10 +13,8 @@ mod view;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -50,7 +48,7 @@ use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::collective::Word;
 use crate::net::wire::control::{
-    AgentKind, Down, Enroll, Exit, Feeder, JobId, Launch, NodeId, Order, Report, Target, View,
+    AgentKind, Down, Enroll, Exit, Feeder, JobId, Launch, Limits, NodeId, NodeSpec, Order, Report, Target, View,
 };
 use crate::net::wire::facts::Birth;
 use crate::net::wire::frame::Kind;
@@ -58,7 +56,7 @@ use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
 use crate::sys::without::{Ability, Without};
-use crate::sys::{process, tcp};
+use crate::sys::{node, process, tcp};
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
@@ -169,6 +167,8 @@ pub(super) struct Node {
     parent: Sender<Packet>,
     children: Rc<Children>,
     subtree: Subtree,
+    /// Why it starts no agents on other hosts.
+    starts_none: Option<String>,
     keeper: Seqpacket,
     key: SessionKey,
     arrivals: Arrivals,
@@ -203,11 +203,14 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
     let mut birth = Birth { enrolled: clock.now(), ..Birth::default() };
     let me = enroll.host.clone();
     let key = SessionKey(enroll.key);
-    let listener = listen::listen(enroll.agent == AgentKind::Local).op("listen").map_err(|e| e.at(me.clone()))?;
-    let addresses = listen::addresses(&listener);
+    let without = Without::from_env().map_err(|e| e.at(me.clone()))?;
+    let listener =
+        listen::listen(enroll.agent == AgentKind::Local, &without).op("listen").map_err(|e| e.at(me.clone()))?;
+    let addresses = listener.as_ref().map(listen::addresses).unwrap_or_default();
     log::debug!("node {} on {me}: listening on {addresses:?}, keeper {keeper_pid}", enroll.node);
 
     // Better than the pipe: a connection of our own. The pipe stays open; its end would tell of the parent's death just the same.
+    let mut tcp = without.denies(Ability::Tcp);
     let pipe;
     let (mut reader, writer) = match listen::reach(&enroll.parent, &key, enroll.node, Purpose::Control).await {
         Ok(link) => {
@@ -216,7 +219,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         }
         Err(error) => {
             if !enroll.parent.is_empty() {
-                log::debug!("no connection to the parent ({error}); staying on the pipe");
+                tcp.get_or_insert_with(|| error.to_string());
             }
             pipe = None;
             (reader, writer)
@@ -224,21 +227,25 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
     };
     birth.connected = clock.now();
     let made = if enroll.view == View::None { Ok(None) } else { make_store(&keeper, &enroll).await.map(Some) };
-    let (made, viewless) = made.map_or_else(|why| (None, Some(why)), |made| (made, None));
-    let (store, audit) = made.map_or((None, None), |(store, audit)| (Some(store), audit));
-    let (audit, audits) = audit.map_or((None, None), |(place, why)| (Some(place), why));
-    // The directory in which the store's own was made.
-    let place = match &audit {
-        Some(own) => as_path(own).parent().map(Path::to_owned),
-        None => enroll.store.as_ref().map(|place| OsStr::from_bytes(place).into()),
-    };
-    if let (Some(place), Some(store)) = (place, &store) {
-        *left.borrow_mut() = store.try_clone().ok().map(|store| (place, store));
+    let (made, view) = made.map_or_else(|why| (None, Some(why)), |made| (made, None));
+    let (mut store, mut audit, mut limits) = (None, None, Limits { view, ..Limits::default() });
+    if let Some((own, directory, audits, found)) = made {
+        limits = found;
+        if let Some(directory) = directory {
+            // The directory in which the store's own was made.
+            let place = as_path(&directory).parent().map(Path::to_owned);
+            *left.borrow_mut() = place.zip(own.try_clone().ok());
+            audit = audits.then_some(directory);
+        }
+        store = Some(own);
     }
+    limits.tcp = tcp;
     let (parent, pumping) = pump(&tasks, writer, ping_up());
     let (children, events) = Children::new(Rc::clone(&tasks));
     let arrivals = Arrivals::default();
-    tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+    if let Some(listener) = listener {
+        tasks.spawn(welcome(Rc::clone(&tasks), listener, key.clone(), arrivals.clone())).detach();
+    }
     let subtree = Subtree::new(Rc::clone(&tasks), Rc::clone(&children), arrivals.clone(), &enroll, addresses.clone());
     let node = Rc::new(Node {
         tasks: Rc::clone(&tasks),
@@ -251,6 +258,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         opened: RefCell::default(),
         children,
         subtree,
+        starts_none: without.denies(Ability::Ssh),
         keeper,
         key,
         arrivals,
@@ -263,7 +271,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         members: RefCell::default(),
     });
     birth.joined = clock.now();
-    node.report(&Report::Joined { node: node.id, addresses, viewless, audits, birth }).await;
+    node.report(&Report::Joined { node: node.id, addresses, limits, birth }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
     tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
@@ -278,23 +286,17 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
     ended
 }
 
-/// The store's directory; see [`Tell::Store`].
-type Made = (OwnedFd, Option<(Vec<u8>, Option<String>)>);
+/// The store's directory, and what [`Tell::Store`] says of it.
+type Made = (OwnedFd, Option<Vec<u8>>, bool, Limits);
 
 /// Has the keeper make what the session's view needs; without it the node's ranks run plainly, and the reason is told.
 async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> Result<Made, String> {
-    let own = Without::from_env().map_err(|error| error.to_string())?;
-    let ask = Ask::Store {
-        view: enroll.view,
-        namespaces: !own.has(Ability::Userns),
-        directory: enroll.store.clone(),
-        bytes: process::memory_for_files(),
-    };
+    let ask = Ask::Store { view: enroll.view, directory: enroll.store.clone(), bytes: node::memory_for_files() };
     let keeper = keeper.try_clone().map_err(|error| error.to_string())?;
     let answer = smol::unblock(move || keeper.send(&ask, &[]).and_then(|()| keeper.receive::<Tell>())).await;
     match answer {
-        Ok(Some((Tell::Store { audit }, fds))) => match <[OwnedFd; 1]>::try_from(fds) {
-            Ok([store]) => Ok((store, audit)),
+        Ok(Some((Tell::Store { directory, audit, limits }, fds))) => match <[OwnedFd; 1]>::try_from(fds) {
+            Ok([store]) => Ok((store, directory, audit, limits)),
             Err(_) => Err("the keeper told of a store without a descriptor".to_owned()),
         },
         Ok(Some((Tell::Failed { error }, _))) => Err(error),
@@ -346,13 +348,19 @@ async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>)
     /// Looks after something was put into the log.
     const LOOKS: u32 = 20;
     let mut gauge = Gauge::default();
+    // Within a host there is no link, however little of the processors is left for us.
+    let is_local = |socket: &TcpStream| Some(socket.peer_addr().ok()?.ip() == socket.local_addr().ok()?.ip());
+    if is_local(socket) == Some(true) {
+        return std::future::pending().await;
+    }
     while woken.recv().await.is_ok() {
         for _ in 0..LOOKS {
             if let Some(rate) = tcp::sent(socket).and_then(|sent| gauge.handle_sent(sent)) {
                 // They share what this host can send.
                 let links = u64::try_from(feeder.log().children()).unwrap_or(1);
-                feeder.hear_rate(rate.saturating_mul(links));
-                return std::future::pending().await;
+                if feeder.hear_rate(rate.saturating_mul(links)) {
+                    return std::future::pending().await;
+                }
             }
             Timer::after(PAUSE).await;
         }
@@ -497,6 +505,13 @@ impl Node {
         match order {
             Order::Leave => return true,
             Order::Start { nodes } => {
+                if let Some(cause) = &self.starts_none {
+                    for NodeSpec { node, host, .. } in nodes {
+                        let error = Error::new("start the agent", cause).at(host).to_string();
+                        self.report(&Report::NotStarted { node, error }).await;
+                    }
+                    return false;
+                }
                 let parent = self.parent.clone();
                 self.subtree.start(nodes, move |report| {
                     let parent = parent.clone();
@@ -552,10 +567,14 @@ impl Node {
 
     /// The log comes down the control link: this node reaches none of its feeders.
     async fn fed_by_parent(&self, packet: Packet) {
-        // The stripe is told by the sequence number; with one stripe all belong to it.
-        let Ok(LogFrame::Entry { seq, .. }) = packet.message() else { return };
-        let stripe = self.replica.borrow().as_ref().map_or(0, |r| r.log().stripe_of(seq));
-        let _ = self.fed[stripe].0.send(packet).await;
+        let stripe = match packet.message() {
+            // The stripe is told by the sequence number; with one stripe all belong to it.
+            Ok(LogFrame::Entry { seq, .. }) => self.replica.borrow().as_ref().map_or(0, |r| r.log().stripe_of(seq)),
+            Ok(LogFrame::Slow { stripe } | LogFrame::Leave { stripe }) => stripe as usize,
+            _ => return,
+        };
+        let Some((fed, _)) = self.fed.get(stripe) else { return };
+        let _ = fed.send(packet).await;
     }
 
     fn job(&self, job: JobId, act: impl Fn(&Rc<Job>)) {

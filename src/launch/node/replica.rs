@@ -22,7 +22,7 @@ use crate::loader::version::now;
 use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, LinkError, Packet};
-use crate::net::listen;
+use crate::net::listen::{self, host_of};
 use crate::net::replicate::{FeedsLog, Log, LogEntry, Rebuild};
 use crate::net::single_flight::{Asked, SingleFlight};
 use crate::net::topology::{Shape, Topology};
@@ -36,6 +36,8 @@ use crate::{Error, Result};
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Pause between two rounds of attempts to find somebody who feeds us.
 const RETRY: Duration = Duration::from_millis(200);
+/// Whom a slow feeder sent away comes back to it after so long without anything new.
+const HOME: Duration = Duration::from_secs(10);
 /// Without anybody who feeds us for this long, jobs that wait for files fail.
 const UNFED: Duration = Duration::from_secs(30);
 /// First bytes of an ELF file.
@@ -255,17 +257,21 @@ impl Replica {
     pub(super) async fn follow(
         self: Rc<Self>,
         stripe: u8,
-        feeders: Vec<Feeder>,
+        feeders: Vec<(Feeder, bool)>,
         key: SessionKey,
         down: Vec<Receiver<Packet>>,
     ) {
         // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
         let mut parent_feeds = false;
-        loop {
-            for feeder in &feeders {
-                let ended = self.fed_by(stripe, feeder, &key).await;
+        'nearest: loop {
+            let mut left = false;
+            for (feeder, linked) in &feeders {
+                self.log.set_linked(*linked);
+                let Err(ended) = self.fed_by(stripe, feeder, &key, left).await else { continue 'nearest };
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
+                left |= matches!(ended, LinkError::Left);
             }
+            self.log.set_linked(false);
             let before = self.log.next(stripe);
             let ended = self.fed_by_parent(stripe, &down).await;
             parent_feeds |= self.log.next(stripe) != before;
@@ -277,18 +283,18 @@ impl Replica {
         }
     }
 
-    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey) -> LinkError {
-        let (mut reader, mut writer) = match listen::reach(&feeder.addresses, key, self.node, Purpose::Log).await {
-            Ok(link) => link,
-            Err(error) => return error,
-        };
-        if let Err(error) = writer.send(&self.log.attachment(stripe)).await {
-            return error;
-        }
+    /// Until the link ends. `left`: a nearer feeder sent us away; we go back, with `Ok`, when for [`HOME`] there was nothing to be fed.
+    async fn fed_by(&self, stripe: u8, feeder: &Feeder, key: &SessionKey, left: bool) -> Result<(), LinkError> {
+        let (mut reader, mut writer) = listen::reach(&feeder.addresses, key, self.node, Purpose::Log).await?;
+        writer.send(&self.log.attachment(stripe)).await?;
+        let (mut next, mut since) = (self.log.next(stripe), Instant::now());
         loop {
-            match self.receive(stripe, reader.receive_within()).await {
-                Ok(()) => {}
-                Err(error) => return error,
+            self.receive(stripe, reader.receive_within()).await?;
+            if self.log.next(stripe) != next {
+                (next, since) = (self.log.next(stripe), Instant::now());
+            }
+            if left && since.elapsed() > HOME {
+                return Ok(());
             }
         }
     }
@@ -500,13 +506,19 @@ impl Replica {
     }
 }
 
-/// Who may feed a node, nearest first, for each stripe of the topology.
-pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Vec<Feeder>> {
+/// Who may feed a node, nearest first, for each stripe of the topology; and whether over a link (else on the same host).
+pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Vec<(Feeder, bool)>> {
     let shape = if two_trees { Shape::TwoTrees } else { Shape::Chain };
     let topology = Topology::new(shape, u32::try_from(nodes.len()).unwrap_or(u32::MAX));
     let Some(me) = nodes.iter().position(|f| f.node == node) else { return Vec::new() };
+    let hosts = |feeder: &Feeder| feeder.addresses.iter().map(|a| host_of(a).to_owned()).collect::<Vec<_>>();
+    let here = hosts(&nodes[me]);
     let me = u32::try_from(me).unwrap_or(u32::MAX);
-    let at = |position: u32| nodes[position as usize].clone();
+    let at = |position: u32| {
+        let feeder = nodes[position as usize].clone();
+        let linked = !hosts(&feeder).iter().any(|host| here.contains(host));
+        (feeder, linked)
+    };
     (0..topology.stripes()).map(|stripe| topology.ancestors(stripe, me).map(at).collect()).collect()
 }
 
@@ -521,8 +533,8 @@ impl FeedsLog for Replica {
         &self.log
     }
 
-    fn hear_rate(&self, rate: u64) {
-        let _ = self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new()));
+    fn hear_rate(&self, rate: u64) -> bool {
+        self.parent.try_send(Packet::new(&Report::Rate { rate }, Vec::new())).is_ok()
     }
 }
 

@@ -9,6 +9,9 @@ use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
+use crate::loader::capture::is_shared;
+use crate::sys::node;
+use crate::sys::without::{Ability, Without};
 
 const PREFIX: &str = "hpcrt-store.";
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
@@ -16,32 +19,49 @@ const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOE
 #[derive(Debug)]
 pub struct Directory {
     parent: OwnedFd,
-    pub name: String,
+    /// Its own path.
+    pub path: PathBuf,
+    name: String,
     pub own: OwnedFd,
 }
 
-/// Where this node's programs and libraries can be staged without a namespace: a directory in memory if there is one, from which they can
-/// be executed.
+/// Where this node's programs and libraries can be staged without a RAM disk of the session's own: a directory of the node itself from
+/// which they can be executed, in memory if there is one.
 ///
 /// # Errors
 /// There is none.
-pub fn executable() -> Result<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let all = [Some("/dev/shm".into()), runtime, Some("/tmp".into())].into_iter().flatten();
-    let usable =
-        all.filter_map(|path| crate::sys::node::directory(&path).ok().filter(|d| d.exec).map(|d| (!d.memory, path)));
-    usable.min_by_key(|(on_disk, _)| *on_disk).map(|(_, path)| path).ok_or_else(|| {
-        let cause = "none of /dev/shm, XDG_RUNTIME_DIR and /tmp can be written to and executed from";
+pub fn executable(without: &Without) -> Result<PathBuf> {
+    let in_memory = !without.has(Ability::Ram) && !without.has(Ability::Exec);
+    let usable = usable().filter(|(found, _)| !found.memory || in_memory);
+    let best = usable.min_by_key(|(found, _)| !found.memory).map(|(_, path)| path);
+    best.ok_or_else(|| {
+        let cause = "none of /dev/shm, XDG_RUNTIME_DIR, /tmp and /var/tmp can be written to and executed from";
         Error::new("find a place for the program's files", cause).remedy("name a directory with --store DIR")
     })
+}
+
+/// The same, but on a disk, with that many bytes free.
+pub fn on_disk(bytes: u64) -> Option<PathBuf> {
+    usable().find(|(found, _)| !found.memory && found.free >= bytes).map(|(_, path)| path)
+}
+
+fn usable() -> impl Iterator<Item = (node::Directory, PathBuf)> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let all = [Some("/dev/shm".into()), runtime, Some("/tmp".into()), Some("/var/tmp".into())].into_iter().flatten();
+    let own = all.filter(|path: &PathBuf| !is_shared(path));
+    own.filter_map(|path| node::directory(&path).ok().filter(|found| found.exec).map(|found| (found, path)))
 }
 
 impl Directory {
     /// Makes one in `place`, and removes what dead sessions left there.
     ///
     /// # Errors
-    /// Nothing can be made there.
+    /// Nothing can be made there, or not be executed.
     pub fn create(place: &Path) -> Result<Directory> {
+        if node::directory(place).is_ok_and(|found| !found.exec) {
+            let error = Error::new("keep programs in", "they cannot be mapped for execution there").on(place);
+            return Err(error.remedy("name a directory with --store DIR that is not mounted noexec"));
+        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = rustix::fs::open(place, flags, Mode::empty()).op_on("open the store", place)?;
         sweep(&parent);
@@ -57,7 +77,7 @@ impl Directory {
         let (name, own) = make()
             .or_else(|e| if matches!(e, Errno::NOENT | Errno::AGAIN) { make() } else { Err(e) })
             .map_err(|e| Error::new("make the store", e).on(place).remedy("choose a directory where you may write"))?;
-        let made = Directory { parent, name, own };
+        let made = Directory { parent, path: place.join(&name), name, own };
         // Not on a file system that knows no owners or modes; and somebody may have exchanged it where others can rename.
         if !is_private(&made.own) {
             let _ = rustix::fs::unlinkat(&made.parent, &made.name, AtFlags::REMOVEDIR);

@@ -14,23 +14,27 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
-use super::directory::Directory;
+use super::directory::{self, Directory};
 use crate::error::{Context, Error};
 use crate::loader::catalog::{as_path, is_below};
 use crate::loader::store;
 use crate::net::wire::record::FileId;
+use crate::sys::node;
+use crate::sys::without::{Ability, Without};
 
 /// Where helper mounts are covered.
 const COVERED: &str = "/dev";
 /// Hidden for the moment that this takes.
 const ASIDE: &str = "/proc";
+/// A RAM disk of less holds few programs: a disk is better, if there is room on one.
+pub const SMALL: u64 = 256 << 20;
 
 /// What a node does not allow; decides the fallback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,12 +58,19 @@ impl From<Error> for Failure {
     }
 }
 
+impl Failure {
+    /// FUSE is not to be used.
+    pub fn no_fuse() -> Self {
+        no_fuse(Errno::PERM)
+    }
+}
+
 type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// Where the staged files lie.
 #[derive(Debug, Clone, Copy)]
 pub enum Place<'a> {
-    /// A RAM disk of at most this many bytes, which only this session's processes can see.
+    /// A RAM disk of at most this many bytes, which only this session's processes can see; on a disk where that cannot be or is [`SMALL`].
     Memory(u64),
     /// An existing directory.
     Directory(&'a Path),
@@ -77,11 +88,13 @@ pub struct Base {
     pub sealed: OwnedFd,
     /// Where the store is in a directory of the user's.
     pub directory: Option<Directory>,
+    /// Why it is there, if that was not asked for.
+    pub spilled: Option<String>,
 }
 
 impl Base {
     /// Makes the namespaces and the store; the process is inside afterwards, with `/` as its working directory.
-    pub fn create(place: Place<'_>) -> Result<Base> {
+    pub fn create(place: Place<'_>, without: &Without) -> Result<Base> {
         let root = rustix::process::geteuid().is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok();
         if !root {
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -101,11 +114,13 @@ impl Base {
         // Slave, not private: what the host's automounter mounts later has to appear here.
         rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
             .map_err(|e| forbidden("change mounts", e))?;
-        let directory = match place {
-            Place::Memory(_) => None,
-            Place::Directory(path) => Some(Directory::create(path)?),
+        // Before the stacking: a recursive bind would copy what is stacked, too. It waits on any other directory until it is moved on top.
+        rustix::mount::mount_bind_recursive(COVERED, ASIDE).map_err(|e| forbidden("bind a directory", e))?;
+        let (directory, spilled) = match place {
+            Place::Memory(bytes) => mount_memory(bytes, without)?,
+            Place::Directory(path) => (Some(Directory::create(path)?), None),
         };
-        let mounted = mount_store(place, directory.as_ref());
+        let mounted = mount_store(directory.as_ref());
         if let (Err(_), Some(directory)) = (&mounted, &directory) {
             directory.remove();
         }
@@ -116,7 +131,7 @@ impl Base {
         let user = if root { None } else { Some(open_namespace("user")?) };
         let mount = open_namespace("mnt")?;
         rustix::process::chdir("/").op_on("enter", "/")?;
-        Ok(Base { user, mount, store, sealed, directory })
+        Ok(Base { user, mount, store, sealed, directory, spilled })
     }
 
     /// At the end of the session: removes what it has in a directory of the user's; a RAM disk goes by itself.
@@ -143,22 +158,48 @@ fn forbidden(operation: &'static str, cause: impl std::fmt::Display) -> Failure 
     Failure { lacks: Some(Lacks::Namespaces), error }
 }
 
-/// The store's directory, writable and (as a path descriptor) read-only.
-fn mount_store(place: Place<'_>, directory: Option<&Directory>) -> Result<(OwnedFd, OwnedFd)> {
-    // Before the stacking: a recursive bind would copy what is stacked, too. It waits on any other directory until it is moved on top.
-    rustix::mount::mount_bind_recursive(COVERED, ASIDE).map_err(|e| forbidden("bind a directory", e))?;
-    let store = match place {
-        Place::Directory(path) => {
-            let directory = directory.expect("made for this place");
-            let own = path.join(&directory.name);
-            rustix::mount::mount_bind(&own, COVERED).op_on("bind the store", own)?;
+/// Mounts a RAM disk for the store where it will be covered; where that cannot be or is small, gives a directory on a disk, and why.
+fn mount_memory(bytes: u64, without: &Without) -> Result<(Option<Directory>, Option<String>)> {
+    let spill = |why: String, path: PathBuf| {
+        let why = format!("{why}; its store is in {}", path.display());
+        Ok((Some(Directory::create(&path)?), Some(why)))
+    };
+    let (bytes, small) = match without.denies(Ability::Ram) {
+        None => (bytes, format!("its memory has room for {} MiB of files", bytes >> 20)),
+        Some(cause) => (bytes.min(1 << 20), format!("no RAM disk ({cause})")),
+    };
+    if bytes < SMALL
+        && let Some(path) = directory::on_disk(SMALL)
+    {
+        return spill(small, path);
+    }
+    let options = CString::new(format!("size={bytes},mode=0700")).expect("no NUL in a number");
+    // Not noexec: programs and libraries are what it is for.
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    if without.has(Ability::Exec) {
+        flags |= MountFlags::NOEXEC;
+    }
+    rustix::mount::mount("hpcrt-store", COVERED, "tmpfs", flags, &*options)
+        .map_err(|e| forbidden("mount the store's RAM disk", e))?;
+    let Err(cause) = node::maps_programs(COVERED) else { return Ok((None, None)) };
+    rustix::mount::unmount(COVERED, UnmountFlags::DETACH).op("unmount the store's RAM disk")?;
+    let cause = format!("programs cannot be executed from a RAM disk ({cause})");
+    match directory::on_disk(SMALL) {
+        Some(path) => spill(cause, path),
+        None => Err(Error::new("find a place for the program's files", cause)
+            .remedy("name a directory with --store DIR that is not mounted noexec")
+            .into()),
+    }
+}
+
+/// The store's directory, writable and (as a path descriptor) read-only. `directory`: where it is, if not on the RAM disk.
+fn mount_store(directory: Option<&Directory>) -> Result<(OwnedFd, OwnedFd)> {
+    let store = match directory {
+        Some(directory) => {
+            rustix::mount::mount_bind(&directory.path, COVERED).op_on("bind the store", &directory.path)?;
             directory.own.try_clone().op("keep the store open")?
         }
-        Place::Memory(bytes) => {
-            let options = CString::new(format!("size={bytes},mode=0700")).expect("no NUL in a number");
-            // Not noexec: programs and libraries are what it is for.
-            rustix::mount::mount("hpcrt-store", COVERED, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options)
-                .map_err(|e| forbidden("mount the store's RAM disk", e))?;
+        None => {
             let store = open_directory(COVERED, OFlags::RDONLY)?;
             rustix::mount::mount_bind(COVERED, COVERED).op("bind the store")?;
             store

@@ -39,6 +39,8 @@ pub struct Capabilities {
     pub namespaces: Result<(), Obstacle>,
     /// FUSE in such a namespace; the version of the kernel's protocol.
     pub fuse: Result<String, Obstacle>,
+    /// A RAM disk that programs can be executed from, large enough for most; in words.
+    pub store: Result<String, Obstacle>,
     /// What the audit view needs: a glibc that it was tried with, and a place for libraries; both in words.
     pub audit: Result<String, Obstacle>,
     /// The bootstrapper runs out of memory; else ranks start without it.
@@ -86,10 +88,14 @@ impl Capabilities {
             Ok(()) => "ask the administrator to load the module fuse and to give /dev/fuse mode 0666".to_owned(),
             Err(_) => "namespaces come first".to_owned(),
         });
+        let store = verdict("store", &|| match &namespaces {
+            Ok(()) => "name another directory with --store DIR, or ask for more memory".to_owned(),
+            Err(_) => "namespaces come first".to_owned(),
+        });
         let memfd = verdict("memfd", &|| {
             "ask the administrator for vm.memfd_noexec below 2, and whether a security module forbids it".to_owned()
         });
-        Ok(Capabilities { namespaces, fuse, audit: audit(), memfd: memfd.map(drop) })
+        Ok(Capabilities { namespaces, fuse, store, audit: audit(without), memfd: memfd.map(drop) })
     }
 
     /// The view that these abilities allow.
@@ -104,8 +110,8 @@ impl Capabilities {
 }
 
 /// What the audit view would work with.
-fn audit() -> Result<String, Obstacle> {
-    let place = directory::executable().map_err(|error| Obstacle {
+fn audit(without: &Without) -> Result<String, Obstacle> {
+    let place = directory::executable(without).map_err(|error| Obstacle {
         cause: error.bare().to_string(),
         remedy: "name a directory from which programs can be executed with --store DIR".to_owned(),
     })?;
@@ -122,19 +128,27 @@ fn audit() -> Result<String, Obstacle> {
 
 /// In the child: one line per ability, `NAME ok DETAIL` or `NAME no CAUSE`.
 fn attempt(without: &Without, out: &mut File) {
-    let taken = |ability| without.has(ability).then(|| format!("{VARIABLE} forbids it"));
-    let memfd = taken(Ability::Memfd).map_or_else(|| try_memfd().map_err(|e| e.to_string()), Err);
+    let memfd = without.denies(Ability::Memfd).map_or_else(|| try_memfd().map_err(|e| e.to_string()), Err);
     say(out, "memfd", memfd.map(|()| String::new()));
-    let base = match taken(Ability::Userns) {
+    let memory = node::memory_for_files();
+    let base = match without.denies(Ability::Userns) {
         Some(cause) => Err(cause),
-        None => Base::create(Place::Memory(1 << 20)).map_err(|failure| failure.error.bare().to_string()),
+        None => Base::create(Place::Memory(memory), without).map_err(|failure| failure.error.bare().to_string()),
     };
     say(out, "namespaces", base.as_ref().map(|_| String::new()).map_err(Clone::clone));
-    let fuse = match (taken(Ability::Fuse), base) {
+    let store = match &base {
+        Err(_) => Err("there is no namespace to make it in".to_owned()),
+        Ok(base) => base.spilled.clone().map_or_else(|| Ok(format!("{} MiB", memory >> 20)), Err),
+    };
+    say(out, "store", store);
+    let fuse = match (without.denies(Ability::Fuse), &base) {
         (Some(cause), _) => Err(cause),
         (None, Err(_)) => Err("there is no namespace to mount it in".to_owned()),
-        (None, Ok(base)) => try_fuse(&base),
+        (None, Ok(base)) => try_fuse(base),
     };
+    if let Ok(base) = &base {
+        base.remove_store();
+    }
     say(out, "fuse", fuse);
 }
 
@@ -258,8 +272,9 @@ mod tests {
     #[test]
     fn the_best_tier_that_is_there() {
         let no = || Obstacle { cause: String::new(), remedy: String::new() };
+        let ok = || Ok(String::new());
         let mut found =
-            Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()), audit: Ok(String::new()), memfd: Ok(()) };
+            Capabilities { namespaces: Ok(()), fuse: Ok("7.40".into()), store: ok(), audit: ok(), memfd: Ok(()) };
         assert_eq!(found.tier(), Tier::NamespaceFuse);
         found.fuse = Err(no());
         assert_eq!(found.tier(), Tier::NamespaceBinds);

@@ -52,6 +52,8 @@ impl Load {
 pub enum Message {
     Attach { stripe: u8, from: u64 },
     Entry { stripe: u8, seq: u64, entry: Entry<u32, Size> },
+    Slow { stripe: u8 },
+    Leave { stripe: u8 },
 }
 
 /// One node; 0 is the root.
@@ -74,6 +76,7 @@ pub struct Replica {
     delivered: u64,
     finished: Option<Duration>,
     rebuilt: u64,
+    left: u64,
     repeated: u64,
     most_held: usize,
     failure: Option<String>,
@@ -98,6 +101,7 @@ impl Replica {
             delivered: 0,
             finished: None,
             rebuilt: 0,
+            left: 0,
             repeated: 0,
             most_held: 0,
             failure: None,
@@ -117,6 +121,11 @@ impl Replica {
     /// Bodies rebuilt from the store for children.
     pub fn rebuilt(&self) -> u64 {
         self.rebuilt
+    }
+
+    /// How often a slow feeder sent it away.
+    pub fn left(&self) -> u64 {
+        self.left
     }
 
     /// Entries that came although they were here.
@@ -144,15 +153,14 @@ impl Replica {
         self.relay.handle_entry(stripe, seq, entry)
     }
 
-    fn lost_upstream(&mut self, peer: Node) {
-        for stripe in 0..self.topology.stripes() {
-            let upstream = &mut self.upstream[usize::from(stripe)];
-            if *upstream == Some(peer) {
-                let mut ancestors = self.topology.ancestors(stripe, self.node);
-                let next = ancestors.find(|&node| node == peer).and_then(|_| ancestors.next());
-                *upstream = next.or(self.topology.parent(stripe, self.node));
-                self.attach.push(stripe);
-            }
+    /// `peer` does not feed this node in `stripe` any more, if it did.
+    fn lost_upstream(&mut self, peer: Node, stripe: u8) {
+        let upstream = &mut self.upstream[usize::from(stripe)];
+        if *upstream == Some(peer) {
+            let mut ancestors = self.topology.ancestors(stripe, self.node);
+            let next = ancestors.find(|&node| node == peer).and_then(|_| ancestors.next());
+            *upstream = next.or(self.topology.parent(stripe, self.node));
+            self.attach.push(stripe);
         }
     }
 
@@ -211,6 +219,7 @@ impl Machine for Replica {
     fn handle(&mut self, now: Duration, input: Input<Message>) {
         let result = match input {
             Input::Start => {
+                self.relay.set_linked(self.node != 0);
                 for stripe in 0..self.topology.stripes() {
                     let parent = self.topology.parent(stripe, self.node);
                     self.upstream[usize::from(stripe)] = parent;
@@ -222,8 +231,17 @@ impl Machine for Replica {
                 self.relay.attach(from.peer.into(), stripe, seq)
             }
             Input::Message { message: Message::Entry { stripe, seq, entry }, .. } => self.entry(stripe, seq, entry),
+            Input::Message { message: Message::Slow { stripe }, .. } => {
+                self.relay.handle_slow(stripe);
+                Ok(())
+            }
+            Input::Message { from, message: Message::Leave { stripe } } => {
+                self.left += 1;
+                self.lost_upstream(from.peer, stripe);
+                Ok(())
+            }
             Input::Lost(Link { peer, opened: true }) => {
-                self.lost_upstream(peer);
+                (0..self.topology.stripes()).for_each(|stripe| self.lost_upstream(peer, stripe));
                 Ok(())
             }
             Input::Lost(Link { peer, opened: false }) => {
@@ -254,7 +272,7 @@ impl Machine for Replica {
             let child = self.relay.children().nth(turn)?;
             let link = Link { peer: child as Node, opened: false };
             while writable(link) {
-                match self.relay.poll_transmit(child) {
+                match self.relay.poll_transmit(child, now) {
                     Transmit::Entry { seq, entry } => {
                         self.turn = turn + 1;
                         let stripe = (seq % u64::from(self.topology.stripes())) as u8;
@@ -268,6 +286,12 @@ impl Machine for Replica {
                         } else {
                             self.rebuilding.push_back((now + self.load.store, child, seq));
                         }
+                    }
+                    Transmit::Slow { stripe } => {
+                        return Some(Send { to: link, bytes: HEADER, message: Message::Slow { stripe } });
+                    }
+                    Transmit::Leave { stripe } => {
+                        return Some(Send { to: link, bytes: HEADER, message: Message::Leave { stripe } });
                     }
                     Transmit::Idle => break,
                 }

@@ -195,12 +195,28 @@ pub enum StdinTo {
     None,
 }
 
+/// What a node does without, and why it does; `launch::limits` says what comes instead.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Any view of captured files, though one was asked for.
+    pub view: Option<String>,
+    /// Namespaces, though they were wanted.
+    pub namespaces: Option<String>,
+    /// A RAM disk for its store; with the directory that holds it.
+    pub memory: Option<String>,
+    /// Executing from memory, hence the bootstrapper.
+    pub memfd: Option<String>,
+    /// TCP connections to the node that started it.
+    pub tcp: Option<String>,
+    /// Another node that starts it: the root had to, and notes that.
+    pub ssh: Option<String>,
+}
+
 /// A frame from a child to its parent; passed on to the root, with what concerns the sub-tree noted on the way.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub enum Report {
-    /// This node is up. `viewless`: why it cannot show captured files, if it was asked to; `audits`: why it shows them to dynamic linkers
-    /// only, if that was not asked for.
-    Joined { node: NodeId, addresses: Vec<String>, viewless: Option<String>, audits: Option<String>, birth: Birth },
+    /// This node is up.
+    Joined { node: NodeId, addresses: Vec<String>, limits: Limits, birth: Birth },
     /// This node's child could not be started, nor what should have been below it.
     NotStarted { node: NodeId, error: String },
     /// The link to this node broke.

@@ -2,7 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::control::{JobId, Status, View};
+use super::control::{JobId, Limits, Status, View};
 use super::frame::{Kind, Message};
 use crate::sys::boot::Stage;
 
@@ -10,7 +10,7 @@ use crate::sys::boot::Stage;
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// Make what the session's view needs, and its store, of at most `bytes` where it is a RAM disk of its own; answered by [`Tell::Store`].
-    Store { view: View, namespaces: bool, directory: Option<Vec<u8>>, bytes: u64 },
+    Store { view: View, directory: Option<Vec<u8>>, bytes: u64 },
     /// A job: a keeper of its own is forked for it. Descriptors: its end of a new SEQPACKET pair, the plan
     /// ([`crate::sys::program::Program::write`]).
     Job { job: JobId },
@@ -44,8 +44,9 @@ pub enum Ask {
 /// What a keeper answers.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Tell {
-    /// The store's directory (descriptor). `audit`: it is not in a namespace; its path, and why there is none if one was wanted.
-    Store { audit: Option<(Vec<u8>, Option<String>)> },
+    /// The store's directory (descriptor). `directory`: its path, where it is not on a RAM disk of the session's own; `audit`: it is not in
+    /// a namespace.
+    Store { directory: Option<Vec<u8>>, audit: bool, limits: Limits },
     /// The view is mounted. Of a new one the descriptors are: the skeleton's /dev/fuse, to be served now, and three to join the view by.
     /// `keeper`: this keeper's process, which looks things up in the view.
     Fuse { keeper: u32 },

@@ -12,6 +12,10 @@ pub enum LogFrame {
     Attach { stripe: u32, from: u64 },
     /// From the feeder: the next entry of the stripe. `hash` is the BLAKE3 of the body as sent (all zero without a body).
     Entry { seq: u64, record: Record, hash: [u8; 32] },
+    /// From the feeder: you take far less of this stripe than others do, so those that you feed there had better be fed by others.
+    Slow { stripe: u32 },
+    /// From the feeder: I do not feed you in this stripe any more, go to your next ancestor.
+    Leave { stripe: u32 },
     /// From the feeder: nothing to send; keeps the link's watchdog content.
     Ping,
 }

@@ -342,6 +342,7 @@ fn spec(up: Up) -> Spec {
             host_ns_per_byte: up.host_ns_per_byte.max(0.0),
             latency: micros(up.latency_us),
         },
+        ..Spec::default()
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Spec {
     /// The directory behind it; `None`: an empty one, removed with the cluster.
     pub backing: Option<PathBuf>,
     pub service: Service,
+    /// How long a host believes what it was told of names and attributes.
+    pub trust: Duration,
 }
 
 /// The model of the file server: one queue for all hosts, and a distance to it.
@@ -63,6 +65,7 @@ impl Default for Spec {
                 host_ns_per_byte: 0.0,
                 latency: Duration::from_micros(200),
             },
+            trust: Duration::from_secs(5),
         }
     }
 }

@@ -29,8 +29,6 @@ use super::ops::{Counters, HostOps};
 use super::queue::Queue;
 use crate::spec::Spec;
 
-/// Name and attributes are believed by the hosts' kernels for so long.
-const TTL: Duration = Duration::from_secs(5);
 /// Largest request, and how far the kernel reads ahead.
 const REQUEST_MAX: u32 = 128 << 10;
 /// Bytes of an entry in a listing with attributes, about.
@@ -43,6 +41,8 @@ pub(crate) struct Server {
     hosts: Vec<(String, Counters)>,
     nodes: Nodes,
     queue: Arc<Queue>,
+    /// Name and attributes are believed by the hosts' kernels for so long.
+    trust: Duration,
     next_handle: AtomicU64,
     files: Mutex<HashMap<u64, Arc<File>>>,
     listings: Mutex<HashMap<u64, Vec<files::Entry>>>,
@@ -90,6 +90,7 @@ pub(crate) fn serve(spec: &Spec, backing: &Path, directory: &Path, pids: &[i32])
         hosts: spec.host_names().into_iter().map(|name| (name, Counters::default())).collect(),
         nodes: Nodes::new(backing).with_context(|| format!("open {}", backing.display()))?,
         queue: Queue::start(spec.service, REPLIERS),
+        trust: spec.trust,
         next_handle: AtomicU64::new(1),
         files: Mutex::default(),
         listings: Mutex::default(),
@@ -204,8 +205,9 @@ impl Mounted {
     }
 
     fn entry(&self, result: io::Result<FileAttr>, reply: ReplyEntry) {
+        let trust = self.server.trust;
         self.later(move || match result {
-            Ok(attr) => reply.entry(&TTL, &attr, Generation(0)),
+            Ok(attr) => reply.entry(&trust, &attr, Generation(0)),
             Err(e) => reply.error(e.into()),
         });
     }
@@ -277,9 +279,9 @@ impl Filesystem for Mounted {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         self.count(|c| &c.getattr, ino);
-        let result = self.server.nodes.getattr(ino);
+        let (trust, result) = (self.server.trust, self.server.nodes.getattr(ino));
         self.later(move || match result {
-            Ok(attr) => reply.attr(&TTL, &attr),
+            Ok(attr) => reply.attr(&trust, &attr),
             Err(e) => reply.error(e.into()),
         });
     }
@@ -306,8 +308,9 @@ impl Filesystem for Mounted {
         let nodes = &self.server.nodes;
         let change = Change { mode, uid, gid, size, atime, mtime };
         let result = nodes.get(ino).and_then(|node| change.apply(&node)).and_then(|()| nodes.getattr(ino));
+        let trust = self.server.trust;
         self.later(move || match result {
-            Ok(attr) => reply.attr(&TTL, &attr),
+            Ok(attr) => reply.attr(&trust, &attr),
             Err(e) => reply.error(e.into()),
         });
     }
@@ -406,8 +409,9 @@ impl Filesystem for Mounted {
         });
         drop(making);
         self.count(|c| &c.open, parent);
+        let trust = self.server.trust;
         self.later(move || match result {
-            Ok((attr, handle)) => reply.created(&TTL, &attr, Generation(0), handle, FopenFlags::FOPEN_KEEP_CACHE),
+            Ok((attr, handle)) => reply.created(&trust, &attr, Generation(0), handle, FopenFlags::FOPEN_KEEP_CACHE),
             Err(e) => reply.error(e.into()),
         });
     }
@@ -507,7 +511,7 @@ impl Filesystem for Mounted {
             let found = if dots { nodes.getattr(dir) } else { nodes.lookup(dir, name) };
             // What is gone or cannot be shown is left out.
             let Ok(attr) = found else { return false };
-            let full = reply.add(attr.ino, next, name, &TTL, &attr, Generation(0));
+            let full = reply.add(attr.ino, next, name, &self.server.trust, &attr, Generation(0));
             if full && !dots {
                 nodes.forget(attr.ino, 1);
             }
