@@ -71,6 +71,20 @@ fn main() {
         ],
     );
     println!("cargo:rustc-env=HPCRT_RESIDENT={}", resident.display());
+    let pmi = rustc(
+        "pmi/src/lib.rs",
+        &out,
+        "pmi.so",
+        &[
+            "--crate-name=pmi",
+            "--crate-type=cdylib",
+            "-Clto=fat",
+            "-Cstrip=symbols",
+            "-Clink-args=-nostdlib -nostartfiles -Wl,-z,noexecstack,--build-id=none,--no-eh-frame-hdr",
+            &format!("--extern=sys={}", sys.display()),
+        ],
+    );
+    println!("cargo:rustc-env=HPCRT_PMI={}", pmi.display());
 }
 
 fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {

@@ -7,11 +7,12 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use argh::{ArgsInfo, CommandInfoWithArgs, FlagInfoKind, FromArgs};
 
+use crate::error::Context;
 use crate::launch::progress::When;
 use crate::loader::source::Compression;
 use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
@@ -42,6 +43,7 @@ enum Mode {
     Enter(Enter),
     Doctor(Doctor),
     Ldd(Ldd),
+    Sdk(Sdk),
     Completions(Completions),
 }
 
@@ -101,6 +103,9 @@ macro_rules! flags {
     /// never capture these, separated by commas: file names (gcc) or paths with all below them
     #[argh(option)]
     pub exclude: Option<String>,
+    /// take the programs from this file, one a line: [-n N] [--ppn N] [--hosts LIST] [-x VAR=VALUE] [--cwd DIR] PROGRAM [ARGS]
+    #[argh(option)]
+    pub configfile: Option<PathBuf>,
     /// set or pass on an environment variable: VAR=VALUE or VAR (repeatable)
     #[argh(option, short = 'x')]
     pub env: Vec<String>,
@@ -167,6 +172,7 @@ flags! {
     example = "Four ranks on each of eight hosts, over ssh:\n  {command_name} --hosts n[01-08] --ppn 4 -- ./app input.dat",
     example = "Try it on this machine; every name is a host of its own:\n  {command_name} --hosts a,b,c --agent local -n 6 --label -- hostname",
     example = "See where ranks would run, without running them:\n  {command_name} --hosts n[01-08] --ppn 4 --dry-run -- ./app",
+    example = "Two programs as one job, the second on what the first leaves free:\n  {command_name} --hosts n[01-08]:4 -- -n 31 ./solver : -n 1 ./monitor",
     example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
     note = "Without hosts and without an allocation the program runs on this machine.\nExit code: that of the first rank that failed by itself (128+signal for a killed one)."
 )]
@@ -174,7 +180,37 @@ Exec [start job] {
     /// print the map of ranks and the tree, and run nothing
     #[argh(switch)]
     pub dry_run: bool,
+    /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
+    #[argh(option, arg_name = "fd")]
+    pub front: Option<u32>,
 }}
+
+/// Flags of one of several programs.
+#[derive(FromArgs, ArgsInfo, Debug, Clone, Default)]
+pub struct PartFlags {
+    /// ranks of this program
+    #[argh(option, short = 'n')]
+    pub ranks: Option<NonZeroU32>,
+    /// ranks per host
+    #[argh(option)]
+    pub ppn: Option<NonZeroU32>,
+    /// hosts of this program
+    #[argh(option)]
+    pub hosts: Option<String>,
+    /// a variable for this program
+    #[argh(option, short = 'x')]
+    pub env: Vec<String>,
+    /// its working directory
+    #[argh(option)]
+    pub cwd: Option<PathBuf>,
+}
+
+/// One program of a job: its own flags, and argv.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub flags: PartFlags,
+    pub words: Vec<OsString>,
+}
 
 /// Keep hosts and files warm between jobs.
 #[derive(FromArgs, ArgsInfo, Debug)]
@@ -329,6 +365,15 @@ pub struct Ldd {
     pub program: PathBuf,
 }
 
+/// Write what programs that talk through hpcrt are written with: LIBI for C, examples for C, shells and Python.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "sdk")]
+pub struct Sdk {
+    /// where to; made if it is not there
+    #[argh(positional)]
+    pub directory: PathBuf,
+}
+
 /// Print a completion script for a shell: bash, zsh, fish or nushell.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "completions")]
@@ -341,11 +386,11 @@ pub struct Completions {
 /// A command line understood.
 #[derive(Debug)]
 pub enum Options {
-    /// Run a program: its flags, and argv.
-    Exec(Box<Exec>, Vec<OsString>),
+    /// Run programs: the flags of all, and each with its own.
+    Exec(Box<Exec>, Vec<Part>),
     SessionStart(SessionStart),
-    /// Run a program in a session: its flags, and argv.
-    SessionRun(Box<SessionRun>, Vec<OsString>),
+    /// Run programs in a session: the flags of all, and each with its own.
+    SessionRun(Box<SessionRun>, Vec<Part>),
     SessionList,
     /// The session to stop.
     SessionStop(String),
@@ -356,6 +401,8 @@ pub enum Options {
     Enter(String, Vec<OsString>),
     Doctor(Doctor),
     Ldd(Ldd),
+    /// Write the files for programs into this directory.
+    Sdk(PathBuf),
     /// The completion script, ready to print.
     Completions(String),
     /// Help was asked for.
@@ -440,19 +487,20 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Err(exit) => return Err(misunderstood(&words, &exit.output)),
     };
     match mode {
-        Mode::Exec(_) if program.is_empty() => {
-            Err(Error::usage("run", "no program is named").remedy("hpcrt exec [FLAGS] -- PROGRAM [ARGS]"))
-        }
-        Mode::Session(SessionCommand { act: SessionAct::Run(_) }) if program.is_empty() => {
-            Err(Error::usage("run", "no program is named").remedy("hpcrt session run ID [FLAGS] -- PROGRAM [ARGS]"))
-        }
         Mode::Session(SessionCommand { act }) => Ok(match act {
             SessionAct::Start(flags) => Options::SessionStart(flags),
-            SessionAct::Run(flags) => Options::SessionRun(Box::new(flags), program),
+            SessionAct::Run(flags) => {
+                let parts =
+                    parts(program, flags.configfile.as_deref(), "hpcrt session run ID [FLAGS] -- PROGRAM [ARGS]")?;
+                Options::SessionRun(Box::new(flags), parts)
+            }
             SessionAct::List(SessionList {}) => Options::SessionList,
             SessionAct::Stop(flags) => Options::SessionStop(flags.session),
         }),
-        Mode::Exec(flags) => Ok(Options::Exec(Box::new(flags), program)),
+        Mode::Exec(flags) => {
+            let parts = parts(program, flags.configfile.as_deref(), "hpcrt exec [FLAGS] -- PROGRAM [ARGS]")?;
+            Ok(Options::Exec(Box::new(flags), parts))
+        }
         Mode::Status(flags) => Ok(Options::Status(flags)),
         Mode::Memserver(flags) => Ok(Options::Memserver(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
@@ -460,8 +508,71 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Mode::Enter(flags) => Ok(Options::Enter(flags.session, program)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
+        Mode::Sdk(sdk) => Ok(Options::Sdk(sdk.directory)),
         Mode::Completions(completions) => script(&completions.shell).map(Options::Completions),
     }
+}
+
+/// The programs: the words after `--`, cut at `:`, or the lines of a file.
+fn parts(words: Vec<OsString>, file: Option<&Path>, usage: &'static str) -> Result<Vec<Part>> {
+    let nothing = || Err(Error::usage("run", "no program is named").remedy(usage));
+    match file {
+        Some(_) if !words.is_empty() => {
+            Err(Error::usage("run", "programs are named on the command line and in --configfile")
+                .remedy("leave one out"))
+        }
+        Some(file) => {
+            let text = std::fs::read_to_string(file).op_on("read --configfile", file)?;
+            let lines = text.lines().map(|line| line.trim().trim_end_matches(':').trim_end());
+            let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+            let parts: Vec<Part> = lines.map(|line| part(split_line(line)?, true)).collect::<Result<_>>()?;
+            if parts.is_empty() { nothing() } else { Ok(parts) }
+        }
+        None if words.is_empty() => nothing(),
+        None => {
+            let several = words.iter().any(|word| word == ":");
+            words.split(|word| word == ":").map(|words| part(words.to_vec(), several)).collect()
+        }
+    }
+}
+
+/// One program. `flags`: it may have some of its own; who has a single program has given them before.
+fn part(mut words: Vec<OsString>, flags: bool) -> Result<Part> {
+    let line = || words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let given = line();
+    let program =
+        if flags { cut_program(&mut words, 0, 0, &PartFlags::get_args_info()) } else { std::mem::take(&mut words) };
+    if program.is_empty() {
+        return Err(Error::usage("run", "one of several programs is missing").on(given));
+    }
+    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let flags = PartFlags::from_args(&["hpcrt"], &words).map_err(|exit| {
+        let cause = exit.output.lines().next().unwrap_or_default().to_owned();
+        Error::usage("understand the flags of a program", cause).on(given)
+    })?;
+    Ok(Part { flags, words: program })
+}
+
+/// The words of a line; quotes hold blanks together.
+fn split_line(line: &str) -> Result<Vec<OsString>> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for c in line.chars() {
+        match (c, quote) {
+            (_, Some(open)) if c == open => quote = None,
+            ('"' | '\'', None) => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (' ' | '\t', None) => words.extend(word.take().map(OsString::from)),
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    if quote.is_some() {
+        return Err(Error::usage("read --configfile", "a quotation mark is not closed").on(line));
+    }
+    words.extend(word.map(OsString::from));
+    Ok(words)
 }
 
 /// Takes the program and its arguments off the end: after `--`, or from the first word that is neither a flag, nor a flag's value, nor
@@ -552,7 +663,7 @@ mod tests {
             let Ok(Options::Exec(flags, program)) = parsed(line) else { panic!("{line:?}") };
             assert_eq!(flags.ranks.map(NonZeroU32::get), Some(3));
             assert!(flags.label && !flags.verbose);
-            assert_eq!(program, ["./app", "-v", "--", "x"]);
+            assert_eq!(program[0].words, ["./app", "-v", "--", "x"]);
         }
     }
 
@@ -563,7 +674,28 @@ mod tests {
         let args = vec!["exec".into(), "--hosts=n[1-2]".into(), "--".into(), "app".into(), bytes.clone()];
         let Ok(Options::Exec(flags, program)) = parse(args) else { panic!() };
         assert_eq!(flags.hosts.as_deref(), Some("n[1-2]"));
-        assert_eq!(program[1], bytes);
+        assert_eq!(program[0].words[1], bytes);
+    }
+
+    #[test]
+    fn programs_beside_each_other_have_their_own_flags() {
+        let line =
+            ["exec", "--label", "--", "-n", "2", "./a", "-n", ":", "--hosts", "n1", "-x", "A=b", "--", "./b", "c"];
+        let Ok(Options::Exec(flags, parts)) = parsed(&line) else { panic!() };
+        assert!(flags.label && flags.ranks.is_none());
+        let of = |at: usize| (parts[at].flags.ranks.map(NonZeroU32::get), parts[at].flags.hosts.as_deref());
+        assert_eq!((of(0), of(1)), ((Some(2), None), (None, Some("n1"))));
+        assert_eq!(
+            (&parts[0].words[..], &parts[1].words[..]),
+            (&["./a", "-n"].map(OsString::from)[..], &["./b", "c"].map(OsString::from)[..])
+        );
+        assert_eq!(split_line("-n 1 'a b'\"c\"  ''").unwrap(), ["-n", "1", "a bc", ""]);
+        assert!(split_line("'a").is_err());
+        for line in
+            [&["exec", "--", "a", ":"][..], &["exec", "--", "a", ":", "-n", "0", "b"], &["exec", "--", ":", "b"]]
+        {
+            assert_eq!(parsed(line).expect_err("must fail").exit_code(), 2, "{line:?}");
+        }
     }
 
     #[test]

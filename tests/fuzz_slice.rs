@@ -149,6 +149,11 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
         "fetch" => vec![
             [&[0, 0, 1, 0][..], &[0, 1, 0, 0, 0, 0, 1, 2, 1, 0, 0, 0, 2, 1, 0, 0, 0, 0, 3, 0, 11, 0, 0, 0]].concat(),
         ],
+        "members" => texts(&[
+            "broadcast 1 2.5\n5\nhelloput 2\n1\nk1\nvbarrier\nreceive 0 1\n",
+            "cmd=init pmi_version=1 pmi_subversion=1\ncmd=put kvsname=a key=b value=c d\ncmd=abort exitcode=3 message=x y\n",
+            "mcmd=spawn\ntotspawns=1\nspawnssofar=1\nendcmd\n",
+        ]),
         "hints" => texts(&["hpcrt hints 1\n3\na/s/x\0c/s/y\0"]),
         "elf" => {
             [texts(&["#!/usr/bin/env -S python3 -u\n"]), files(&["/bin/true", "/lib64/ld-linux-x86-64.so.2"])].concat()
@@ -292,6 +297,11 @@ fn page() {
 #[test]
 fn allocation() {
     slice("allocation");
+}
+
+#[test]
+fn members() {
+    slice("members");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
 use hpcrt::launch::allocation::{self, Surroundings};
-use hpcrt::launch::{fold, hostfile, hostlist};
+use hpcrt::launch::{fold, hostfile, hostlist, pmi};
 use hpcrt::loader::arch::{self, Cpu};
 use hpcrt::loader::catalog::Catalog;
 use hpcrt::loader::elf::Elf;
@@ -17,6 +17,7 @@ use hpcrt::loader::prefetch::Prefetch;
 use hpcrt::loader::script::Shebang;
 use hpcrt::loader::{chunk, hints, imports};
 use hpcrt::net::auth::{Handshake, SessionKey};
+use hpcrt::net::collective::{self, text};
 use hpcrt::net::link;
 use hpcrt::net::pull::{Pull, WINDOW};
 use hpcrt::net::seqpacket::Seqpacket;
@@ -34,7 +35,7 @@ use hpcrt::sys::page::{HEAD, PAGE, count, op};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 15] = [
+pub const ALL: [(&str, fn(&[u8])); 16] = [
     ("frame", frame),
     ("hello", hello),
     ("link", link),
@@ -50,6 +51,7 @@ pub const ALL: [(&str, fn(&[u8])); 15] = [
     ("hostfile", hostfile),
     ("allocation", allocation),
     ("hints", hints),
+    ("members", members),
 ];
 
 /// A prefix, then a header: of every type, since a stranger chooses.
@@ -73,6 +75,22 @@ pub fn frame(bytes: &[u8]) {
     again::<SessionTell>(&aligned);
     again::<JobSpec>(&aligned);
     again::<Page>(&aligned);
+}
+
+/// What a rank says on its descriptor.
+pub fn members(bytes: &[u8]) {
+    let mut rest = bytes;
+    while let Ok(Some((request, len))) = text::parse(rest) {
+        assert!(len > 0 && len <= rest.len());
+        let facts = pmi::Facts { size: 1, space: "s".into(), mapping: String::new(), clique: "0".into() };
+        if let text::Request::Pmi(request) = request {
+            let _ = facts.reply(&request, 0);
+        }
+        rest = &rest[len..];
+    }
+    let whole: usize = collective::entries(bytes).map(|(_, item)| item.len() + 8).sum();
+    assert!(whole <= bytes.len());
+    collective::entries(bytes).filter_map(|(_, pair)| collective::key_of(pair)).for_each(drop);
 }
 
 /// What was understood can be said, and is understood alike.

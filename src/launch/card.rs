@@ -104,7 +104,7 @@ impl Card {
         let progress = self.progress.borrow();
         if progress.ending || !progress.done.is_empty() || progress.ended >= self.ranks {
             "ending"
-        } else if self.view && progress.loaded.len() < self.nodes.len() {
+        } else if self.view && self.nodes.iter().any(|(node, _)| !progress.loaded.contains(node)) {
             "loading"
         } else {
             "running"

@@ -29,6 +29,8 @@ pub struct Console {
     pub own: bool,
     /// The line that shows how far the job is; gone with the first output.
     pub progress: RefCell<Option<Progress>>,
+    /// A connected stream socket: who wants to talk to a job's master.
+    pub front: RefCell<Option<OwnedFd>>,
 }
 
 /// The signals that are passed on to the ranks.
@@ -104,6 +106,7 @@ impl Console {
             stderr: copy(io::stderr().as_fd())?.into(),
             signals: receiver,
             own: true,
+            front: RefCell::default(),
             progress: RefCell::default(),
         })
     }

@@ -30,6 +30,7 @@ use super::placement::Placement;
 use super::root::{News, Root};
 use super::run::{Outcome, noted};
 use crate::error::EXIT_FAILED;
+use crate::net::wire::collective::Wiring;
 use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, StdinTo, Target};
 use crate::net::wire::session::JobSpec;
 use crate::sys::process;
@@ -78,6 +79,7 @@ pub async fn run(
         let error = Error::usage("use --memory", "ranks that another launcher starts cannot borrow memory");
         return Err(error.remedy("have hpcrt start them"));
     }
+    let main = &job.blocks[0];
     let up = root.up();
     let counts: Vec<u32> = match ranks {
         Ranks::Coming(counts) => up.iter().map(|(_, at)| counts[*at]).collect(),
@@ -86,9 +88,9 @@ pub async fn run(
     let up_hosts: Vec<Host> = up.iter().map(|(_, at)| Host { max_slots: None, ..hosts[*at].clone() }).collect();
     let placement = Arc::new(Placement::new(up_hosts, None, Some(1))?);
     let card = Rc::new(Card {
-        program: job.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
+        program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
         ranks: 0,
-        path: job.program.clone(),
+        path: main.program.clone(),
         nodes: up.iter().map(|(node, _)| (*node, 0..0)).collect(),
         view: !needs.roots.is_empty(),
         begun: Instant::now(),
@@ -100,14 +102,17 @@ pub async fn run(
         node: *node,
         first: 0,
         count: *count,
+        local: 0,
+        locals: *count,
         bind: Binding::None,
     };
     let launch = Launch {
         job: id,
-        program: job.program.clone(),
-        argv: job.argv.clone(),
-        env: job.env.clone(),
-        cwd: job.cwd.clone(),
+        part: 0,
+        program: main.program.clone(),
+        argv: main.argv.clone(),
+        env: main.env.clone(),
+        cwd: main.cwd.clone(),
         size: 0,
         places: up.iter().zip(&counts).map(place).collect(),
         load: needs.load,
@@ -118,6 +123,8 @@ pub async fn run(
         memory: None,
         guests: true,
         hold: false,
+        wiring: Wiring::default(),
+        client: false,
     };
     let nodes: BTreeSet<NodeId> = up.iter().map(|(node, _)| *node).collect();
     let mut hosting = Hosting {
@@ -174,7 +181,7 @@ impl Hosting<'_> {
                     self.busy.remove(&node);
                 }
             }
-            News::Done { node, warnings, received, facts } => {
+            News::Done { node, warnings, received, facts, .. } => {
                 self.received = (self.received.0 + received.0, self.received.1 + received.1);
                 noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
@@ -183,7 +190,11 @@ impl Hosting<'_> {
                 self.closed.remove(&node);
                 self.busy.remove(&node);
             }
-            News::Output { .. } | News::Exited(_) | News::StdinTaken { .. } | News::Pids(_) => {}
+            News::Output { .. }
+            | News::Exited(_)
+            | News::StdinTaken { .. }
+            | News::Collective { .. }
+            | News::Pids(_) => {}
         }
     }
 
@@ -305,8 +316,8 @@ fn ended(mut child: Child) -> Result<u8> {
 /// A launcher's command line, with the job's directory and variables.
 fn command_of(words: &[OsString], job: &JobSpec) -> Command {
     let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).current_dir(OsStr::from_bytes(&job.cwd));
-    for line in &job.env {
+    command.args(&words[1..]).current_dir(OsStr::from_bytes(&job.blocks[0].cwd));
+    for line in &job.blocks[0].env {
         let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
         command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
     }

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
+use rustix::io::FdFlags;
 
 use super::guest::Porch;
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
@@ -137,6 +138,11 @@ impl JobKeeper {
                 Ok([plan]) => self.starter.follow(plan),
                 Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
             },
+            Ask::Inherit { number } => match fds.first().map(|fd| inherit(fd, number)) {
+                Some(Ok(())) => Ok(()),
+                Some(Err(error)) => self.failed("give the ranks a descriptor", error.to_string()),
+                None => self.failed("give the ranks a descriptor", "there is none".to_owned()),
+            },
             Ask::Go => {
                 self.complete = true;
                 Ok(())
@@ -204,13 +210,13 @@ impl JobKeeper {
     fn spawn(&mut self, first: u32, count: u32, fds: Vec<OwnedFd>) -> io::Result<()> {
         let mut fds = fds.into_iter();
         for index in (first..).take(count as usize) {
-            let (Some(a), Some(b), Some(c)) = (fds.next(), fds.next(), fds.next()) else {
+            let (Some(a), Some(b), Some(c), Some(d)) = (fds.next(), fds.next(), fds.next(), fds.next()) else {
                 return self.failed("start ranks", "the agent sent too few descriptors".to_owned());
             };
             if self.ending.is_some() {
                 continue;
             }
-            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd()]) {
+            match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd(), d.as_fd()]) {
                 Ok(pid) => {
                     self.ranks.insert(pid, index);
                 }
@@ -290,6 +296,18 @@ impl JobKeeper {
             log::warn!("processes of the job hang in the kernel and could not be ended");
         }
     }
+}
+
+/// Makes a copy under this number that every rank has.
+fn inherit(fd: &OwnedFd, number: i32) -> io::Result<()> {
+    let copy = rustix::io::fcntl_dupfd_cloexec(fd, number)?;
+    if copy.as_raw_fd() != number {
+        return Err(io::Error::other(format!("number {number} is taken")));
+    }
+    rustix::io::fcntl_setfd(&copy, FdFlags::empty())?;
+    // For as long as this process.
+    std::mem::forget(copy);
+    Ok(())
 }
 
 /// A rank that is to be held has just become its program, which has not begun: leaves it stopped, and free for a debugger to trace.

@@ -14,6 +14,7 @@ use smol::Timer;
 use smol::future::FutureExt;
 
 use super::couriers::{Couriers, Pieces};
+use super::mpi::Mpi;
 use super::node::feed_arrivals;
 use super::overlay::{Children, Spawner};
 use super::subtree::Arrivals;
@@ -45,6 +46,8 @@ pub struct Needs {
     pub bytes: u64,
     /// What the job waits for.
     pub load: LoadId,
+    /// The MPI libraries of the programs, by their numbers.
+    pub mpi: Vec<(u32, Mpi)>,
 }
 
 /// What is to be captured besides the closure.
@@ -66,6 +69,16 @@ pub struct Loading {
     couriers: Couriers,
     /// Who waits for pieces that are not here yet.
     waiting: RefCell<HashMap<Piece, BTreeSet<NodeId>>>,
+}
+
+impl Needs {
+    /// What both need, of the same load.
+    pub fn join(&mut self, other: Needs) {
+        self.roots = capture::roots(self.roots.drain(..).chain(other.roots));
+        self.bytes += other.bytes;
+        self.load = self.load.max(other.load);
+        self.mpi.extend(other.mpi);
+    }
 }
 
 impl std::fmt::Debug for Loading {
@@ -208,13 +221,14 @@ pub fn feeders(root: Vec<String>, nodes: Vec<(NodeId, Vec<String>)>) -> Vec<Feed
     std::iter::once(root).chain(nodes.into_iter().map(|(node, addresses)| Feeder { node, addresses })).collect()
 }
 
-/// Finds what a program needs and hands what the hosts share of it to the reader. Blocks on the shared file system: for a thread.
+/// Finds what a program, one of a job's, needs and hands what the hosts share of it to the reader. Blocks on the shared file system: for a thread.
 ///
 /// # Errors
 /// The program's closure cannot be resolved.
 pub fn resolve(
     source: &Source,
     preload: &Preload,
+    part: u32,
     program: &Path,
     env: &Environment,
     wishes: &Wishes<'_>,
@@ -254,6 +268,7 @@ pub fn resolve(
             return Ok(Needs::default());
         }
     };
+    needs.mpi.extend(Mpi::of(&closure).map(|mpi| (part, mpi)));
     for listing in &closure.directories {
         if source.shares_device(listing.stat.st_dev, &listing.canonical) {
             preload.directory(listing);

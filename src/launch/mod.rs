@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod allocation;
+pub mod blocks;
 pub mod card;
 pub mod console;
 pub mod couriers;
@@ -20,13 +21,16 @@ pub mod joined;
 pub mod keeper;
 pub mod limits;
 pub mod loading;
+pub mod mpi;
 pub mod node;
 pub mod outer;
 pub mod output;
 pub mod output_files;
 pub mod overlay;
 pub mod placement;
+pub mod pmi;
 pub mod progress;
+mod rendezvous;
 pub mod report;
 pub mod resident;
 pub mod root;

@@ -39,6 +39,12 @@ impl Outer {
     /// # Errors
     /// It started several that cannot find each other, or does not speak PMI-1.
     pub fn find() -> Result<Option<Outer>> {
+        // Ranks of ours have one, too, and may start jobs of their own.
+        if let (Some(own), Some(fd)) = (number("HPCRT_FD"), number("PMI_FD"))
+            && own == fd
+        {
+            return Ok(None);
+        }
         let several = |name| number(name).filter(|count| *count > 1);
         let (Some(size), Some(rank), Some(fd)) = (several("PMI_SIZE"), number("PMI_RANK"), number("PMI_FD")) else {
             return match several("SLURM_STEP_NUM_TASKS").or_else(|| several("PMI_SIZE")) {

@@ -170,6 +170,11 @@ impl Children {
         self.route.borrow().iter().filter(|(_, via)| **via == child).map(|(node, _)| *node).collect()
     }
 
+    /// All nodes below.
+    pub fn reached(&self) -> Vec<NodeId> {
+        self.route.borrow().keys().copied().collect()
+    }
+
     /// From now on a broken link is a child that left as it was told.
     pub fn expect_leaving(&self) {
         self.leaving.set(true);

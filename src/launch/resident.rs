@@ -118,7 +118,15 @@ impl Resident {
         let mut fds = fds.into_iter().map(File::from);
         let (Some(spec), Some(stdout), Some(stderr)) = (fds.next(), fds.next(), fds.next()) else { return 125 };
         let (sender, signals) = unbounded();
-        let console = Console { stdin: fds.next(), stdout, stderr, signals, own: false, progress: RefCell::default() };
+        let console = Console {
+            stdin: fds.next(),
+            stdout,
+            stderr,
+            signals,
+            own: false,
+            progress: RefCell::default(),
+            front: RefCell::default(),
+        };
         // A command that is gone wants its job ended; its signals are passed on.
         let listen = async {
             while let Ok(Some((SessionAsk::Signal { signal }, _))) =

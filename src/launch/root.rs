@@ -18,6 +18,7 @@ use super::keeper::KILLED;
 use super::limits;
 use super::loading::{self, Loading};
 use super::overlay::{Children, Event, Spawner};
+use super::rendezvous::Names;
 use super::slurm::Step;
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
@@ -29,6 +30,7 @@ use crate::net::link::Packet;
 use crate::net::listen;
 use crate::net::replicate::FeedsLog;
 use crate::net::welcome::welcome;
+use crate::net::wire::collective::Word;
 use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, Limits, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
@@ -73,11 +75,12 @@ pub enum News {
     Output { rank: u32, stream: Stream, packet: Packet },
     Exited(Vec<Exit>),
     Failed { node: NodeId, error: String },
-    Done { node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
+    Done { part: u32, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
     Open { node: NodeId },
     Pids(Vec<(u32, u32)>),
+    Collective { word: Word, packet: Packet },
     Lost { node: NodeId, error: String },
 }
 
@@ -121,6 +124,8 @@ pub struct Root {
     facts: RefCell<BTreeMap<NodeId, (Instant, Facts)>>,
     asked: Cell<Option<Instant>>,
     next_job: Cell<JobId>,
+    /// What ranks have published.
+    pub(super) names: Names,
 }
 
 impl std::fmt::Debug for Root {
@@ -197,6 +202,7 @@ impl Root {
             facts: RefCell::default(),
             asked: Cell::new(None),
             next_job: Cell::new(1),
+            names: Names::default(),
         });
         tasks.spawn(Rc::clone(&root).hear(events)).detach();
 
@@ -439,6 +445,11 @@ impl Root {
         silent()
     }
 
+    /// Whether all nodes are this machine.
+    pub fn is_local(&self) -> bool {
+        self.subtree.is_local()
+    }
+
     /// Sends an order down the tree.
     pub async fn order(&self, to: Target, order: Order, body: Vec<u8>) {
         self.children.order(to, order, body).await;
@@ -473,6 +484,9 @@ impl Root {
                 }
                 Event::Report { report: Report::Read { ticket }, packet, .. } => {
                     self.reader(|source| source.forest.answer(ticket, packet.body.to_vec()));
+                }
+                Event::Report { report: Report::Collective { job, word }, packet, .. } => {
+                    self.tell(job, News::Collective { word, packet }).await;
                 }
                 Event::Report { report, .. } => self.note(report, false).await,
                 Event::Log { child, packet } => {
@@ -523,8 +537,8 @@ impl Root {
             Report::Lost { node, error } => self.lose(node, error).await,
             Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
             Report::Failed { job, node, error } => self.tell(job, News::Failed { node, error }).await,
-            Report::Done { job, node, warnings, received, facts } => {
-                self.tell(job, News::Done { node, warnings, received, facts }).await;
+            Report::Done { job, part, node, warnings, received, facts } => {
+                self.tell(job, News::Done { part, node, warnings, received, facts }).await;
             }
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
@@ -546,7 +560,7 @@ impl Root {
                     loading.hear_rate(rate);
                 }
             }
-            Report::Output { .. } | Report::Read { .. } | Report::Ping => {}
+            Report::Output { .. } | Report::Collective { .. } | Report::Read { .. } | Report::Ping => {}
         }
         let _ = self.changed.0.try_send(());
     }

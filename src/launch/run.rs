@@ -1,7 +1,7 @@
 //! One job, seen from the front end: places its ranks, relays its streams, decides when it is over and with which exit code.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::rc::Rc;
@@ -14,23 +14,26 @@ use smol::future::FutureExt;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::{Timer, Unblock};
 
+use super::blocks::Blocks;
 use super::card::Card;
 use super::console::{Console, ends};
 use super::exit::{End, Ends};
 use super::hostlist::Host;
 use super::keeper::KILLED;
 use super::loading::Needs;
+use super::mpi::Mpi;
 use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
+use super::rendezvous::{self, Aborted, Ask, Rendezvous};
 use super::root::{News, Root};
 use super::timeline::Line;
 use crate::error::EXIT_FAILED;
 use crate::loader::catalog::as_path;
 use crate::net::auth::nonce;
 use crate::net::wire::borrow::Borrow;
-use crate::net::wire::control::{JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
+use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::facts::JobFacts;
-use crate::net::wire::session::JobSpec;
+use crate::net::wire::session::{Block, JobSpec};
 use crate::sys::{mpir, process};
 use crate::{Result, error::Context};
 
@@ -66,6 +69,7 @@ enum Next {
     News(News),
     Signal(Signal),
     Input(io::Result<Vec<u8>>),
+    Asked(Ask),
     Time,
     Written,
     /// Our own output cannot be written.
@@ -81,8 +85,11 @@ struct Running<'a> {
     placement: Arc<Placement>,
     /// Node of each share of the placement.
     nodes: Vec<NodeId>,
-    /// Nodes that still have something of the job.
-    busy: BTreeSet<NodeId>,
+    /// Nodes that still have something of one of the job's programs.
+    busy: BTreeSet<(NodeId, u32)>,
+    rendezvous: Rendezvous,
+    /// A rank ended the job with this exit code.
+    aborted: Option<u8>,
     ends: Ends,
     output: Presenter,
     errors: Vec<String>,
@@ -109,12 +116,17 @@ struct Running<'a> {
 pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, console: &Console) -> Result<Outcome> {
     let up = root.up();
     let up_hosts: Vec<Host> = up.iter().map(|(_, at)| hosts[*at].clone()).collect();
-    let placement = Arc::new(Placement::new(up_hosts, job.ranks, job.per_host)?);
+    let Blocks { placement, parts } = Blocks::new(&up_hosts, &job.blocks)?;
+    let placement = Arc::new(placement);
+    for (part, mpi) in &needs.mpi {
+        mpi.check(as_path(&job.blocks[*part as usize].program), placement.ranks())?;
+    }
     let nodes = nodes_of(&placement, &up, hosts);
+    let main = &job.blocks[0];
     let card = Rc::new(Card {
-        program: job.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
+        program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
         ranks: placement.ranks(),
-        path: job.program.clone(),
+        path: main.program.clone(),
         nodes: nodes.iter().copied().zip(placement.shares.iter().map(|s| s.ranks.clone())).collect(),
         view: !needs.roots.is_empty(),
         begun: Instant::now(),
@@ -122,24 +134,22 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         progress: RefCell::default(),
     });
     let (id, news) = root.new_job(Rc::clone(&card));
-    let places = placement.shares.iter().zip(&nodes).map(|(share, node)| Place {
-        node: *node,
-        first: share.ranks.start,
-        count: share.ranks.end - share.ranks.start,
-        bind: job.binding,
-    });
+    let places = places(&placement, &nodes, job.binding);
     let held = mpir::is_debugged();
-    let launch = Launch {
+    let front = console.front.take();
+    let wiring = rendezvous::wiring(&placement, &nodes, root.is_local(), front.is_some());
+    let launch = |(part, block): (u32, &Block)| Launch {
         job: id,
-        program: job.program.clone(),
-        argv: job.argv.clone(),
-        env: job.env.clone(),
-        cwd: job.cwd.clone(),
+        part,
+        program: block.program.clone(),
+        argv: block.argv.clone(),
+        env: block.env.clone(),
+        cwd: block.cwd.clone(),
         size: placement.ranks(),
-        places: places.collect(),
+        places: places.iter().zip(&parts).filter(|(_, of)| **of == part).map(|(place, _)| place.clone()).collect(),
         load: needs.load,
         bytes: needs.bytes,
-        roots: needs.roots,
+        roots: needs.roots.clone(),
         view: job.view,
         stdin: job.stdin,
         memory: job.memory.as_ref().map(|wish| {
@@ -148,12 +158,17 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         }),
         guests: false,
         hold: held,
+        wiring: wiring.clone(),
+        client: needs.mpi.contains(&(part, Mpi::OpenMpi4)),
     };
+    let launches: Vec<Launch> = (0..).zip(&job.blocks).map(launch).collect();
     let mut running = Running {
         root,
         console,
         job: id,
-        busy: nodes.iter().copied().collect(),
+        busy: nodes.iter().copied().zip(parts).collect(),
+        rendezvous: Rendezvous::new(root, id, &placement, &nodes, front)?,
+        aborted: None,
         nodes,
         ends: Ends::new(placement.ranks(), job.keep_going),
         output: Presenter::new(job, &placement, console)?,
@@ -171,7 +186,9 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         held,
     };
     let started = Instant::now();
-    root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
+    for launch in launches {
+        root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
+    }
     running.drive(job, &news).await;
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
@@ -189,6 +206,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         Running { failed: true, .. } => EXIT_FAILED,
         // As a program that writes to a closed pipe.
         Running { output: Presenter { closed: true, .. }, .. } => 128 + Signal::SIGPIPE as u8,
+        Running { aborted: Some(code), .. } => *code,
         _ => running.ends.exit_code(),
     };
     Ok(Outcome {
@@ -204,13 +222,23 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     })
 }
 
-/// The node behind each share: shares keep the order of the hosts, but hosts without ranks have none.
+/// The node behind each share.
 fn nodes_of(placement: &Placement, up: &[(NodeId, usize)], hosts: &[Host]) -> Vec<NodeId> {
-    let mut candidates = up.iter();
-    let node = |share: &super::placement::Share| {
-        candidates.find(|(_, at)| hosts[*at] == share.host).map_or(0, |(node, _)| *node)
-    };
-    placement.shares.iter().map(node).collect()
+    let nodes: HashMap<&str, NodeId> = up.iter().map(|(node, at)| (hosts[*at].name.as_str(), *node)).collect();
+    placement.shares.iter().map(|share| nodes.get(share.host.name.as_str()).copied().unwrap_or(0)).collect()
+}
+
+/// What each share is on its node: there the ranks of all programs are numbered through.
+fn places(placement: &Placement, nodes: &[NodeId], bind: Binding) -> Vec<Place> {
+    let mut locals = HashMap::<NodeId, u32>::new();
+    let mut places = Vec::new();
+    for (share, node) in placement.shares.iter().zip(nodes) {
+        let (count, local) = (share.ranks.end - share.ranks.start, locals.entry(*node).or_default());
+        places.push(Place { node: *node, first: share.ranks.start, count, local: *local, locals: 0, bind });
+        *local += count;
+    }
+    places.iter_mut().for_each(|place| place.locals = locals[&place.node]);
+    places
 }
 
 /// Notes what a node that is done told of its part.
@@ -230,15 +258,20 @@ impl Running<'_> {
         let mut timed_out = false;
         let mut input = Input::new(job.stdin, self.console);
         while !self.busy.is_empty() {
-            let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake()].into_iter().flatten().min();
+            let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake(), self.rendezvous.wake()]
+                .into_iter()
+                .flatten()
+                .min();
             let next = self.next(news, &mut input, wake).await;
             match next.unwrap_or_else(Next::Broken) {
                 Next::News(news) => self.handle(news, &mut input).await,
+                Next::Asked(ask) => self.rendezvous.handle_ask(ask).await,
                 Next::Signal(signal) => self.signalled(signal).await,
                 Next::Input(bytes) => {
                     let bytes = bytes.unwrap_or_default();
-                    let readers = self.readers(job.stdin);
+                    let mut readers = self.readers(job.stdin);
                     input.sent(&bytes, &readers);
+                    readers.dedup();
                     for node in readers {
                         self.root.order(Target::Node(node), Order::Stdin { job: self.job }, bytes.clone()).await;
                     }
@@ -253,6 +286,7 @@ impl Running<'_> {
             }
             let now = Instant::now();
             self.output.tick(now);
+            self.rendezvous.handle_timeout().await;
             if timeout.is_some_and(|t| now >= t) && !timed_out {
                 timed_out = true;
                 let limit = limit.unwrap_or_default().as_secs_f64();
@@ -260,7 +294,7 @@ impl Running<'_> {
                 self.end(STOPPED_GRACE).await;
             }
             if self.give_up.is_some_and(|t| now >= t) {
-                let hosts: Vec<&str> = self.busy.iter().map(|n| self.root.host(*n)).collect();
+                let hosts: Vec<&str> = self.busy.iter().map(|(node, _)| self.root.host(*node)).collect();
                 self.fail(format!(
                     "{} did not confirm in time that nothing of the job is left there",
                     super::fold::fold(&hosts)
@@ -291,6 +325,8 @@ impl Running<'_> {
             }
         };
         let type_in = async { Ok(Next::Input(input.read().await)) };
+        let rendezvous = &mut self.rendezvous;
+        let asked = async { Ok(Next::Asked(rendezvous.asked().await)) };
         let time = async {
             match wake {
                 Some(at) => Timer::at(at).await,
@@ -298,7 +334,7 @@ impl Running<'_> {
             };
             Ok(Next::Time)
         };
-        signal.or(time).or(hear).or(type_in).or(show).await
+        signal.or(time).or(hear).or(asked).or(type_in).or(show).await
     }
 
     /// Writes what is left; a reader that does not read holds up only as long as nobody wants an end.
@@ -326,6 +362,7 @@ impl Running<'_> {
                 self.last_exit = Some(Instant::now());
                 self.card.progress.borrow_mut().ended += u32::try_from(exits.len()).unwrap_or(u32::MAX);
                 let mut end = false;
+                self.rendezvous.handle_gone(exits.iter().map(|exit| exit.rank)).await;
                 for exit in exits {
                     self.card.progress.borrow_mut().pids.entry(exit.rank).or_default();
                     let how = match exit.status {
@@ -345,13 +382,13 @@ impl Running<'_> {
                 self.failures.entry(error).or_default().insert(node);
                 self.end(Duration::ZERO).await;
             }
-            News::Done { node, warnings, received, facts } => {
+            News::Done { part, node, warnings, received, facts } => {
                 self.received = (self.received.0 + received.0, self.received.1 + received.1);
                 noted(self.root, &self.card, node, &facts);
                 for warning in warnings {
                     self.warnings.entry(warning).or_default().insert(node);
                 }
-                self.busy.remove(&node);
+                self.busy.remove(&(node, part));
                 // What it was sent last may have come after its readers were gone.
                 input.taken(node);
             }
@@ -367,9 +404,16 @@ impl Running<'_> {
                 self.release().await;
             }
             News::Lost { node, error } => {
-                input.taken(node);
-                if self.busy.remove(&node) {
+                input.lost(node);
+                let busy = self.busy.len();
+                self.busy.retain(|(of, _)| *of != node);
+                if self.busy.len() < busy {
                     self.lost(node, error).await;
+                }
+            }
+            News::Collective { word, packet } => {
+                if let Some(aborted) = self.rendezvous.handle_word(word, &packet.body).await {
+                    self.abort(aborted).await;
                 }
             }
         }
@@ -384,10 +428,22 @@ impl Running<'_> {
         }
     }
 
+    /// A rank ends the job; what the others do then is no failure of theirs.
+    async fn abort(&mut self, Aborted { rank, code, message }: Aborted) {
+        if self.aborted.is_none() && !self.failed {
+            self.aborted = Some(code);
+            let host = self.placement.host_name(rank);
+            let why = if message.is_empty() { String::new() } else { format!(": {message}") };
+            self.errors.push(format!("rank {rank} on {host} aborted the job with code {code}{why}"));
+        }
+        self.end(FAILED_GRACE).await;
+    }
+
     async fn lost(&mut self, node: NodeId, error: String) {
         self.errors.push(error);
         let shares = self.placement.shares.iter().zip(&self.nodes);
         let ranks: Vec<u32> = shares.filter(|(_, n)| **n == node).flat_map(|(share, _)| share.ranks.clone()).collect();
+        self.rendezvous.handle_gone(ranks.iter().copied()).await;
         let mut end = false;
         for rank in ranks {
             end |= self.ends.handle_end(rank, End::Lost);
@@ -442,27 +498,28 @@ impl Running<'_> {
         self.give_up = Some(self.give_up.map_or(give_up, |g| g.min(give_up)));
     }
 
-    /// Nodes that have a rank that reads standard input.
+    /// Nodes that have a rank that reads standard input: once for each program that they have, ascending.
     fn readers(&self, stdin: StdinTo) -> Vec<NodeId> {
         let nodes = match stdin {
             StdinTo::All => &self.nodes[..],
             StdinTo::First => &self.nodes[..1],
             StdinTo::None => &[],
         };
-        nodes.iter().copied().filter(|n| self.busy.contains(n)).collect()
+        self.busy.iter().map(|(node, _)| *node).filter(|node| nodes.contains(node)).collect()
     }
 }
 
 /// Standard input on its way to the ranks: one block at a time, the next when every reader took the last.
 struct Input {
     from: Option<Unblock<File>>,
-    waiting: BTreeSet<NodeId>,
+    /// A node stands here for each program of the job that it has.
+    waiting: Vec<NodeId>,
 }
 
 impl Input {
     fn new(to: StdinTo, console: &Console) -> Input {
         let from = console.stdin.as_ref().filter(|_| to != StdinTo::None).and_then(|stdin| stdin.try_clone().ok());
-        Input { from: from.map(|stdin| Unblock::with_capacity(64 << 10, stdin)), waiting: BTreeSet::new() }
+        Input { from: from.map(|stdin| Unblock::with_capacity(64 << 10, stdin)), waiting: Vec::new() }
     }
 
     /// The next block; empty at the end. Safe to cancel: what was read stays in the buffer of `from`.
@@ -485,7 +542,13 @@ impl Input {
     }
 
     fn taken(&mut self, node: NodeId) {
-        self.waiting.remove(&node);
+        if let Some(at) = self.waiting.iter().position(|waiting| *waiting == node) {
+            self.waiting.swap_remove(at);
+        }
+    }
+
+    fn lost(&mut self, node: NodeId) {
+        self.waiting.retain(|waiting| *waiting != node);
     }
 }
 

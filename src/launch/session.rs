@@ -17,6 +17,7 @@ use super::console::Console;
 use super::hosting::{self, Ranks};
 use super::hostlist::Host;
 use super::loading::{self, Needs, Wishes};
+use super::mpi::Mpi;
 use super::overlay::Spawner;
 use super::progress;
 use super::report::{self, Report};
@@ -32,7 +33,7 @@ use crate::loader::hints::Hints;
 use crate::loader::source::{Compression, Counted, Finding, READERS, Source};
 use crate::loader::tally::Tally;
 use crate::net::wire::control::View;
-use crate::net::wire::session::JobSpec;
+use crate::net::wire::session::{Block, JobSpec};
 use crate::{Error, Result, error::Context};
 
 /// Reading begins before the nodes are up; this is the reader.
@@ -282,17 +283,31 @@ fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
     let (source, job, began) = (Arc::clone(source), job.clone(), Instant::now());
     let before = (source.counters.read(), source.touched());
     let found = tasks.spawn(smol::unblock(move || {
+        let parts = || (0..).zip(&job.blocks);
         if job.view == View::None {
-            return Ok(Resolved::default());
+            let mpi = |(part, block): (u32, &Block)| {
+                Some((part, Mpi::of_program(as_path(&block.program), &Environment::of(&block.env, &block.cwd))?))
+            };
+            let needs = Needs { mpi: parts().filter_map(mpi).collect(), ..Needs::default() };
+            return Ok(Resolved { needs, ..Resolved::default() });
         }
         let begun = Instant::now();
         let preload = source.preload();
-        let (program, env, scripts) = (as_path(&job.program), Environment::of(&job.env, &job.cwd), scripts(&job));
-        let wishes = Wishes { prefixes: &job.prefixes, excludes: &job.excludes, scripts: &scripts };
-        let needs = loading::resolve(&source, &preload, program, &env, &wishes)?;
+        let mut needs = Needs::default();
+        for (part, block) in parts() {
+            let (program, env, scripts) =
+                (as_path(&block.program), Environment::of(&block.env, &block.cwd), scripts(block));
+            let wishes = Wishes { prefixes: &job.prefixes, excludes: &job.excludes, scripts: &scripts };
+            needs.join(loading::resolve(&source, &preload, part, program, &env, &wishes)?);
+        }
         source.compare(&needs.roots, begun, &preload);
         // Without shared files there is nothing to remember.
-        let hints = if needs.roots.is_empty() { None } else { Hints::of(program, &subject(&job, &scripts)) };
+        let main = &job.blocks[0];
+        let hints = if needs.roots.is_empty() {
+            None
+        } else {
+            Hints::of(as_path(&main.program), &subject(main, &scripts(main)))
+        };
         for (path, need) in hints.iter().flat_map(Hints::entries) {
             preload.hint(path, *need, &needs.roots);
         }
@@ -302,33 +317,36 @@ fn resolve(tasks: &Spawner, source: &Arc<Source>, job: &JobSpec) -> Resolving {
 }
 
 /// The words behind the program, as the paths that they may be.
-fn arguments(job: &JobSpec) -> impl Iterator<Item = PathBuf> {
-    job.argv.iter().skip(1).map(|word| as_path(&job.cwd).join(as_path(word)))
+fn arguments(block: &Block) -> impl Iterator<Item = PathBuf> {
+    block.argv.iter().skip(1).map(|word| as_path(&block.cwd).join(as_path(word)))
 }
 
 /// The arguments that are files which an interpreter runs, without symbolic links.
-fn scripts(job: &JobSpec) -> Vec<PathBuf> {
-    let scripts = arguments(job).filter(|path| loading::is_script(path));
+fn scripts(block: &Block) -> Vec<PathBuf> {
+    let scripts = arguments(block).filter(|path| loading::is_script(path));
     scripts.filter_map(|script| script.canonicalize().ok()).collect()
 }
 
 /// What an interpreter is to run: two programs with the same interpreter load different things.
-fn subject(job: &JobSpec, scripts: &[PathBuf]) -> Vec<Vec<u8>> {
+fn subject(block: &Block, scripts: &[PathBuf]) -> Vec<Vec<u8>> {
     if let Some(script) = scripts.first() {
         return vec![script.as_os_str().as_bytes().to_vec()];
     }
-    let module = job.argv.iter().skip(1).skip_while(|word| **word != b"-m").take(2);
+    let module = block.argv.iter().skip(1).skip_while(|word| **word != b"-m").take(2);
     module.cloned().collect()
 }
 
 /// Whether the job may load anything from a file system that the hosts share: then the agents prepare for it while they start.
 pub fn may_share(job: &JobSpec) -> bool {
-    let env = Environment::of(&job.env, &job.cwd);
-    let python = closure::variable(&job.env, "PYTHONPATH");
-    let lists = [env.library_path, env.preload, python].into_iter().flatten();
-    let listed = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>());
-    let mut all = std::iter::once(as_path(&job.program).to_owned()).chain(arguments(job)).chain(listed);
-    job.view != View::None && (!job.prefixes.is_empty() || all.any(|path| capture::is_shared(&path)))
+    let of = |block: &Block| {
+        let env = Environment::of(&block.env, &block.cwd);
+        let python = closure::variable(&block.env, "PYTHONPATH");
+        let lists = [env.library_path, env.preload, python].into_iter().flatten();
+        let listed: Vec<_> = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>()).collect();
+        let mut all = std::iter::once(as_path(&block.program).to_owned()).chain(arguments(block)).chain(listed);
+        all.any(|path| capture::is_shared(&path))
+    };
+    job.view != View::None && (!job.prefixes.is_empty() || job.blocks.iter().any(of))
 }
 
 fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> Result<()> {

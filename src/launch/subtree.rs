@@ -17,7 +17,7 @@ use super::overlay::{Children, Spawner};
 use crate::error::Context;
 use crate::net::link::{Packet, Reader, Writer};
 use crate::net::welcome;
-use crate::net::wire::control::{Down, Enroll, NodeId, NodeSpec, Order, Report, Target};
+use crate::net::wire::control::{AgentKind, Down, Enroll, NodeId, NodeSpec, Order, Report, Target};
 use crate::net::wire::hello::Purpose;
 use crate::{Error, Result};
 
@@ -127,6 +127,11 @@ impl Subtree {
         }
     }
 
+    /// Whether all nodes are this machine.
+    pub fn is_local(&self) -> bool {
+        self.enroll.agent == AgentKind::Local
+    }
+
     /// Starts those of `nodes` whose parent this node is, [`AT_ONCE`] at a time, and hands each what is below it. What fails is reported for
     /// the whole sub-tree.
     pub fn start(
@@ -215,7 +220,7 @@ async fn bring_up(
     processes.borrow_mut().push(process);
     let node = enroll.node;
     let arrived = arrivals.expect(node);
-    let local = enroll.agent == crate::net::wire::control::AgentKind::Local;
+    let local = enroll.agent == AgentKind::Local;
     let enroll = if local { Enroll { parent: Vec::new(), ..enroll } } else { enroll };
     let order = Packet::new(&Down { to: Target::Node(node), order: Order::Enroll(enroll) }, Vec::new());
     let joining = async {

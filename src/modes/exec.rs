@@ -9,16 +9,16 @@ use smol::LocalExecutor;
 use smol::future::FutureExt;
 
 use super::job::{self, Where};
-use crate::cli::Exec;
-use crate::error::say;
+use crate::cli::{Exec, Part, PartFlags};
+use crate::error::{Context, say};
 use crate::launch;
+use crate::launch::blocks::Blocks;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
 use crate::launch::foreign::Foreign;
 use crate::launch::hosting::Ranks;
 use crate::launch::hostlist::Host;
 use crate::launch::outer::Outer;
-use crate::launch::placement::Placement;
 use crate::launch::progress::{Progress, When};
 use crate::launch::root::parents;
 use crate::launch::session::{Reading, Session, may_share};
@@ -34,8 +34,10 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// Whatever keeps the job from running; how it went otherwise is the exit code.
-pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
+pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     let begun = Instant::now();
+    // Before anything is opened.
+    let mut front = flags.front.map(process::inherited).transpose().op("use the descriptor of --front")?;
     let named = flags.hosts.is_some() || flags.hostfile.is_some() || flags.agent.is_some();
     if !flags.dry_run
         && let Some(outer) = Outer::find()?
@@ -46,32 +48,44 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
                 "leave hosts, ranks and streams to it; or unset PMI_SIZE, PMI_RANK and PMI_FD for a job of each";
             return Err(Error::usage("choose hosts, ranks or streams", cause).remedy(remedy));
         }
-        return joined(flags, program, outer);
+        let [Part { words, .. }] = parts else {
+            let cause = "a launcher started this one, and starts one program";
+            return Err(Error::usage("run several programs", cause).remedy("give the launcher several"));
+        };
+        return joined(flags, words, outer);
     }
     let signals = catch_signals()?;
     process::raise_nofile();
     process::keep_freed_memory();
-    let Where { hosts, agent, here } =
-        job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
+    let mut parts = job::parts(parts, flags.ranks, flags.ppn, flags.hosts.as_deref());
+    let named = job::hosts_of(&parts, flags.hosts.as_deref());
+    let Where { hosts, agent, here } = job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
     // Without views there is nothing to take over.
-    let launcher = if flags.view == View::None { None } else { Foreign::of(program)? };
-    if let Some(word) = launcher.as_ref().and_then(|_| not_ours(flags)) {
-        let error = Error::usage("run a launcher's job", "streams and ranks are the launcher's").on(word);
-        return Err(error.remedy("use its own option"));
+    let launcher = match &parts[..] {
+        [Part { words, .. }] if flags.view != View::None => Foreign::of(words)?,
+        _ => None,
+    };
+    if let Some(launcher) = &launcher {
+        if let Some(word) = not_ours(flags) {
+            let error = Error::usage("run a launcher's job", "streams and ranks are the launcher's").on(word);
+            return Err(error.remedy("use its own option"));
+        }
+        parts[0].words = launcher.program().to_vec();
     }
-    let words = launcher.as_ref().map_or(program, Foreign::program);
-    let mut spec = job::spec!(flags, words, &agent)?;
+    let mut spec = job::spec!(flags, &parts, &agent)?;
     if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
         if !flags.quiet {
-            say(format_args!("{} lies on no shared file system: nothing is taken over", words[0].display()));
+            let program = parts[0].words[0].display();
+            say(format_args!("{program} lies on no shared file system: nothing is taken over"));
         }
         return launcher.alone(&spec);
     }
     // Without hosts, without an allocation and without a number a program runs once, as it does without hpcrt.
-    if here && spec.per_host.is_none() && launcher.is_none() {
-        spec.ranks.get_or_insert(1);
+    let alone = here && launcher.is_none();
+    for block in spec.blocks.iter_mut().filter(|block| alone && block.per_host.is_none()) {
+        block.ranks.get_or_insert(1);
     }
-    let placement = Placement::new(hosts.clone(), spec.ranks, spec.per_host)?;
+    let Blocks { placement, .. } = Blocks::new(&hosts, &spec.blocks)?;
     if flags.dry_run {
         let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, &job::start_cost(flags.fan_out)?));
         return Ok(0);
@@ -90,13 +104,14 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
     let tasks = Rc::new(LocalExecutor::new());
     smol::block_on(tasks.run(async {
         let console = Console::own(&tasks, signals)?;
+        *console.front.borrow_mut() = front.take();
         let mut phases = Phases { discover: begun.elapsed(), ..Phases::default() };
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
         *console.progress.borrow_mut() = Some(progress);
         // The closure is found and read while the agents start, and sent on as soon as they are up.
         let reading = Reading::start(flags.compress, setup.view != View::None, flags.pull)?;
         let resolving = reading.resolve(&tasks, &spec);
-        let name = words[0].to_string_lossy().into_owned();
+        let name = parts[0].words[0].to_string_lossy().into_owned();
         let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());
         let job = async {
             let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
@@ -121,7 +136,8 @@ pub(super) fn run(flags: &Exec, program: &[OsString]) -> Result<u8> {
 /// One of several that a launcher started: runs its rank, and its part of the job.
 fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
     let signals = catch_signals()?;
-    let spec = job::spec!(flags, program, &AgentKind::Launched)?;
+    let part = Part { flags: PartFlags::default(), words: program.to_vec() };
+    let spec = job::spec!(flags, &[part], &AgentKind::Launched)?;
     let shown = may_share(&spec);
     let quiet = flags.quiet || outer.rank > 0;
     launch::joined::run(outer, program, shown, signals, |party| {

@@ -3,16 +3,19 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::num::NonZeroU32;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::cli::Part;
 use crate::launch::allocation::{self, Source};
 use crate::launch::hostlist::Host;
 use crate::launch::start_tree::StartCost;
 use crate::net::auth::SessionKey;
 use crate::net::wire::borrow::Borrow;
 use crate::net::wire::control::AgentKind;
+use crate::net::wire::session::Block;
 use crate::pager::{key, list};
 use crate::{Error, Result, error::Context};
 
@@ -95,17 +98,17 @@ pub(super) use setup;
 
 /// What to run, from flags of `exec` or `session run`. `$agent`: how the hosts are reached.
 macro_rules! spec {
-    ($flags:expr, $program:expr, $agent:expr) => {
+    ($flags:expr, $parts:expr, $agent:expr) => {
         (|| {
             use $crate::modes::job;
             let here = job::Here::find($flags.cwd.as_deref())?;
             Ok::<_, $crate::Error>($crate::net::wire::session::JobSpec {
-                ranks: $flags.ranks.map(u32::from),
-                per_host: $flags.ppn.map(u32::from),
-                program: here.program(&$program[0])?,
-                argv: $program.iter().map(|word| job::bytes(word)).collect(),
-                env: job::environment(&$flags.env, *$agent == $crate::net::wire::control::AgentKind::Local)?,
-                cwd: job::bytes(&here.job),
+                blocks: job::blocks(
+                    &here,
+                    $parts,
+                    &$flags.env,
+                    *$agent == $crate::net::wire::control::AgentKind::Local,
+                )?,
                 stdin: $flags.stdin,
                 binding: $flags.bind,
                 label: $flags.label,
@@ -126,6 +129,49 @@ macro_rules! spec {
     };
 }
 pub(super) use spec;
+
+/// The programs of a job. The flags `-n` and `--ppn` before the first are its own, if it has none; `--hosts` are, if others have some.
+pub(super) fn parts(
+    parts: &[Part],
+    ranks: Option<NonZeroU32>,
+    ppn: Option<NonZeroU32>,
+    hosts: Option<&str>,
+) -> Vec<Part> {
+    let several = parts.iter().any(|part| part.flags.hosts.is_some());
+    let mut parts = parts.to_vec();
+    if let Some(Part { flags, .. }) = parts.first_mut() {
+        if flags.ranks.is_none() && flags.ppn.is_none() {
+            (flags.ranks, flags.ppn) = (ranks, ppn);
+        }
+        if several && flags.hosts.is_none() {
+            flags.hosts = hosts.map(str::to_owned);
+        }
+    }
+    parts
+}
+
+/// The hosts of all programs, where they name any.
+pub(super) fn hosts_of(parts: &[Part], hosts: Option<&str>) -> Option<String> {
+    let named = parts.iter().filter_map(|part| part.flags.hosts.as_deref());
+    let all: Vec<&str> = hosts.into_iter().chain(named.filter(|own| Some(*own) != hosts)).collect();
+    (!all.is_empty()).then(|| all.join(","))
+}
+
+/// What is asked of the session of each program. `env`: variables for all.
+pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], local: bool) -> Result<Vec<Block>> {
+    let block = |Part { flags, words }: &Part| {
+        Ok(Block {
+            ranks: flags.ranks.map(u32::from),
+            per_host: flags.ppn.map(u32::from),
+            hosts: flags.hosts.clone(),
+            program: here.program(&words[0])?,
+            argv: words.iter().map(bytes).collect(),
+            env: environment(&[env, &flags.env].concat(), local)?,
+            cwd: bytes(flags.cwd.as_ref().map_or_else(|| here.job.clone(), |own| here.job.join(own))),
+        })
+    };
+    parts.iter().map(block).collect()
+}
 
 /// The directories that relative paths start from.
 pub(super) struct Here {

@@ -5,6 +5,7 @@ mod exec;
 mod job;
 pub mod ldd;
 mod memserver;
+mod sdk;
 mod session;
 mod status;
 
@@ -33,6 +34,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::Enter(session, program) => crate::launch::guest::enter(&session, &program),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Doctor(flags) => doctor::run(flags.json),
+        Options::Sdk(directory) => sdk::run(&directory),
         Options::Completions(text) | Options::Help(text) => {
             let _ = std::io::stdout().write_all(text.as_bytes());
             Ok(0)

@@ -1,6 +1,5 @@
 //! `hpcrt session`: hosts and files stay warm between jobs.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,7 +10,7 @@ use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
 use super::job::{self, Where};
-use crate::cli::{SessionRun, SessionStart};
+use crate::cli::{Part, SessionRun, SessionStart};
 use crate::launch::console::{self, Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
 use crate::launch::fold::fold;
@@ -98,10 +97,11 @@ fn detach(console: &mut Console) -> io::Result<()> {
 }
 
 /// Runs a job in a session.
-pub(super) fn run(flags: &SessionRun, program: &[OsString]) -> Result<u8> {
+pub(super) fn run(flags: &SessionRun, parts: &[Part]) -> Result<u8> {
     let signals = catch_signals()?;
     // What belongs to this host only is not passed on: the session's hosts may be others.
-    let spec = job::spec!(flags, program, &AgentKind::Ssh)?;
+    let parts = job::parts(parts, flags.ranks, flags.ppn, None);
+    let spec = job::spec!(flags, &parts, &AgentKind::Ssh)?;
     let session = connect(&flags.session)?;
     let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("hand over the standard streams");
     let mut fds = vec![

@@ -4,6 +4,8 @@
 //! A link between two nodes, set up by the first message of the node that opens it, has a latency and a buffer; it keeps order. Links can
 //! break and nodes crash; both ends, or the one that is left, learn it after the detection time. Equal seeds give equal runs.
 
+#[cfg(test)]
+mod collective;
 pub mod pull;
 pub mod replica;
 #[cfg(test)]

@@ -24,7 +24,7 @@ use nix::unistd::{Pid, getpid};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::plan::{NOT_STARTED, PLAN_FD, Plan, Rank};
+use super::plan::{MEMBER_FD, NOT_STARTED, PLAN_FD, Plan, Rank};
 use super::process::above_standard;
 use super::rank::Block;
 use super::syscall::{nr, syscall};
@@ -78,7 +78,7 @@ struct Slot {
     busy: AtomicU32,
     block: Block,
     rank: &'static Rank,
-    stdio: [RawFd; 3],
+    fds: [RawFd; 4],
     plan: RawFd,
     image: Option<RawFd>,
     /// What the bootstrapper is told.
@@ -131,19 +131,19 @@ impl Starter {
         Ok(())
     }
 
-    /// Starts the rank with this index: `stdio` becomes its standard streams. All other descriptors of this process must be
-    /// close-on-exec, and none of `stdio` below 3.
+    /// Starts the rank with this index: `fds` become its standard streams and [`MEMBER_FD`]. All other descriptors of this process must
+    /// be close-on-exec, and none of `fds` below 3.
     ///
     /// # Errors
     /// `clone(2)`'s, or an index beyond the ranks. What fails in the child ends it with [`NOT_STARTED`] and is told by
     /// [`Starter::failed`].
-    pub fn start(&mut self, index: u32, stdio: [BorrowedFd<'_>; 3]) -> io::Result<Pid> {
+    pub fn start(&mut self, index: u32, fds: [BorrowedFd<'_>; 4]) -> io::Result<Pid> {
         let rank = self.block.rank(index).ok_or(io::ErrorKind::InvalidInput)?;
         let at = self.free_slot(rank);
         // SAFETY: `free_slot` gives a live slot that no child uses.
         let slot = unsafe { &mut *at };
         slot.rank = rank;
-        slot.stdio = stdio.map(|fd| fd.as_raw_fd());
+        slot.fds = fds.map(|fd| fd.as_raw_fd());
         let number = |number: u64| CString::new(number.to_string()).expect("digits have no NUL");
         slot.words = [c"hpcrt-boot".to_owned(), number(index.into()), number(self.len)];
         slot.argv =
@@ -196,7 +196,7 @@ impl Starter {
                 busy: AtomicU32::new(0),
                 block: self.block,
                 rank,
-                stdio: [-1; 3],
+                fds: [-1; 4],
                 plan: self.plan.as_raw_fd(),
                 image: self.image.as_ref().map(AsRawFd::as_raw_fd),
                 words: Default::default(),
@@ -214,12 +214,17 @@ impl Starter {
 extern "C" fn become_rank(slot: *mut c_void) -> c_int {
     let slot = slot.cast::<Slot>();
     // SAFETY: `Starter::start` passes a slot that it does not touch while this child is in its memory, except to look at `busy`.
-    let (room, Slot { block, rank, stdio, plan, image, argv, .. }) = unsafe { ((*slot).room.as_mut_ptr(), &*slot) };
+    let (room, Slot { block, rank, fds, plan, image, argv, .. }) = unsafe { ((*slot).room.as_mut_ptr(), &*slot) };
     // SAFETY: every call gets integers, or pointers to strings and arrays of the slot, which lives until exec.
     let call = |number, args| unsafe { syscall(number, args) };
-    for (at, fd) in stdio.iter().enumerate() {
-        // The copy is not close-on-exec, as wanted.
-        if let Err(errno) = call(nr::DUP3, [*fd as usize, at, 0, 0, 0, 0]) {
+    for (at, fd) in [0, 1, 2, MEMBER_FD].into_iter().zip(fds) {
+        // The copy is not close-on-exec, as wanted; nor is what is in its place already.
+        let done = if *fd as usize == at {
+            call(nr::FCNTL, [at, libc::F_SETFD as usize, 0, 0, 0, 0])
+        } else {
+            call(nr::DUP3, [*fd as usize, at, 0, 0, 0, 0])
+        };
+        if let Err(errno) = done {
             rank.failures.exec.store(errno, Ordering::Release);
             return NOT_STARTED;
         }
@@ -286,9 +291,10 @@ mod tests {
             let line = "[ -e /proc/$$/fd/3 ] && A=open; echo $A $B $(ulimit -n) $(pwd); exit $B";
             let mut starter = Starter::new(shell(line).write().unwrap(), image).unwrap();
             let null = null();
-            let mut start = |index: u32| starter.start(index, [null.as_fd(), writer.as_fd(), null.as_fd()]).unwrap();
+            let mut start =
+                |index: u32| starter.start(index, [null.as_fd(), writer.as_fd(), null.as_fd(), null.as_fd()]).unwrap();
             let pids: Vec<Pid> = (0..40).map(&mut start).collect();
-            assert!(starter.start(40, [null.as_fd(); 3]).is_err());
+            assert!(starter.start(40, [null.as_fd(); 4]).is_err());
             drop(writer);
             for (pid, index) in pids.into_iter().zip(0..) {
                 assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, index)));
@@ -307,7 +313,7 @@ mod tests {
     fn told(program: &Program, image: Option<OwnedFd>) -> Vec<(Stage, i32)> {
         let null = null();
         let mut starter = Starter::new(program.write().unwrap(), image).unwrap();
-        let pid = starter.start(1, [null.as_fd(); 3]).unwrap();
+        let pid = starter.start(1, [null.as_fd(); 4]).unwrap();
         assert!(matches!(waitpid(pid, None), Ok(WaitStatus::Exited(_, NOT_STARTED))));
         assert_eq!(starter.failed(0).count(), 0);
         starter.failed(1).filter(|(stage, _)| *stage != Stage::Image).collect()
@@ -329,7 +335,7 @@ mod tests {
         for image in images() {
             let mut starter = Starter::new(shell("exit 1").write().unwrap(), image).unwrap();
             starter.follow(Program { hold: true, ..shell("exit 7") }.write().unwrap()).unwrap();
-            let pid = starter.start(0, [null.as_fd(); 3]).unwrap();
+            let pid = starter.start(0, [null.as_fd(); 4]).unwrap();
             assert_eq!(waitpid(pid, None), Ok(WaitStatus::Stopped(pid, Signal::SIGTRAP)));
             let program = |path: &str| fs::canonicalize(path).unwrap();
             assert_eq!(program(&format!("/proc/{pid}/exe")), program("/bin/sh"));
@@ -343,7 +349,7 @@ mod tests {
         let null = null();
         let mut starter = Starter::new(shell("").write().unwrap(), Some(image().unwrap())).unwrap();
         starter.len += 1;
-        let pid = starter.start(0, [null.as_fd(); 3]).unwrap();
+        let pid = starter.start(0, [null.as_fd(); 4]).unwrap();
         assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, NOT_STARTED)));
         assert_eq!(starter.failed(0).collect::<Vec<_>>(), [(Stage::Boot, libc::ENOMEM)]);
         let other = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();

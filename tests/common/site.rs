@@ -63,9 +63,13 @@ impl Site {
     }
 
     pub fn start(&self, uid: u32, hosts: &str, flags: &[&str], program: &[&str]) -> Command {
-        let agent = self.cluster.agent_command();
+        self.start_within(60, uid, hosts, flags, program)
+    }
+
+    pub fn start_within(&self, seconds: u32, uid: u32, hosts: &str, flags: &[&str], program: &[&str]) -> Command {
+        let (agent, limit) = (self.cluster.agent_command(), seconds.to_string());
         let mut words =
-            vec![self.hpcrt.to_str().unwrap(), "exec", "--timeout", "60", "--hosts", hosts, "--agent", &agent];
+            vec![self.hpcrt.to_str().unwrap(), "exec", "--timeout", &limit, "--hosts", hosts, "--agent", &agent];
         words.extend(flags);
         words.push("--");
         words.extend(program);

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::run::{run, succeeds};
 
 /// Package and what for.
-const PACKAGES: [(&str, &str); 14] = [
+const PACKAGES: [(&str, &str); 18] = [
     ("gcc", "test programs"),
     ("libc6-dev", "test programs"),
     ("musl-tools", "test programs with another C library"),
@@ -19,6 +19,10 @@ const PACKAGES: [(&str, &str); 14] = [
     ("strace", "counting system calls"),
     ("slurm-wlm", "allocations of Slurm"),
     ("mpich", "launchers and programs of MPI"),
+    ("libmpich-dev", "programs of MPI"),
+    ("openmpi-bin", "programs of Open MPI 4"),
+    ("libopenmpi-dev", "programs of Open MPI 4"),
+    ("lammps", "a real program of MPI"),
     ("rsync", "the reference for distribution"),
 ];
 

@@ -168,6 +168,13 @@ const PROOFS: &[Proof] = &[
         memory: 1,
         root: false,
     },
+    Proof {
+        name: "collectives",
+        what: "broadcast, barrier, scatter and gather of 64, 256 and 1,024 members beside a bare tree and a star of processes over TCP",
+        how: How::Bench("collectives"),
+        memory: 4,
+        root: false,
+    },
 ];
 
 /// Runs one proof or all of them; what is skipped is named with the reason at the end.

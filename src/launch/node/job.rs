@@ -16,10 +16,11 @@ use smol::{Async, Timer};
 
 use super::Node;
 use super::guests::Inside;
+use super::members::Members;
 use super::memory::Memory;
 use super::streams::Streams;
 use super::view::View;
-use crate::launch::{allocation, placement};
+use crate::launch::{allocation, placement, pmi};
 use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
@@ -28,6 +29,7 @@ use crate::net::wire::facts::{JobFacts, JobTimes};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
 use crate::sys::boot::Stage;
+use crate::sys::plan::MEMBER_FD;
 use crate::sys::process;
 use crate::sys::program::Program;
 use crate::{Error, Result, error::Context};
@@ -37,6 +39,8 @@ pub(super) struct Job {
     pub(super) node: Rc<Node>,
     pub(super) launch: Launch,
     pub(super) place: Place,
+    /// `None` where others start the ranks.
+    members: Option<Rc<Members>>,
     keeper: Async<Seqpacket>,
     /// Standard input of the ranks that read it; `None` after its end.
     stdin: RefCell<Option<Vec<Sender<Vec<u8>>>>>,
@@ -70,7 +74,7 @@ impl Job {
     /// Starts this node's ranks, if it has any. What fails is reported.
     pub(super) async fn start(node: &Rc<Node>, launch: Launch) -> Option<Rc<Job>> {
         let place = launch.places.iter().find(|p| p.node == node.id)?.clone();
-        let id = launch.job;
+        let (id, part, ranks) = (launch.job, launch.part, place.count);
         match Job::hand_over(node, launch, place) {
             Ok(job) => {
                 let work = Rc::clone(&job);
@@ -82,12 +86,14 @@ impl Job {
                 node.report(&Report::Failed { job: id, node: node.id, error }).await;
                 node.report(&Report::Done {
                     job: id,
+                    part,
                     node: node.id,
                     warnings: Vec::new(),
                     received: node.received(),
                     facts: JobFacts { job: id, told: node.clock.now(), ..JobFacts::default() },
                 })
                 .await;
+                node.over(id, ranks);
                 None
             }
         }
@@ -95,6 +101,7 @@ impl Job {
 
     fn hand_over(node: &Rc<Node>, mut launch: Launch, place: Place) -> Result<Rc<Job>> {
         let memory = Memory::open(node, &mut launch)?;
+        let members = node.members_of(launch.job);
         let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
@@ -115,6 +122,7 @@ impl Job {
             node: Rc::clone(node),
             launch,
             place,
+            members,
             keeper: Async::new(ours).op("start the keeper")?,
             stdin: RefCell::new(Some(stdin)),
             readers: RefCell::new(readers),
@@ -242,9 +250,10 @@ impl Job {
         self.view.borrow_mut().take();
         self.memory.borrow_mut().take();
         self.node.views.tidy();
-        let (job, node, warnings) = (self.launch.job, self.node.id, self.warnings.take());
-        self.node.report(&Report::Done { job, node, warnings, received: self.node.received(), facts }).await;
-        self.node.jobs.borrow_mut().remove(&self.launch.job);
+        let (job, part, node, warnings) = (self.launch.job, self.launch.part, self.node.id, self.warnings.take());
+        self.node.over(job, self.place.count);
+        self.node.report(&Report::Done { job, part, node, warnings, received: self.node.received(), facts }).await;
+        self.node.jobs.borrow_mut().remove(&(job, part));
     }
 
     /// Shows the job its view, if it has one, complete with its files.
@@ -365,9 +374,16 @@ impl Job {
         self.started.set(true);
         // Small, so that the keeper forks the first while the pipes of the next are made.
         const BATCH: u32 = 16;
-        const { assert!(BATCH as usize * 3 <= FDS_MAX) };
+        const { assert!(BATCH as usize * 4 <= FDS_MAX) };
+        let nobody = || Error::new("start ranks", "nobody serves them here");
+        let members = self.members.as_ref().ok_or_else(nobody)?;
         let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
         self.running.set(self.place.count);
+        if self.launch.client {
+            let client = pmi::client().op("give the ranks a client of PMI-1")?;
+            let inherit = Ask::Inherit { number: pmi::CLIENT_FD };
+            self.tell_keeper(&inherit, &[client.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
+        }
         let mut first = 0;
         while first < self.place.count {
             let count = BATCH.min(self.place.count - first);
@@ -376,11 +392,12 @@ impl Job {
                 let rank = self.place.first + index;
                 let input = self.standard_input(rank).op("make a rank's standard input")?;
                 let output = |stream| self.streams.add(rank, stream).op("make a rank's output pipe");
-                streams.push((input, output(Stream::Out)?, output(Stream::Err)?));
+                let member = members.add(rank, self.launch.part).op("make a rank's way to its agent")?;
+                streams.push((input, output(Stream::Out)?, output(Stream::Err)?, member));
             }
-            let mut fds = Vec::with_capacity(count as usize * 3);
-            for (input, out, err) in &streams {
-                fds.extend([input.as_ref().unwrap_or(&null).as_fd(), out.as_fd(), err.as_fd()]);
+            let mut fds = Vec::with_capacity(count as usize * 4);
+            for (input, out, err, member) in &streams {
+                fds.extend([input.as_ref().unwrap_or(&null).as_fd(), out.as_fd(), err.as_fd(), member.as_fd()]);
             }
             self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
@@ -522,8 +539,25 @@ fn batches(files: impl IntoIterator<Item = (Vec<u8>, FileId)>) -> Vec<Vec<(Vec<u
 }
 
 /// Variables that tell a rank who it is.
-const OURS: [&str; 6] =
-    ["HPCRT_SESSION", "HPCRT_SIZE", "HPCRT_NODE", "HPCRT_LOCAL_SIZE", "HPCRT_RANK", "HPCRT_LOCAL_RANK"];
+const OURS: [&str; 17] = [
+    "HPCRT_SESSION",
+    "HPCRT_SIZE",
+    "HPCRT_NODE",
+    "HPCRT_HOST",
+    "HPCRT_LOCAL_SIZE",
+    "HPCRT_PART",
+    "HPCRT_RANK",
+    "HPCRT_LOCAL_RANK",
+    "HPCRT_FD",
+    "PMI_FD",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_PORT",
+    "PMI_ID",
+    "PMI_SPAWNED",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+];
 
 /// The kernel's form of a processor set: one bit each in an array of `unsigned long`.
 fn mask(cpus: &[u32]) -> Vec<u8> {
@@ -542,9 +576,23 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     env.push(pair("HPCRT_SESSION", &node.session));
     env.push(pair("HPCRT_SIZE", &launch.size));
     env.push(pair("HPCRT_NODE", &node.id));
-    env.push(pair("HPCRT_LOCAL_SIZE", &place.count));
+    env.push(pair("HPCRT_HOST", &node.host));
+    env.push(pair("HPCRT_PART", &launch.part));
+    env.push(pair("HPCRT_LOCAL_SIZE", &place.locals));
+    env.push(pair("HPCRT_FD", &MEMBER_FD));
+    env.push(pair("PMI_FD", &MEMBER_FD));
+    env.push(pair("PMI_SIZE", &launch.size));
+    env.push(pair("MPI_LOCALNRANKS", &place.locals));
+    if launch.client {
+        env.extend(pmi::client_variables(&node.session, launch.job).map(String::into_bytes));
+        // As its own launcher does where ranks have to share processors.
+        const YIELD: &[u8] = b"OMPI_MCA_mpi_yield_when_idle=";
+        if place.locals as usize > allocation::usable_cpus().len() && !env.iter().any(|var| var.starts_with(YIELD)) {
+            env.push([YIELD, b"1"].concat());
+        }
+    }
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
-    let bound = if place.bind == Binding::None { 0 } else { place.count };
+    let bound = if place.bind == Binding::None { 0..0 } else { place.local..place.local + place.count };
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
     Program {
         path: launch.program.clone(),
@@ -552,9 +600,16 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
         home: std::os::unix::ffi::OsStringExt::into_vec(home),
         argv: launch.argv.clone(),
         env,
-        counted: vec![("HPCRT_RANK".to_owned(), place.first), ("HPCRT_LOCAL_RANK".to_owned(), 0)],
+        counted: [
+            ("HPCRT_RANK", place.first),
+            ("HPCRT_LOCAL_RANK", place.local),
+            ("PMI_RANK", place.first),
+            ("MPI_LOCALRANKID", place.local),
+        ]
+        .map(|(name, first)| (name.to_owned(), first))
+        .to_vec(),
         ranks: place.count,
-        masks: (0..bound).map(|index| mask(placement::cpus(place.bind, &usable, index, place.count))).collect(),
+        masks: bound.map(|local| mask(placement::cpus(place.bind, &usable, local, place.locals))).collect(),
         nofile: process::nofile(),
         hold: launch.hold,
     }

@@ -5,6 +5,7 @@ mod facts;
 mod forest;
 mod guests;
 mod job;
+mod members;
 mod memory;
 mod pull;
 mod replica;
@@ -28,6 +29,7 @@ use smol::{Async, LocalExecutor, Timer};
 
 use self::facts::Clock;
 use self::job::Job;
+use self::members::Members;
 use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::couriers::Couriers;
@@ -45,8 +47,9 @@ use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::welcome::welcome;
+use crate::net::wire::collective::Word;
 use crate::net::wire::control::{
-    AgentKind, Down, Enroll, Exit, Feeder, JobId, Limits, NodeId, NodeSpec, Order, Report, Target, View,
+    AgentKind, Down, Enroll, Exit, Feeder, JobId, Launch, Limits, NodeId, NodeSpec, Order, Report, Target, View,
 };
 use crate::net::wire::facts::Birth;
 use crate::net::wire::frame::Kind;
@@ -181,7 +184,10 @@ pub(super) struct Node {
     views: Views,
     /// Frames of the log that came down the control link, by stripe.
     fed: [(Sender<Packet>, Receiver<Packet>); 2],
-    jobs: RefCell<HashMap<JobId, Rc<Job>>>,
+    /// By job and part.
+    jobs: RefCell<HashMap<(JobId, u32), Rc<Job>>>,
+    /// What the ranks of each job here do together.
+    members: RefCell<HashMap<JobId, Rc<Members>>>,
 }
 
 /// A store in a directory of the user's: where, and its own directory.
@@ -263,6 +269,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         views: Views::default(),
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
+        members: RefCell::default(),
     });
     birth.joined = clock.now();
     node.report(&Report::Joined { node: node.id, addresses, limits, birth }).await;
@@ -426,6 +433,14 @@ impl Node {
                 Event::Report { report: Report::Followed { file, next }, .. }
                     if self.replica.borrow().as_ref().is_some_and(|r| !r.pulls.is_news(file, next)) => {}
                 Event::Report { report: Report::Rate { rate }, .. } if rate >= slowest => {}
+                Event::Report { report: Report::Collective { job, word }, packet, .. } => {
+                    match (self.members_of(job), word) {
+                        (Some(members), Word::Joined { node, seq, act, ranks, more }) => {
+                            members.handle_joined(node, seq, act, ranks, more, &packet.body);
+                        }
+                        _ => self.send_up(packet).await,
+                    }
+                }
                 Event::Report { report, packet, .. } => {
                     if let Report::Rate { rate } = report {
                         slowest = rate;
@@ -474,6 +489,9 @@ impl Node {
             if matches!(down.order, Order::Leave) {
                 self.children.expect_leaving();
             }
+            if let Order::Launch(launch) = &down.order {
+                self.prepare(launch).await;
+            }
             if down.to == Target::All || !mine {
                 self.children.send(down.to, &packet).await;
             }
@@ -505,14 +523,19 @@ impl Node {
                 });
             }
             Order::Launch(launch) => {
-                let job = launch.job;
+                let part = (launch.job, launch.part);
                 if let Some(started) = Job::start(self, *launch).await {
-                    self.jobs.borrow_mut().insert(job, started);
+                    self.jobs.borrow_mut().insert(part, started);
                 }
             }
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
+            Order::Collective { job, verdict } => {
+                if let Some(members) = self.members_of(job) {
+                    members.handle_verdict(verdict, &packet.body);
+                }
+            }
             Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
             Order::Read(extent) => self.read(extent),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
@@ -555,10 +578,35 @@ impl Node {
         let _ = fed.send(packet).await;
     }
 
-    fn job(&self, job: JobId, act: impl FnOnce(&Rc<Job>)) {
-        let found = self.jobs.borrow().get(&job).cloned();
-        if let Some(job) = found {
-            act(&job);
+    fn job(&self, job: JobId, act: impl Fn(&Rc<Job>)) {
+        let parts: Vec<_> =
+            self.jobs.borrow().iter().filter(|(of, _)| of.0 == job).map(|(_, j)| Rc::clone(j)).collect();
+        parts.iter().for_each(act);
+    }
+
+    fn members_of(&self, job: JobId) -> Option<Rc<Members>> {
+        self.members.borrow().get(&job).cloned()
+    }
+
+    /// Before those below can say what it is about.
+    async fn prepare(self: &Rc<Self>, launch: &Launch) {
+        if self.members.borrow().contains_key(&launch.job) {
+            return;
+        }
+        match Members::new(self, launch, &self.children.reached()) {
+            Ok(Some(members)) => drop(self.members.borrow_mut().insert(launch.job, members)),
+            Ok(None) => {}
+            Err(error) => {
+                let error = Error::new("serve the ranks", error).to_string();
+                self.report(&Report::Failed { job: launch.job, node: self.id, error }).await;
+            }
+        }
+    }
+
+    /// So many ranks of a job are over here.
+    fn over(&self, job: JobId, ranks: u32) {
+        if self.members_of(job).is_some_and(|members| members.over(ranks)) {
+            self.members.borrow_mut().remove(&job);
         }
     }
 

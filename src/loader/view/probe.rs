@@ -166,7 +166,7 @@ fn try_memfd() -> std::io::Result<()> {
     let plan = Program { ranks: 1, ..Program::default() }.write()?;
     let mut starter = Starter::new(plan, Some(boot::image()?))?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
-    waitpid(starter.start(0, [null.as_fd(); 3])?, None)?;
+    waitpid(starter.start(0, [null.as_fd(); 4])?, None)?;
     match starter.failed(0).find(|(stage, _)| matches!(stage, Stage::Image | Stage::Boot)) {
         Some((_, errno)) => Err(std::io::Error::from_raw_os_error(errno)),
         None => Ok(()),

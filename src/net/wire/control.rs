@@ -3,6 +3,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::borrow::Borrow;
+use super::collective::{Verdict, Wiring, Word};
 use super::facts::{Birth, Facts, JobFacts};
 use super::frame::{Kind, Message};
 use super::record::{Codec, FileId, LoadId, Piece};
@@ -43,6 +44,8 @@ pub enum Order {
     Stdin { job: JobId },
     /// Kill what is left of the job: SIGTERM now, SIGKILL after `grace_ms`.
     End { job: JobId, grace_ms: u32 },
+    /// Of what the job's members do together.
+    Collective { job: JobId, verdict: Verdict },
     /// Tell what you know of yourself: [`Report::Facts`].
     Facts,
     /// Tell which processes are the job's ranks: [`Report::Pids`].
@@ -131,6 +134,8 @@ pub struct Feeder {
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub struct Launch {
     pub job: JobId,
+    /// Which of the job's programs this is; each has a launch of its own.
+    pub part: u32,
     /// Absolute path, as the user would see it.
     pub program: Vec<u8>,
     pub argv: Vec<Vec<u8>>,
@@ -156,6 +161,10 @@ pub struct Launch {
     /// A debugger watches: each rank stops before its program's first instruction until it is sent SIGCONT, and who gave this order may be
     /// stopped himself for any time. Answered by [`Report::Pids`].
     pub hold: bool,
+    /// The same for all programs of the job.
+    pub wiring: Wiring,
+    /// Give the ranks a client of PMI-1, for an MPI library that has none.
+    pub client: bool,
 }
 
 /// The ranks of one node.
@@ -164,6 +173,9 @@ pub struct Place {
     pub node: NodeId,
     pub first: u32,
     pub count: u32,
+    /// Of all ranks of the job on the node, the number of the first of these, and how many there are.
+    pub local: u32,
+    pub locals: u32,
     pub bind: Binding,
 }
 
@@ -228,9 +240,9 @@ pub enum Report {
     Exited { job: JobId, ranks: Vec<Exit> },
     /// The node could not run its part of the job. The error does not name the host: where many fail alike, it is said once.
     Failed { job: JobId, node: NodeId, error: String },
-    /// Every process of the job on this node is gone. `received`: bytes of files that came to the node since its last job's end, as on the
-    /// wire, and how many of them because it asked ([`Report::Fetch`]).
-    Done { job: JobId, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
+    /// Every process of this program of the job on this node is gone. `received`: bytes of files that came to the node since its last
+    /// job's end, as on the wire, and how many of them because it asked ([`Report::Fetch`]).
+    Done { job: JobId, part: u32, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
     /// The job's standard input was taken by its readers on this node: send more.
     StdinTaken { job: JobId, node: NodeId },
     /// Guests of the job are let in on the node.
@@ -243,6 +255,8 @@ pub enum Report {
     Pids { job: JobId, ranks: Vec<(u32, u32)> },
     /// How fast content comes to a node below, in bytes per second (`u64::MAX`: without a link); only the slowest are passed on.
     Rate { rate: u64 },
+    /// Of what the job's members do together; the body belongs to the word.
+    Collective { job: JobId, word: Word },
     /// Nothing; keeps the link's watchdog content.
     Ping,
 }

@@ -27,7 +27,9 @@ pub enum Ask {
     Leave,
     /// To a job's keeper: let others into the job's namespaces, whose place is to be removed in the end; answered by [`Tell::Inside`].
     Share { session: String },
-    /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr of each.
+    /// To a job's keeper: the ranks shall have this descriptor, too, under this number.
+    Inherit { number: i32 },
+    /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr and the way to the agent of each.
     Spawn { first: u32, count: u32 },
     /// To a job's keeper: every rank was asked for.
     Go,

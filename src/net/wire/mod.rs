@@ -1,6 +1,7 @@
 //! The wire protocol: one file per conversation. Types only, no I/O.
 
 pub mod borrow;
+pub mod collective;
 pub mod control;
 pub mod facts;
 pub mod frame;

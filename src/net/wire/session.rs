@@ -9,14 +9,8 @@ use super::frame::{Kind, Message};
 /// What to run, and how its output is shown.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub struct JobSpec {
-    pub ranks: Option<u32>,
-    pub per_host: Option<u32>,
-    /// Absolute path.
-    pub program: Vec<u8>,
-    pub argv: Vec<Vec<u8>>,
-    /// "NAME=value".
-    pub env: Vec<Vec<u8>>,
-    pub cwd: Vec<u8>,
+    /// The programs, at least one; their ranks follow each other.
+    pub blocks: Vec<Block>,
     pub stdin: StdinTo,
     pub binding: Binding,
     pub label: bool,
@@ -38,6 +32,21 @@ pub struct JobSpec {
     pub memory: Option<Borrow>,
     pub quiet: bool,
     pub verbose: bool,
+}
+
+/// One program of a job.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Default)]
+pub struct Block {
+    pub ranks: Option<u32>,
+    pub per_host: Option<u32>,
+    /// Those of the job's hosts on which it runs, with its slots there, as a host list; `None`: any.
+    pub hosts: Option<String>,
+    /// Absolute path.
+    pub program: Vec<u8>,
+    pub argv: Vec<Vec<u8>>,
+    /// "NAME=value".
+    pub env: Vec<Vec<u8>>,
+    pub cwd: Vec<u8>,
 }
 
 /// What a command asks of a session.

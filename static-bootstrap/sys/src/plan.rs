@@ -10,6 +10,8 @@ use core::sync::atomic::AtomicU32;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HPCRTPL2");
 /// The descriptor at which a bootstrapper finds its plan.
 pub const PLAN_FD: usize = 3;
+/// The descriptor by which a rank talks to its node's agent. One digit, so that every shell can name it.
+pub const MEMBER_FD: usize = 8;
 /// Exit code of a rank that could not become the program.
 pub const NOT_STARTED: i32 = 125;
 

@@ -20,6 +20,7 @@ pub mod nr {
     pub const EXECVE: usize = 59;
     pub const EXECVEAT: usize = 322;
     pub const DUP3: usize = 292;
+    pub const FCNTL: usize = 72;
     pub const EXIT_GROUP: usize = 231;
     pub const GETPPID: usize = 110;
     pub const SETPGID: usize = 109;
@@ -83,6 +84,7 @@ pub mod nr {
     pub const EXECVE: usize = 221;
     pub const EXECVEAT: usize = 281;
     pub const DUP3: usize = 24;
+    pub const FCNTL: usize = 25;
     pub const EXIT_GROUP: usize = 94;
     pub const GETPPID: usize = 173;
     pub const SETPGID: usize = 154;

@@ -1,0 +1,50 @@
+//! LIBI's micro-benchmark with 64, 256 and 1,024 members on this machine, beside a tree and a star of bare processes over loopback TCP:
+//! `cargo bench --bench collectives`. Needs cc; only prints.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn main() {
+    // Cargo passes --bench.
+    let place = std::env::temp_dir().join(format!("hpcrt-collectives-{}", std::process::id()));
+    std::fs::create_dir_all(&place).expect("a directory for the program");
+    let program = place.join("collectives");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.arg("-O2").arg("-I").arg(root.join("sdk")).arg("-o").arg(&program);
+    let built = cc.arg(root.join("benches/collectives.c")).arg(root.join("sdk/libi.c")).status();
+    if !built.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: needs a C compiler");
+        return;
+    }
+    let program = program.to_str().expect("a path of ASCII");
+    println!("microseconds, least of 60 rounds in the best of 3 runs: 128-byte broadcast + barrier | scatter + gather");
+    for size in [64, 256, 1024u32] {
+        let number = size.to_string();
+        let bare = |fan_out: u32| best(&[program, "tree", &number, &fan_out.to_string()]);
+        let trees = [2, 8, 32].map(|fan_out| (format!("tree of {fan_out}"), bare(fan_out)));
+        let star = ("star".to_owned(), bare(size - 1));
+        let ours = [1, 4, 16].map(|agents| {
+            let hosts = format!("h[1-{agents}]");
+            let hpcrt =
+                [env!("CARGO_BIN_EXE_hpcrt"), "exec", "--agent", "local", "-q", "--hosts", &hosts, "-n", &number];
+            (format!("hpcrt, agents: {agents}"), best(&[&hpcrt[..], &["--", program, "member"]].concat()))
+        });
+        for (name, [broadcast, scatter]) in trees.into_iter().chain([star]).chain(ours) {
+            println!("{size:5}  {name:18} {broadcast:8.0} | {scatter:8.0}");
+        }
+    }
+    let _ = std::fs::remove_dir_all(&place);
+}
+
+/// The two times that a command prints, the least of three runs.
+fn best(command: &[&str]) -> [f64; 2] {
+    let once = |least: [f64; 2], _| {
+        let output = Command::new(command[0]).args(&command[1..]).stdin(Stdio::null()).output().expect("it starts");
+        let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{command:?}: {text}{error}");
+        let times: Vec<f64> = text.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+        [least[0].min(times[0]), least[1].min(times[1])]
+    };
+    (0..3).fold([f64::INFINITY; 2], once)
+}

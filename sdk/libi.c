@@ -1,0 +1,401 @@
+/* See libi.h. The protocol: docs/COLLECTIVES.md. */
+#define _GNU_SOURCE
+#include "libi.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A conversation with hpcrt: requests and replies of items. */
+struct link {
+    int fd;
+    size_t start, end;
+    char buffer[1 << 16];
+};
+
+struct libi_session {
+    struct link link;
+    libi_env_t *variables;
+    pid_t hpcrt;
+    struct libi_session *next;
+};
+
+static struct libi_session *sessions;
+static int begun;
+static struct link member = {.fd = -1};
+static int my_rank, my_size;
+static char missing[256];
+
+const char *LIBI_missing(void) { return missing; }
+
+static int put(struct link *link, const void *bytes, size_t length) {
+    const char *at = bytes;
+    while (length > 0) {
+        ssize_t sent = send(link->fd, at, length, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return -1;
+        at += sent;
+        length -= (size_t)sent;
+    }
+    return 0;
+}
+
+static int fill(struct link *link) {
+    ssize_t got;
+    do got = recv(link->fd, link->buffer, sizeof link->buffer, 0);
+    while (got < 0 && errno == EINTR);
+    link->start = 0;
+    link->end = got > 0 ? (size_t)got : 0;
+    return got > 0 ? 0 : -1;
+}
+
+static int take(struct link *link, void *to, size_t length) {
+    char *at = to;
+    while (length > 0) {
+        if (link->start == link->end && fill(link) < 0) return -1;
+        size_t part = link->end - link->start < length ? link->end - link->start : length;
+        memcpy(at, link->buffer + link->start, part);
+        link->start += part;
+        at += part;
+        length -= part;
+    }
+    return 0;
+}
+
+static int line(struct link *link, char *to, size_t room) {
+    size_t length = 0;
+    for (char byte;;) {
+        if (take(link, &byte, 1) < 0) return -1;
+        if (byte == '\n') break;
+        if (length + 1 < room) to[length++] = byte;
+    }
+    to[length] = 0;
+    return 0;
+}
+
+/* Sends `count` items of `each` bytes, which follow each other in memory. */
+static libi_rc_e ask(struct link *link, const char *verb, const void *items, int count, size_t each) {
+    char head[64], length[32];
+    int size = snprintf(head, sizeof head, "%s %d\n", verb, count);
+    int digits = snprintf(length, sizeof length, "%zu\n", each);
+    size_t total = (size_t)size + (size_t)count * ((size_t)digits + each);
+    char *request = malloc(total), *at = request;
+    if (!request) return LIBI_EIO;
+    memcpy(at, head, (size_t)size);
+    at += size;
+    for (int item = 0; item < count; item++, at += each) {
+        memcpy(at, length, (size_t)digits);
+        at += digits;
+        if (each > 0) memcpy(at, (const char *)items + (size_t)item * each, each);
+    }
+    int sent = put(link, request, total);
+    free(request);
+    return sent < 0 ? LIBI_EIO : LIBI_OK;
+}
+
+/* The head of a reply: how many items follow. */
+static libi_rc_e reply(struct link *link, int *count) {
+    char text[1024];
+    *count = 0;
+    if (line(link, text, sizeof text) < 0) return LIBI_EIO;
+    if (sscanf(text, "ok %d", count) == 1) return LIBI_OK;
+    if (strncmp(text, "lost ", 5) == 0 || strncmp(text, "late ", 5) == 0) {
+        sscanf(text + 5, "%255s", missing);
+        return LIBI_ELOST;
+    }
+    fprintf(stderr, "LIBI: %s\n", text);
+    return LIBI_EIO;
+}
+
+/* The length of the next item. */
+static libi_rc_e item(struct link *link, size_t *length) {
+    char text[32];
+    if (line(link, text, sizeof text) < 0) return LIBI_EIO;
+    *length = strtoul(text, NULL, 10);
+    return LIBI_OK;
+}
+
+/* Items of a length that is known. */
+static libi_rc_e fixed(struct link *link, int count, void *to, size_t each) {
+    for (int nth = 0; nth < count; nth++) {
+        size_t length;
+        if (item(link, &length) != LIBI_OK || length != each) return LIBI_EIO;
+        if (take(link, (char *)to + (size_t)nth * each, each) < 0) return LIBI_EIO;
+    }
+    return LIBI_OK;
+}
+
+/* An item in memory of its own, with a zero behind it. */
+static libi_rc_e own(struct link *link, void **to, size_t *length) {
+    char *bytes;
+    if (item(link, length) != LIBI_OK || !(bytes = malloc(*length + 1))) return LIBI_EIO;
+    bytes[*length] = 0;
+    *to = bytes;
+    return take(link, bytes, *length) < 0 ? LIBI_EIO : LIBI_OK;
+}
+
+/* A request whose reply has one item of any length, or none. */
+static libi_rc_e message(struct link *link, const char *verb, void **to, int *length) {
+    int count;
+    size_t bytes = 0;
+    *to = NULL;
+    *length = 0;
+    libi_rc_e rc = ask(link, verb, NULL, 0, 0);
+    if (rc == LIBI_OK) rc = reply(link, &count);
+    if (rc == LIBI_OK && count == 1) rc = own(link, to, &bytes);
+    *length = (int)bytes;
+    return rc;
+}
+
+static libi_rc_e done(struct link *link) {
+    int count;
+    return reply(link, &count);
+}
+
+libi_rc_e LIBI_init(int version, int *argc, char ***argv) {
+    const char *fd = getenv("HPCRT_FD"), *rank = getenv("HPCRT_RANK"), *size = getenv("HPCRT_SIZE");
+    (void)argc, (void)argv;
+    if (version > LIBI_VERSION) return LIBI_NOTIMPL;
+    if (!fd || !rank || !size) return LIBI_EINIT;
+    member.fd = atoi(fd);
+    my_rank = atoi(rank);
+    my_size = atoi(size);
+    return LIBI_OK;
+}
+
+libi_rc_e LIBI_finalize(void) {
+    if (member.fd < 0) return LIBI_EINIT;
+    close(member.fd);
+    member.fd = -1;
+    return LIBI_OK;
+}
+
+libi_rc_e LIBI_amIMaster(void) { return member.fd < 0 ? LIBI_EINIT : my_rank == 0 ? LIBI_YES : LIBI_NO; }
+
+libi_rc_e LIBI_getMyRank(int *rank) {
+    *rank = my_rank;
+    return member.fd < 0 ? LIBI_EINIT : LIBI_OK;
+}
+
+libi_rc_e LIBI_getSize(int *size) {
+    *size = my_size;
+    return member.fd < 0 ? LIBI_EINIT : LIBI_OK;
+}
+
+/* A collective call: what this member gives, and where the items of the reply go. */
+static libi_rc_e collective(const char *verb, const void *give, int count, int each, void *to, int expected) {
+    int got;
+    if (member.fd < 0) return LIBI_EINIT;
+    if (each < 0) return LIBI_EIO;
+    libi_rc_e rc = ask(&member, verb, give, count, (size_t)each);
+    if (rc == LIBI_OK) rc = reply(&member, &got);
+    if (rc == LIBI_OK && got != expected) rc = LIBI_EIO;
+    return rc == LIBI_OK ? fixed(&member, got, to, (size_t)each) : rc;
+}
+
+libi_rc_e LIBI_barrier(void) { return collective("barrier", NULL, 0, 0, NULL, 0); }
+
+libi_rc_e LIBI_broadcast(void *buffer, int bytes) { return collective("broadcast", buffer, my_rank == 0, bytes, buffer, 1); }
+
+libi_rc_e LIBI_gather(void *send, int bytes_each, void *receive) {
+    return collective("gather", send, 1, bytes_each, receive, my_rank == 0 ? my_size : 0);
+}
+
+libi_rc_e LIBI_scatter(void *send, int bytes_each, void *receive) {
+    return collective("scatter", send, my_rank == 0 ? my_size : 0, bytes_each, receive, 1);
+}
+
+libi_rc_e LIBI_allgatherv(void *send, int bytes, void **receive, int *lengths) {
+    int count;
+    if (member.fd < 0) return LIBI_EINIT;
+    libi_rc_e rc = ask(&member, "allgather", send, 1, (size_t)bytes);
+    if (rc == LIBI_OK) rc = reply(&member, &count);
+    for (int rank = 0; rc == LIBI_OK && rank < count; rank++) {
+        size_t length = 0;
+        rc = own(&member, &receive[rank], &length);
+        lengths[rank] = (int)length;
+    }
+    return rc;
+}
+
+libi_rc_e LIBI_recvUsrData(void **to, int *length) {
+    libi_rc_e rc = member.fd < 0 ? LIBI_EINIT : LIBI_OK;
+    *to = NULL;
+    *length = 0;
+    if (rc == LIBI_OK && my_rank == 0) rc = message(&member, "receive", to, length);
+    return rc == LIBI_OK ? LIBI_barrier() : rc;
+}
+
+libi_rc_e LIBI_sendUsrData(void *from, int *length) {
+    libi_rc_e rc = member.fd < 0 ? LIBI_EINIT : LIBI_OK;
+    if (rc == LIBI_OK && my_rank == 0) {
+        rc = ask(&member, "send", from, 1, (size_t)*length);
+        if (rc == LIBI_OK) rc = done(&member);
+    }
+    return rc == LIBI_OK ? LIBI_barrier() : rc;
+}
+
+libi_rc_e LIBI_fe_init(int version) {
+    begun = 1;
+    return version > LIBI_VERSION ? LIBI_NOTIMPL : LIBI_OK;
+}
+
+libi_rc_e LIBI_fe_createSession(libi_sess_handle_t *session) {
+    if (!begun) return LIBI_EINIT;
+    struct libi_session *new = calloc(1, sizeof *new);
+    if (!new) return LIBI_EIO;
+    new->link.fd = -1;
+    new->next = sessions;
+    *session = sessions = new;
+    return LIBI_OK;
+}
+
+static struct libi_session *find(libi_sess_handle_t session) {
+    struct libi_session *known = sessions;
+    while (known && known != session) known = known->next;
+    return known;
+}
+
+libi_rc_e LIBI_fe_addToSessionEnvironment(libi_sess_handle_t session, libi_env_t *variables) {
+    if (!find(session)) return LIBI_ESESS;
+    session->variables = variables;
+    return LIBI_OK;
+}
+
+/* A word of a line: in quotes, between which the quotes of the word itself stand. */
+static int word(FILE *file, const char *text) {
+    putc(' ', file);
+    putc('\'', file);
+    for (; *text; text++) {
+        if (*text == '\n') return -1;
+        if (*text == '\'') fputs("'\"'\"'", file);
+        else putc(*text, file);
+    }
+    putc('\'', file);
+    return 0;
+}
+
+/* The line of one program in a file for --configfile. */
+static int program(FILE *file, const proc_dist_req_t *request) {
+    unsigned int count = 0;
+    fputs("--hosts ", file);
+    for (host_dist_t *host = request->hd; host; host = host->next) {
+        fprintf(file, "%s%s:%u", count > 0 ? "," : "", host->hostname, host->nproc);
+        count += host->nproc;
+    }
+    fprintf(file, " -n %u", count);
+    for (libi_env_t *one = request->sessionHandle->variables; one; one = one->next) {
+        char *pair;
+        if (asprintf(&pair, "%s=%s", one->name, one->value) < 0) return -1;
+        fputs(" -x", file);
+        int bad = word(file, pair);
+        free(pair);
+        if (bad) return -1;
+    }
+    fputs(" --", file);
+    if (count == 0 || word(file, request->proc_path) < 0) return -1;
+    for (char **argument = request->proc_argv; argument && *argument; argument++)
+        if (word(file, *argument) < 0) return -1;
+    putc('\n', file);
+    return 0;
+}
+
+static libi_rc_e start(struct libi_session *session, proc_dist_req_t requests[], int count) {
+    int ends[2], front, bad = 0;
+    char command[256];
+    FILE *file = tmpfile();
+    if (!file) return LIBI_ELAUNCH;
+    for (int nth = 0; nth < count; nth++)
+        if (requests[nth].sessionHandle == session) bad |= program(file, &requests[nth]);
+    if (bad || fflush(file) || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) {
+        fclose(file);
+        return LIBI_ELAUNCH;
+    }
+    session->hpcrt = fork();
+    if (session->hpcrt == 0) {
+        front = dup(ends[1]);
+        /* The file is opened again by its name, from its beginning. */
+        snprintf(command, sizeof command, "eval \"exec ${HPCRT_EXEC:-hpcrt exec} -q --stdin none --front %d --configfile /proc/self/fd/%d\"",
+                 front, dup(fileno(file)));
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    fclose(file);
+    close(ends[1]);
+    session->link.fd = ends[0];
+    return session->hpcrt < 0 ? LIBI_ELAUNCH : LIBI_OK;
+}
+
+libi_rc_e LIBI_fe_launch(proc_dist_req_t distributions[], int count) {
+    if (!begun) return LIBI_EINIT;
+    for (int nth = 0; nth < count; nth++) {
+        if (!find(distributions[nth].sessionHandle)) return LIBI_ESESS;
+        if (distributions[nth].sessionHandle->hpcrt) return LIBI_ESESSALREADYLAUNCHED;
+    }
+    for (int nth = 0; nth < count; nth++) {
+        struct libi_session *session = distributions[nth].sessionHandle;
+        if (!session->hpcrt && start(session, distributions, count) != LIBI_OK) return LIBI_ELAUNCH;
+    }
+    /* All start at the same time. */
+    for (int nth = 0; nth < count; nth++) {
+        unsigned int size;
+        if (LIBI_fe_getHostlistSize(distributions[nth].sessionHandle, &size) != LIBI_OK) return LIBI_ELAUNCH;
+    }
+    return LIBI_OK;
+}
+
+libi_rc_e LIBI_fe_getMaxMsgBufLen(int *length) {
+    *length = LIBI_MAX_BUFFER_LENGTH;
+    return LIBI_OK;
+}
+
+libi_rc_e LIBI_fe_sendUsrData(libi_sess_handle_t session, void *from, int length) {
+    if (!find(session) || session->link.fd < 0) return LIBI_ESESS;
+    if (length < 0 || length > LIBI_MAX_BUFFER_LENGTH) return LIBI_EIO;
+    libi_rc_e rc = ask(&session->link, "send", from, 1, (size_t)length);
+    return rc == LIBI_OK ? done(&session->link) : rc;
+}
+
+libi_rc_e LIBI_fe_recvUsrData(libi_sess_handle_t session, void **to, int *length) {
+    if (!find(session) || session->link.fd < 0) return LIBI_ESESS;
+    return message(&session->link, "receive", to, length);
+}
+
+libi_rc_e LIBI_fe_getHostlist(libi_sess_handle_t session, char ***hosts, unsigned int *size) {
+    int count;
+    size_t length;
+    if (!find(session) || session->link.fd < 0) return LIBI_ESESS;
+    libi_rc_e rc = ask(&session->link, "members", NULL, 0, 0);
+    if (rc == LIBI_OK) rc = reply(&session->link, &count);
+    if (rc != LIBI_OK || !(*hosts = calloc((size_t)count + 1, sizeof **hosts))) return rc == LIBI_OK ? LIBI_EIO : rc;
+    for (int rank = 0; rc == LIBI_OK && rank < count; rank++) rc = own(&session->link, (void **)&(*hosts)[rank], &length);
+    *size = (unsigned int)count;
+    return rc;
+}
+
+libi_rc_e LIBI_fe_getHostlistSize(libi_sess_handle_t session, unsigned int *size) {
+    char **hosts = NULL;
+    libi_rc_e rc = LIBI_fe_getHostlist(session, &hosts, size);
+    for (char **host = hosts; host && *host; host++) free(*host);
+    free(hosts);
+    return rc;
+}
+
+libi_rc_e LIBI_fe_finalize(libi_sess_handle_t session) {
+    int status = 0;
+    if (!find(session)) return LIBI_ESESS;
+    if (session->link.fd >= 0) close(session->link.fd);
+    if (session->hpcrt > 0)
+        while (waitpid(session->hpcrt, &status, 0) < 0 && errno == EINTR) {}
+    for (struct libi_session **at = &sessions; *at; at = &(*at)->next)
+        if (*at == session) {
+            *at = session->next;
+            free(session);
+            break;
+        }
+    return status == 0 ? LIBI_OK : LIBI_EIO;
+}

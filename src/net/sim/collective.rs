@@ -1,0 +1,239 @@
+//! The collectives of many nodes, some of which are lost: everybody who is left gets what he should, or is told who is missing.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use super::{Input, Link, Machine, Network, Send, Sim};
+use crate::net::collective::{Answer, Branch, Trunk, text};
+use crate::net::wire::collective::{Act, Fault, Verdict, Word};
+use crate::net::wire::control::{NodeId, Target};
+
+const ROUNDS: u32 = 12;
+const CHILDREN: u32 = 3;
+const ACTS: [Act; 5] = [Act::Barrier, Act::Broadcast, Act::Gather, Act::Scatter, Act::AllGather];
+
+enum Message {
+    Hello,
+    Up(Word, Vec<u8>),
+    Lost(Vec<NodeId>),
+    Down(Target, Verdict, Vec<u8>),
+}
+
+struct Peer {
+    node: NodeId,
+    nodes: u32,
+    /// Ranks of each node but the root, which has none.
+    each: u32,
+    trunk: Option<Trunk>,
+    branch: Option<Branch>,
+    /// Of each member here: operations that it has called, and what it was told at the end.
+    called: Vec<u32>,
+    failed: Vec<Option<Vec<u32>>>,
+    orphan: bool,
+    out: VecDeque<(Link, Message)>,
+}
+
+fn parent(node: NodeId) -> NodeId {
+    (node - 1) / CHILDREN
+}
+
+fn is_below(mut node: NodeId, top: NodeId) -> bool {
+    while node > top {
+        node = parent(node);
+    }
+    node == top
+}
+
+fn item(round: u32, rank: u32) -> Vec<u8> {
+    format!("{round}.{rank}").repeat(1 + rank as usize % 4).into_bytes()
+}
+
+impl Peer {
+    fn new(node: NodeId, nodes: u32, each: u32) -> Peer {
+        let size = (nodes - 1) * each;
+        let first = node.saturating_sub(1) * each;
+        let expected = (1..nodes).filter(|other| is_below(*other, node)).count() as u32 * each;
+        let is_root = node == 0;
+        let owners = || (0..size).map(|rank| 1 + rank / each).collect();
+        Peer {
+            node,
+            nodes,
+            each,
+            trunk: is_root.then(|| Trunk::new(owners())),
+            branch: (!is_root).then(|| Branch::new(node, size, (first..first + each).collect(), expected)),
+            called: vec![0; each as usize],
+            failed: vec![None; each as usize],
+            orphan: false,
+            out: VecDeque::new(),
+        }
+    }
+
+    fn size(&self) -> u32 {
+        (self.nodes - 1) * self.each
+    }
+
+    fn children(&self) -> impl Iterator<Item = NodeId> + use<> {
+        let (first, nodes) = (self.node * CHILDREN + 1, self.nodes);
+        (first..first + CHILDREN).filter(move |child| *child < nodes)
+    }
+
+    fn call(&mut self, member: usize) {
+        let (round, size) = (self.called[member], self.size());
+        let rank = (self.node - 1) * self.each + member as u32;
+        let items: Vec<Vec<u8>> = match ACTS[(round % 5) as usize] {
+            Act::Gather | Act::AllGather => vec![item(round, rank)],
+            Act::Broadcast if rank == 0 => vec![item(round, 0)],
+            Act::Scatter if rank == 0 => (0..size).map(|to| item(round, to)).collect(),
+            _ => Vec::new(),
+        };
+        let items: Vec<&[u8]> = items.iter().map(Vec::as_slice).collect();
+        let branch = self.branch.as_mut().unwrap();
+        if ACTS[(round % 5) as usize] == Act::Barrier {
+            branch.put(member, &item(round, rank), b"value");
+        }
+        branch.handle_call(member, ACTS[(round % 5) as usize], &items).unwrap();
+        self.called[member] += 1;
+    }
+
+    fn check(&self, member: usize, reply: &[u8]) {
+        let (round, size) = (self.called[member] - 1, self.size());
+        let rank = (self.node - 1) * self.each + member as u32;
+        let items: Vec<Vec<u8>> = match ACTS[(round % 5) as usize] {
+            Act::Barrier => {
+                let all = (0..size).all(|other| self.branch.as_ref().unwrap().get(&item(round, other)).is_some());
+                assert!(all, "every key is here after the barrier");
+                Vec::new()
+            }
+            Act::Broadcast => vec![item(round, 0)],
+            Act::Scatter => vec![item(round, rank)],
+            Act::Gather if rank != 0 => Vec::new(),
+            Act::Gather | Act::AllGather => (0..size).map(|other| item(round, other)).collect(),
+        };
+        let items: Vec<&[u8]> = items.iter().map(Vec::as_slice).collect();
+        assert_eq!(reply, text::done(&items), "round {round} at rank {rank}");
+    }
+
+    fn settle(&mut self) {
+        while let Some((member, answer)) = self.branch.as_mut().and_then(Branch::poll_answer) {
+            match answer {
+                Answer::Done(reply) => {
+                    self.check(member, &reply);
+                    if self.called[member] < ROUNDS {
+                        self.call(member);
+                    }
+                }
+                Answer::Failed(broken) => {
+                    assert_eq!(broken.kind, Fault::Lost);
+                    self.failed[member] = Some(broken.ranks.clone());
+                }
+            }
+        }
+        while let Some((word, body)) = self.branch.as_mut().and_then(Branch::poll_word) {
+            self.up(Message::Up(word, body));
+        }
+        while let Some((to, verdict, body)) = self.trunk.as_mut().and_then(Trunk::poll_verdict) {
+            self.down(to, verdict, &body);
+        }
+    }
+
+    fn up(&mut self, message: Message) {
+        self.out.push_back((Link { peer: parent(self.node), opened: true }, message));
+    }
+
+    fn down(&mut self, to: Target, verdict: Verdict, body: &[u8]) {
+        for child in self.children() {
+            if !matches!(to, Target::Node(node) if !is_below(node, child)) {
+                let message = Message::Down(to, verdict.clone(), body.to_vec());
+                self.out.push_back((Link { peer: child, opened: false }, message));
+            }
+        }
+    }
+
+    fn lost(&mut self, nodes: Vec<NodeId>) {
+        let Some(trunk) = &mut self.trunk else { return self.up(Message::Lost(nodes)) };
+        let each = self.each;
+        trunk.handle_gone(nodes.iter().flat_map(|node| (node - 1) * each..node * each));
+    }
+}
+
+impl Machine for Peer {
+    type Message = Message;
+
+    fn handle(&mut self, now: Duration, input: Input<Message>) {
+        match input {
+            Input::Start if self.branch.is_some() => {
+                self.up(Message::Hello);
+                (0..self.called.len()).for_each(|member| self.call(member));
+            }
+            Input::Message { message: Message::Up(word, body), .. } => match (&mut self.branch, word) {
+                (Some(branch), Word::Joined { node, seq, act, ranks, more }) => {
+                    branch.handle_joined(node, seq, act, ranks, more, &body);
+                }
+                (Some(_), word) => self.up(Message::Up(word, body)),
+                (None, word) => self.trunk.as_mut().unwrap().handle_word(now, word, &body),
+            },
+            Input::Message { message: Message::Lost(nodes), .. } => self.lost(nodes),
+            Input::Message { message: Message::Down(to, verdict, body), .. } => {
+                self.down(to, verdict.clone(), &body);
+                if matches!(to, Target::All) || to == Target::Node(self.node) {
+                    self.branch.as_mut().unwrap().handle_verdict(verdict, &body);
+                }
+            }
+            Input::Lost(Link { peer, opened: true }) if peer < self.node => self.orphan = true,
+            Input::Lost(Link { peer, .. }) => {
+                let below = (1..self.nodes).filter(|node| is_below(*node, peer)).collect();
+                self.lost(below);
+            }
+            Input::Start | Input::Wake | Input::Message { message: Message::Hello, .. } => {}
+        }
+        self.settle();
+    }
+
+    fn poll_transmit(&mut self, _: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<Message>> {
+        let at = self.out.iter().position(|(link, _)| writable(*link))?;
+        let (to, message) = self.out.remove(at)?;
+        Some(Send { to, bytes: 200, message })
+    }
+}
+
+/// `crashes`: nodes, and when.
+fn run(seed: u64, nodes: u32, each: u32, crashes: &[(NodeId, Duration)]) {
+    let network = Network { jitter: Duration::from_micros(300), ..Network::default() };
+    let mut sim = Sim::new(network, seed, (0..nodes).map(|node| Peer::new(node, nodes, each)));
+    sim.start_all();
+    crashes.iter().for_each(|(node, at)| sim.crash(*node, *at));
+    assert!(sim.run(Duration::from_secs(60)), "seed {seed}: it does not come to rest");
+    let is_lost = |node: NodeId| crashes.iter().any(|(crashed, _)| is_below(node, *crashed));
+    let lost: BTreeSet<u32> =
+        (1..nodes).filter(|node| is_lost(*node)).flat_map(|node| (node - 1) * each..node * each).collect();
+    for peer in sim.living().filter(|peer| peer.branch.is_some() && !is_lost(peer.node)) {
+        assert!(!peer.orphan);
+        for (called, failed) in peer.called.iter().zip(&peer.failed) {
+            match failed {
+                Some(missing) => {
+                    let some = !missing.is_empty() && missing.iter().all(|rank| lost.contains(rank));
+                    assert!(some, "seed {seed}: {missing:?} of {lost:?}");
+                }
+                None => assert_eq!(*called, ROUNDS, "seed {seed}: a member of node {} hangs", peer.node),
+            }
+        }
+    }
+}
+
+#[test]
+fn all_get_what_they_should() {
+    for (nodes, each) in [(2, 1), (2, 5), (5, 2), (14, 3), (41, 1)] {
+        run(1, nodes, each, &[]);
+    }
+}
+
+#[test]
+fn who_is_left_is_told_who_is_missing() {
+    for seed in 0..400 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let nodes = random.u32(3..30);
+        let crash = |random: &mut fastrand::Rng| (random.u32(1..nodes), Duration::from_micros(random.u64(0..12_000)));
+        let crashes: Vec<_> = (0..random.usize(1..4)).map(|_| crash(&mut random)).collect();
+        run(seed, nodes, random.u32(1..4), &crashes);
+    }
+}

@@ -1,0 +1,28 @@
+/* Says what a rank knows; with an argument, the last one ends the job. */
+#include <mpi.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int main(int argc, char **argv) {
+    int rank, size, sum, local_size, *app, set, from[64] = {0}, to[64];
+    char host[256];
+    MPI_Comm local;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local);
+    MPI_Comm_size(local, &local_size);
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_APPNUM, &app, &set);
+    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    /* Who has not talked to everybody may wait for ever in MPICH's MPI_Finalize with UCX over TCP on busy processors, under any launcher. */
+    for (int round = 0; round < 3; round++) {
+        MPI_Alltoall(from, 1, MPI_INT, to, 1, MPI_INT, MPI_COMM_WORLD);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    gethostname(host, sizeof host);
+    if (argc > 1 && rank == size - 1) MPI_Abort(MPI_COMM_WORLD, 7);
+    if (argc > 1) pause();
+    printf("rank %d of %d sum %d local %d app %d on %s\n", rank, size, sum, local_size, set ? *app : -1, host);
+    MPI_Finalize();
+    return 0;
+}
