@@ -21,7 +21,15 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// # Errors
 /// The socket cannot be made or bound.
 pub fn listen(local: bool) -> io::Result<Async<TcpListener>> {
-    Async::<TcpListener>::bind(if local { (Ipv4Addr::LOCALHOST, 0) } else { (Ipv4Addr::UNSPECIFIED, 0) })
+    listen_at(SocketAddr::from((if local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED }, 0)))
+}
+
+/// Listens at an address.
+///
+/// # Errors
+/// As [`listen`]'s.
+pub fn listen_at(address: SocketAddr) -> io::Result<Async<TcpListener>> {
+    Async::<TcpListener>::bind(address)
 }
 
 /// The addresses at which a listener can be reached, best first: never loopback unless it listens there only, bridges of containers
