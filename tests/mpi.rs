@@ -64,7 +64,6 @@ fn hello(site: &Site, program: &str, flags: &[&str]) {
                 let mut lines: Vec<&str> = out.lines().collect();
                 lines.sort_by_key(|line| line.split(' ').nth(1).and_then(|rank| rank.parse::<usize>().ok()));
                 assert_eq!(lines, expected, "{err}");
-                // With UCX over TCP on busy processors MPICH 4.0.2 may never come back from MPI_Finalize, under Hydra as well.
                 let ended = output.status.success();
                 assert!(ended || err.contains("did not end within"), "{err}");
                 ended
@@ -74,7 +73,9 @@ fn hello(site: &Site, program: &str, flags: &[&str]) {
     }
 }
 
+/// With UCX over TCP on busy processors MPICH 4.0.2 may never come back from MPI_Finalize, under Hydra as well.
 #[test]
+#[ignore = "cargo xtask proofs mpich"]
 fn mpich() {
     let Some(site) = up("mpich") else { return };
     let Some(program) = built(&site, "mpicc.mpich", "mpich") else { return };
@@ -93,6 +94,7 @@ fn open_mpi_4() {
 
 /// LAMMPS as Debian has it: a Lennard-Jones melt, whose energies are those of a run without hpcrt.
 #[test]
+#[ignore = "cargo xtask proofs lammps"]
 fn lammps() {
     let Some(site) = up("lammps") else { return };
     if !tool("lmp") {

@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use smol::Async;
-
 use crate::cli::Memserver;
 use crate::error::{Context, Result};
 use crate::net::listen;
@@ -20,7 +18,7 @@ pub(super) fn run(flags: &Memserver) -> Result<u8> {
     let place = flags.key.clone().map_or_else(key::place, Ok)?;
     let key = key::read_or_make(&place)?;
     process::raise_nofile();
-    let listener = Async::<std::net::TcpListener>::bind(flags.listen).map_err(|error| {
+    let listener = listen::listen_at(flags.listen).map_err(|error| {
         let error = crate::Error::new("listen at", error).on(flags.listen.to_string());
         error.remedy("name another address or port with --listen")
     })?;

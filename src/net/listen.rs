@@ -24,7 +24,15 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// The socket cannot be made or bound.
 pub fn listen(local: bool, without: &Without) -> io::Result<Option<Async<TcpListener>>> {
     let address = if local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-    (!without.has(Ability::Tcp)).then(|| Async::<TcpListener>::bind((address, 0))).transpose()
+    (!without.has(Ability::Tcp)).then(|| listen_at(SocketAddr::from((address, 0)))).transpose()
+}
+
+/// Listens at an address.
+///
+/// # Errors
+/// As [`listen`]'s.
+pub fn listen_at(address: SocketAddr) -> io::Result<Async<TcpListener>> {
+    Async::<TcpListener>::bind(address)
 }
 
 /// The addresses at which a listener can be reached, best first: never loopback unless it listens there only, bridges of containers

@@ -169,6 +169,20 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "mpich",
+        what: "MPICH: ranks that know each other and add up, 1 and 4 on each of 2 and 4 hosts",
+        how: How::Test(&["--test", "mpi"], "mpich"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
+        name: "lammps",
+        what: "LAMMPS as Debian has it: energies as without hpcrt, 1 and 4 ranks on each of 2 and 4 hosts",
+        how: How::Test(&["--test", "mpi"], "lammps"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
         name: "collectives",
         what: "broadcast, barrier, scatter and gather of 64, 256 and 1,024 members beside a bare tree and a star of processes over TCP",
         how: How::Bench("collectives"),
