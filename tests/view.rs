@@ -419,7 +419,7 @@ fn scenario(tree: &Path) {
     let userns = base.user.is_some();
     let store = Arc::new(Store::new(base.store.try_clone().unwrap()));
     store.reserve(1 << 20).unwrap();
-    assert!(!in_memory || store.reserve(65 << 20).unwrap_err().to_string().contains("--store"));
+    assert!(!in_memory || store.reserve(257 << 20).unwrap_err().to_string().contains("--store"));
 
     let roots = || [&app, &data, &shared].map(|p| p.as_os_str().as_bytes().to_vec());
     let log = Arc::new(Log {
