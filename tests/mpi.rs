@@ -73,7 +73,7 @@ fn hello(site: &Site, program: &str, flags: &[&str]) {
     }
 }
 
-/// With UCX over TCP on busy processors MPICH 4.0.2 may never come back from MPI_Finalize, under Hydra as well.
+/// On busy processors MPICH 4.0.2 over UCX's TCP may not come back from MPI_Finalize, under Hydra as well.
 #[test]
 #[ignore = "cargo xtask proofs mpich"]
 fn mpich() {
