@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::Receiver;
+use async_channel::{Receiver, Sender, bounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -33,6 +33,10 @@ use crate::net::wire::record::{CHUNK_MAX, Codec, LoadId, Piece, Record};
 /// Bytes per second and core that are worth compressing: a third of what zstd's fast end does with libraries, since the other two thirds
 /// have their own use for the cores.
 const COMPRESSED_PER_CORE: u64 = 100_000_000;
+/// So much content goes ahead before anything is known of the links, and then the first of them has so long to be told of: what is sent
+/// meanwhile goes as it is.
+const AHEAD: u64 = 4 << 20;
+const TOLD: Duration = Duration::from_millis(150);
 
 /// The first nodes attach to the log within this time; after it, what they missed is read again for them.
 const ATTACH: Duration = Duration::from_secs(5);
@@ -69,6 +73,8 @@ pub struct Loading {
     couriers: Couriers,
     /// Who waits for pieces that are not here yet.
     waiting: RefCell<HashMap<Piece, BTreeSet<NodeId>>>,
+    /// A link's speed was told; `None`: there is no link.
+    told: Option<(Sender<()>, Receiver<()>)>,
 }
 
 impl Needs {
@@ -111,12 +117,13 @@ fn is_slow(rate: u64, cores: usize) -> bool {
 }
 
 impl Loading {
-    /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system.
+    /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system. `apart`: they are not all on this host.
     pub fn start(
         tasks: &Spawner,
         arrivals: &Arrivals,
         children: &Rc<Children>,
         nodes: u32,
+        apart: bool,
         source: Arc<Source>,
         found: Receiver<Finding>,
     ) -> Rc<Loading> {
@@ -124,7 +131,8 @@ impl Loading {
         let log = Log::new(true, topology.stripes());
         let couriers = Couriers::new(Rc::clone(tasks), Rc::clone(children));
         let waiting = RefCell::default();
-        let this = Rc::new(Loading { source, log, topology, couriers, waiting });
+        let told = apart.then(|| bounded(1));
+        let this = Rc::new(Loading { source, log, topology, couriers, waiting, told });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         tasks.spawn(Rc::clone(&this).hand_out()).detach();
         tasks.spawn(order(Arc::clone(&this.source), Rc::clone(children))).detach();
@@ -152,7 +160,20 @@ impl Loading {
                 Timer::after(ATTACH).await;
             })
             .await;
+        let (mut ahead, mut told) = (0, self.told.as_ref().filter(|_| self.source.chooses_compression()));
         while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
+            ahead += body.len() as u64;
+            if ahead > AHEAD
+                && let Some((_, told)) = told.take()
+            {
+                let heard = async {
+                    let _ = told.recv().await;
+                };
+                let late = async {
+                    Timer::after(TOLD).await;
+                };
+                heard.or(late).await;
+            }
             while !self.log.wants_more() {
                 let _ = woken.recv().await;
             }
@@ -189,6 +210,9 @@ impl FeedsLog for Loading {
         log::debug!("a link carries {} MB/s", rate / 1_000_000);
         if is_slow(rate, cores) {
             self.source.compress_slow_links();
+        }
+        if let Some((told, _)) = &self.told {
+            let _ = told.try_send(());
         }
         true
     }

@@ -323,16 +323,17 @@ impl Root {
         // This host reads anyway.
         let here: Vec<&str> = self.addresses.iter().map(|address| listen::host_of(address)).collect();
         let elsewhere =
-            able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&listen::host_of(a))));
+            || able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&listen::host_of(a))));
+        let apart = elsewhere().next().is_some();
         let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
-        let readers: Vec<NodeId> = elsewhere.map(|(node, _)| *node).take(others).collect();
+        let readers: Vec<NodeId> = elsewhere().map(|(node, _)| *node).take(others).collect();
         if readers.len() < others {
             let hosts = readers.len() + 1;
             source.warn(format!("--roots {}: only {hosts} of the hosts can read apart from each other", self.roots));
         }
         source.forest.plant(readers);
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
-        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, source, found);
+        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, apart, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
         let nodes = loading::feeders(self.addresses.clone(), able);

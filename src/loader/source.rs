@@ -636,9 +636,14 @@ impl Source {
     /// The links are slower than this machine compresses: unless somebody decided otherwise, chunks are compressed from now on, if they
     /// shrink.
     pub fn compress_slow_links(&self) {
-        if self.compression == Compression::Auto {
+        if self.chooses_compression() {
             self.compress.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Whether [`Source::compress_slow_links`] decides.
+    pub fn chooses_compression(&self) -> bool {
+        self.compression == Compression::Auto
     }
 
     /// There will be a log, even if no file is captured.
