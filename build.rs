@@ -39,52 +39,19 @@ fn main() {
     let list = Path::new("src/sys/mpir.list");
     println!("cargo:rerun-if-changed={}", list.display());
     println!("cargo:rustc-link-arg-bins=-Wl,--dynamic-list={}", list.canonicalize().expect("it is there").display());
-    let audit = rustc(
-        "audit/src/lib.rs",
-        &out,
-        "audit.so",
-        &[
-            "--crate-name=audit",
-            "--crate-type=cdylib",
-            "-Clto=fat",
-            "-Cstrip=symbols",
-            // Lazily bound, and not sealed: see got.rs.
-            "-Crelro-level=off",
-            "-Clink-args=-nostdlib -nostartfiles -Wl,-z,lazy,-z,norelro,-z,noexecstack,--build-id=none,--no-eh-frame-hdr",
-            &format!("--extern=sys={}", sys.display()),
-        ],
-    );
-    println!("cargo:rustc-env=HPCRT_AUDIT={}", audit.display());
-    let resident = rustc(
-        "resident/src/lib.rs",
-        &out,
-        "resident.so",
-        &[
-            "--crate-name=resident",
-            "--crate-type=cdylib",
-            "-Clto=fat",
-            "-Cstrip=symbols",
-            "-Copt-level=3",
-            // Its constructor comes before all others: what they allocate is the program's, too.
-            "-Clink-args=-nostdlib -nostartfiles -Wl,-z,initfirst,-z,noexecstack,--build-id=none,--no-eh-frame-hdr",
-            &format!("--extern=sys={}", sys.display()),
-        ],
-    );
-    println!("cargo:rustc-env=HPCRT_RESIDENT={}", resident.display());
-    let pmi = rustc(
-        "pmi/src/lib.rs",
-        &out,
-        "pmi.so",
-        &[
-            "--crate-name=pmi",
-            "--crate-type=cdylib",
-            "-Clto=fat",
-            "-Cstrip=symbols",
-            "-Clink-args=-nostdlib -nostartfiles -Wl,-z,noexecstack,--build-id=none,--no-eh-frame-hdr",
-            &format!("--extern=sys={}", sys.display()),
-        ],
-    );
-    println!("cargo:rustc-env=HPCRT_PMI={}", pmi.display());
+    let object = |name: &str, linker: &str, flags: &[&str]| {
+        let link =
+            format!("-Clink-args=-nostdlib -nostartfiles -Wl,{linker}-z,noexecstack,--build-id=none,--no-eh-frame-hdr");
+        let (named, sys) = (format!("--crate-name={name}"), format!("--extern=sys={}", sys.display()));
+        let all = [&[&named, "--crate-type=cdylib", "-Clto=fat", "-Cstrip=symbols", &link, &sys], flags].concat();
+        let built = rustc(&format!("{name}/src/lib.rs"), &out, &format!("{name}.so"), &all);
+        println!("cargo:rustc-env=HPCRT_{}={}", name.to_uppercase(), built.display());
+    };
+    // Lazily bound, and not sealed: see got.rs.
+    object("audit", "-z,lazy,-z,norelro,", &["-Crelro-level=off"]);
+    // Its constructor comes before all others: what they allocate is the program's, too.
+    object("resident", "-z,initfirst,", &["-Copt-level=3"]);
+    object("pmi", "", &[]);
 }
 
 fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {
