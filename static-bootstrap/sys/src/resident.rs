@@ -86,13 +86,3 @@ pub mod step {
     pub const MEMORY: u64 = 8;
     pub const MOVE: u64 = 9;
 }
-
-/// What a program has done so far, told when it ends well or badly; counted since it went over its budget.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub faults: u64,
-    pub fetched_pages: u64,
-    pub stored_pages: u64,
-    pub foreseen: u64,
-}
