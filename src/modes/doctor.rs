@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::error::{Context, Result};
 use crate::loader::view::probe::{Capabilities, Obstacle, Tier};
 use crate::net::listen;
+use crate::sys::memory;
 use crate::sys::node::{self, number};
 use crate::sys::without::{Ability, VARIABLE, Without};
 
@@ -123,7 +124,7 @@ fn directories() -> Vec<Check> {
 }
 
 fn limits() -> Vec<Check> {
-    let memory = match node::memory_limit() {
+    let memory = match memory::limit() {
         Some(bytes) => format!("{} by its control group; staged files count", HumanBytes(bytes)),
         None => "no limit below the machine's memory".to_owned(),
     };

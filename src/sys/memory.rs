@@ -1,9 +1,11 @@
 //! How much memory this process may have, and what says so.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
+
+use super::node::number;
 
 /// Something that bounds this process's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,28 +45,59 @@ fn kib(text: &str, name: &str) -> Option<u64> {
 
 /// Limits of the memory cgroup, of either version, and of those above it, which bind it, too.
 fn cgroups() -> Vec<Limit> {
-    let number = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mut found = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
-        let (mount, limit, usage) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
-            _ => continue,
-        };
-        for group in Path::new(path).ancestors() {
-            let group = Path::new(mount).join(group.strip_prefix("/").unwrap_or(group));
-            let Some(bytes) = number(group.join(limit)) else { continue };
-            let used = number(group.join(usage)).unwrap_or(0);
-            let name = group.join(limit).display().to_string();
-            found.push(Limit { name, bytes, left: bytes.saturating_sub(used) });
+    for (mount, files, group) in places(&groups) {
+        // A container may see another part of the hierarchy than its own name says: the root is always looked at.
+        for group in Path::new(group.trim_start_matches('/')).ancestors() {
+            let group = Path::new(mount).join(group);
+            let [limit, usage] = files.map(|file| group.join(file));
+            let Some(bytes) = number(&limit) else { continue };
+            let used = number(usage).unwrap_or(0);
+            found.push(Limit { name: limit.display().to_string(), bytes, left: bytes.saturating_sub(used) });
         }
     }
     found
+}
+
+/// Where the limits of the groups named by `/proc/self/cgroup` can be: mount point, files of limit and usage, path of the group.
+fn places(groups: &str) -> Vec<(&'static str, [&'static str; 2], &str)> {
+    const ONE: [&str; 2] = ["memory.limit_in_bytes", "memory.usage_in_bytes"];
+    const TWO: [&str; 2] = ["memory.max", "memory.current"];
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        match (fields.next(), fields.next()) {
+            (Some(""), Some(group)) => {
+                found.push(("/sys/fs/cgroup", TWO, group));
+                found.push(("/sys/fs/cgroup/unified", TWO, group));
+            }
+            (Some(controllers), Some(group)) if controllers.split(',').any(|c| c == "memory") => {
+                found.push(("/sys/fs/cgroup/memory", ONE, group));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Bytes of memory that this process and its children may use: the least of the limits of its cgroup (version 1 or 2) and of those
+/// around it; `None` without a limit below the machine's memory.
+pub fn limit() -> Option<u64> {
+    cgroups().iter().map(|limit| limit.bytes).min().filter(|&bytes| bytes < machine())
+}
+
+fn machine() -> u64 {
+    let machine = rustix::system::sysinfo();
+    (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit))
+}
+
+/// Bytes that files in memory may take here: half of what the machine has, or of what the cgroup leaves.
+pub fn for_files() -> u64 {
+    // What the agent itself may take, most of it for what it passes on.
+    const AGENT: u64 = 128 << 20;
+    let room = limit().unwrap_or_else(machine);
+    (room / 2).min(room.saturating_sub(AGENT))
 }
 
 #[cfg(test)]
@@ -79,5 +112,16 @@ mod tests {
             machine.left > 0 && machine.left <= machine.bytes && limits.iter().all(|limit| limit.left <= limit.bytes)
         );
         assert_eq!(kib("VmSize:\t  12 kB\nX: 1 kB\n", "VmSize:"), Some(12 << 10));
+    }
+
+    #[test]
+    fn groups_of_both_versions_are_found() {
+        let text = "9:name=systemd:/\n4:cpu,memory:/job_7\n0::/user.slice/a:b\n";
+        let expected = [
+            ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes"], "/job_7"),
+            ("/sys/fs/cgroup", ["memory.max", "memory.current"], "/user.slice/a:b"),
+            ("/sys/fs/cgroup/unified", ["memory.max", "memory.current"], "/user.slice/a:b"),
+        ];
+        assert_eq!(places(text), expected);
     }
 }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{self, Error};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{Access, Mode, OFlags, StatVfsMountFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -12,51 +12,6 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// A number in a file of /proc or /sys; `None` when it is absent or "max".
 pub fn number(path: impl AsRef<Path>) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// Bytes of memory that this process and its children may use: the least of the limits of its cgroup (version 1 or 2) and of those
-/// around it; `None` without a limit below the machine's memory.
-pub fn memory_limit() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let limit = |(mount, file, group): &(&str, &str, &str)| {
-        let group = Path::new(group.trim_start_matches('/')).to_owned();
-        // A container may see another part of the hierarchy than its own name says: the root is always looked at.
-        let ancestors: Vec<PathBuf> = group.ancestors().map(Path::to_owned).collect();
-        ancestors.into_iter().filter_map(|dir| number(Path::new(mount).join(dir).join(file))).min()
-    };
-    places(&groups).iter().filter_map(limit).min().filter(|&bytes| bytes < machine_memory())
-}
-
-fn machine_memory() -> u64 {
-    let machine = rustix::system::sysinfo();
-    (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit))
-}
-
-/// Bytes that files in memory may take here: half of what the machine has, or of what the cgroup leaves.
-pub fn memory_for_files() -> u64 {
-    // What the agent itself may take, most of it for what it passes on.
-    const AGENT: u64 = 128 << 20;
-    let room = memory_limit().unwrap_or_else(machine_memory);
-    (room / 2).min(room.saturating_sub(AGENT))
-}
-
-/// Where the limits of the groups named by `/proc/self/cgroup` can be: mount point, file, path of the group.
-fn places(groups: &str) -> Vec<(&'static str, &'static str, &str)> {
-    let mut found = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        match (fields.next(), fields.next()) {
-            (Some(""), Some(group)) => {
-                found.push(("/sys/fs/cgroup", "memory.max", group));
-                found.push(("/sys/fs/cgroup/unified", "memory.max", group));
-            }
-            (Some(controllers), Some(group)) if controllers.split(',').any(|c| c == "memory") => {
-                found.push(("/sys/fs/cgroup/memory", "memory.limit_in_bytes", group));
-            }
-            _ => {}
-        }
-    }
-    found
 }
 
 /// A directory in which files could be staged.
@@ -150,17 +105,6 @@ pub fn glibc_version(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn groups_of_both_versions_are_found() {
-        let text = "9:name=systemd:/\n4:cpu,memory:/job_7\n0::/user.slice/a:b\n";
-        let expected = [
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "/job_7"),
-            ("/sys/fs/cgroup", "memory.max", "/user.slice/a:b"),
-            ("/sys/fs/cgroup/unified", "memory.max", "/user.slice/a:b"),
-        ];
-        assert_eq!(places(text), expected);
-    }
 
     #[test]
     fn directories_are_tried() {

@@ -57,7 +57,7 @@ use crate::net::wire::hello::Purpose;
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::log::LogFrame;
 use crate::sys::without::{Ability, Without};
-use crate::sys::{node, process, tcp};
+use crate::sys::{self, process, tcp};
 use crate::{Error, Result};
 
 /// The parent must enrol a fresh agent within this time.
@@ -292,7 +292,7 @@ type Made = (OwnedFd, Option<Vec<u8>>, bool, Limits);
 
 /// Has the keeper make what the session's view needs; without it the node's ranks run plainly, and the reason is told.
 async fn make_store(keeper: &Seqpacket, enroll: &Enroll) -> Result<Made, String> {
-    let ask = Ask::Store { view: enroll.view, directory: enroll.store.clone(), bytes: node::memory_for_files() };
+    let ask = Ask::Store { view: enroll.view, directory: enroll.store.clone(), bytes: sys::memory::for_files() };
     let keeper = keeper.try_clone().map_err(|error| error.to_string())?;
     let answer = smol::unblock(move || keeper.send(&ask, &[]).and_then(|()| keeper.receive::<Tell>())).await;
     match answer {

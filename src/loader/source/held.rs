@@ -13,7 +13,7 @@ use super::{Source, Why};
 use crate::loader::chunk;
 use crate::loader::shelf::Shelf;
 use crate::net::wire::record::{Codec, FileId, PIECE, Piece, Record, Supply};
-use crate::sys::node;
+use crate::sys::memory;
 
 /// See the module.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn new() -> Held {
         let follows = Mutex::default();
-        Held { shelf: Shelf::new(node::memory_for_files()), fresh: unbounded(), follows }
+        Held { shelf: Shelf::new(memory::for_files()), fresh: unbounded(), follows }
     }
 
     /// Adds the next bytes of a file.

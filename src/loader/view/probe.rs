@@ -18,9 +18,9 @@ use crate::error::{Context, Result};
 use crate::loader::audit::program;
 use crate::sys::boot::{self, Stage, Starter};
 use crate::sys::node::{self, number};
-use crate::sys::process;
 use crate::sys::program::Program;
 use crate::sys::without::{Ability, VARIABLE, Without};
+use crate::sys::{memory, process};
 
 /// The child answers within this time, or what it has not said counts as missing.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ fn audit(without: &Without) -> Result<String, Obstacle> {
 fn attempt(without: &Without, out: &mut File) {
     let memfd = without.denies(Ability::Memfd).map_or_else(|| try_memfd().map_err(|e| e.to_string()), Err);
     say(out, "memfd", memfd.map(|()| String::new()));
-    let memory = node::memory_for_files();
+    let memory = memory::for_files();
     let base = match without.denies(Ability::Userns) {
         Some(cause) => Err(cause),
         None => Base::create(Place::Memory(memory), without).map_err(|failure| failure.error.bare().to_string()),
