@@ -58,7 +58,7 @@ print('found 0')
 #[test]
 fn absent_names_are_looked_up_once() {
     if let Some(obstacle) = Cluster::obstacle() {
-        return eprintln!("{obstacle}");
+        return eprintln!("SKIPPED: {obstacle}");
     }
     let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();

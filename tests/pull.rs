@@ -7,11 +7,10 @@ mod common;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use cluster::{Cluster, Spec};
-use common::{Done, Role, Run, role, until};
+use common::{Done, Role, Run, openers, role, until};
 use nix::sys::signal::{Signal, kill};
 
 /// Bytes of a library here, a little less.
@@ -25,25 +24,13 @@ fn up(name: &str) -> Option<(Cluster, tempfile::TempDir, Vec<String>)> {
 
 fn up_at(name: &str, rate: Option<&str>) -> Option<(Cluster, tempfile::TempDir, Vec<String>)> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
-    let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let place = backing.path().join("app");
-    fs::create_dir(&place).unwrap();
-    let cc = |words: &str| {
-        let words = words.split_whitespace();
-        assert!(Command::new("cc").args(words).current_dir(&place).status().unwrap().success());
-    };
-    cc(&format!("-o steps {}/tests/programs/steps.c -ldl", env!("CARGO_MANIFEST_DIR")));
     // A quarter can be compressed.
     let mut pad = vec![0; usize::try_from(LIBRARY).unwrap()];
     File::open("/dev/urandom").unwrap().read_exact(&mut pad[..15_000_000]).unwrap();
-    fs::write(place.join("pad"), pad).unwrap();
-    fs::write(place.join("big.c"), "__asm__(\".section .rodata\\n.incbin \\\"pad\\\"\\n\");\n").unwrap();
-    NAMES.iter().for_each(|name| cc(&format!("-shared -o {name} big.c")));
-    fs::remove_file(place.join("pad")).unwrap();
+    let backing = openers(&pad, &NAMES);
     let found = NAMES.iter().map(|name| format!("+/shared/app/{name}")).collect();
     let spec = Spec {
         rate: rate.map(Into::into),

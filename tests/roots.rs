@@ -6,14 +6,12 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cluster::spec::Service;
 use cluster::{Cluster, Spec};
-use common::{Done, Role, Run, role, until};
+use common::{Done, Role, Run, openers, role, until};
 use nix::sys::signal::{Signal, kill};
 
 /// Libraries here, and bytes of each, a little less.
@@ -23,24 +21,13 @@ const LIBRARY: usize = 16 << 20;
 /// Four hosts whose own ways to the file server carry 40 MB/s, and a program that opens [`COUNT`] libraries; `None` without the means.
 fn up(name: &str) -> Option<(Cluster, tempfile::TempDir)> {
     if let Some(obstacle) = Cluster::obstacle() {
-        eprintln!("{obstacle}");
+        eprintln!("SKIPPED: {obstacle}");
         return None;
     }
-    let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let place = backing.path().join("app");
-    fs::create_dir(&place).unwrap();
-    let cc = |words: &str| {
-        let words = words.split_whitespace();
-        assert!(Command::new("cc").args(words).current_dir(&place).status().unwrap().success());
-    };
-    cc(&format!("-o steps {}/tests/programs/steps.c -ldl", env!("CARGO_MANIFEST_DIR")));
-    fs::write(place.join("big.c"), "__asm__(\".section .rodata\\n.incbin \\\"pad\\\"\\n\");\n").unwrap();
     let mut pad = vec![0; LIBRARY];
     File::open("/dev/urandom").unwrap().read_exact(&mut pad).unwrap();
-    fs::write(place.join("pad"), pad).unwrap();
-    (0..COUNT).for_each(|nth| cc(&format!("-shared -o lib{nth}.so big.c")));
-    fs::remove_file(place.join("pad")).unwrap();
+    let names: Vec<String> = (0..COUNT).map(|nth| format!("lib{nth}.so")).collect();
+    let backing = openers(&pad, &names.iter().map(String::as_str).collect::<Vec<_>>());
     let service = Service { host_ns_per_byte: 25.0, ns_per_byte: 0.0, ..Spec::default().service };
     let spec = Spec { backing: Some(backing.path().into()), service, ..Spec::of(&format!("t-roots-{name}")) };
     Some((Cluster::up(spec).unwrap(), backing))

@@ -6,6 +6,7 @@ pub mod network;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -58,6 +59,24 @@ pub fn exec(flags: &str) -> Run {
 /// `hpcrt exec FLAGS -- sh -c SCRIPT`.
 pub fn sh(flags: &str, script: &str) -> Run {
     exec(flags).program(&["sh", "-c", script])
+}
+
+/// A directory with `app/steps`, which opens libraries as its arguments say, and beside it libraries that hold these bytes.
+pub fn openers(bytes: &[u8], libraries: &[&str]) -> tempfile::TempDir {
+    let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let place = backing.path().join("app");
+    fs::create_dir(&place).unwrap();
+    let cc = |words: &str| {
+        let words = words.split_whitespace();
+        assert!(Command::new("cc").args(words).current_dir(&place).status().unwrap().success());
+    };
+    cc(&format!("-o steps {}/tests/programs/steps.c -ldl", env!("CARGO_MANIFEST_DIR")));
+    fs::write(place.join("pad"), bytes).unwrap();
+    fs::write(place.join("big.c"), "__asm__(\".section .rodata\\n.incbin \\\"pad\\\"\\n\");\n").unwrap();
+    libraries.iter().for_each(|name| cc(&format!("-shared -o {name} big.c")));
+    fs::remove_file(place.join("pad")).unwrap();
+    backing
 }
 
 impl Run {
