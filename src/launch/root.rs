@@ -48,6 +48,10 @@ pub const GATHER: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub hosts: Vec<String>,
+    /// The last so many of them lend memory and run no ranks.
+    pub lenders: usize,
+    /// The first is this machine, however the others are reached.
+    pub first_here: bool,
     pub agent: AgentKind,
     /// What it costs to start an agent, and how many a node starts at most.
     pub start: StartCost,
@@ -79,6 +83,8 @@ pub enum News {
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
     Open { node: NodeId },
+    Lent { node: NodeId, addresses: Vec<String> },
+    Unlent { node: NodeId, error: String },
     Pids(Vec<(u32, u32)>),
     Collective { word: Word, packet: Packet },
     Lost { node: NodeId, error: String },
@@ -207,6 +213,9 @@ impl Root {
         tasks.spawn(Rc::clone(&root).hear(events)).detach();
 
         progress(&root);
+        if setup.first_here {
+            root.subtree.start_here(1);
+        }
         let specs = (1..=count).zip(&setup.hosts).zip(root.parents.borrow().clone());
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
@@ -544,6 +553,8 @@ impl Root {
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
             Report::Open { job, node } => self.tell(job, News::Open { node }).await,
+            Report::Lent { job, node, addresses } => self.tell(job, News::Lent { node, addresses }).await,
+            Report::Unlent { job, node, error } => self.tell(job, News::Unlent { node, error }).await,
             Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)).await,
             Report::Facts { node, facts } => {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));

@@ -29,6 +29,17 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Pages {
     spans: Mutex<HashMap<u64, Kept>>,
+    label: Bits,
+    /// Pages that hold something.
+    count: AtomicU64,
+}
+
+/// What a client takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Use {
+    /// What it calls itself.
+    pub label: Bits,
+    pub pages: u64,
 }
 
 /// A span, and which of its pages hold something.
@@ -76,9 +87,16 @@ impl Store {
         lock(&self.clients).len()
     }
 
-    /// A client's lease; the first makes it known.
-    pub fn open(self: &Arc<Store>, client: Client) -> Lease {
-        let pages = Arc::clone(lock(&self.clients).entry(client).or_default());
+    /// What each client takes, in no order.
+    pub fn uses(&self) -> Vec<Use> {
+        let taken = |pages: &Arc<Pages>| Use { label: pages.label, pages: pages.count.load(Ordering::Relaxed) };
+        lock(&self.clients).values().map(taken).collect()
+    }
+
+    /// A client's lease; the first makes it known, under a label.
+    pub fn open(self: &Arc<Store>, client: Client, label: Bits) -> Lease {
+        let fresh = || Arc::new(Pages { label, ..Pages::default() });
+        let pages = Arc::clone(lock(&self.clients).entry(client).or_insert_with(fresh));
         Lease { store: Arc::clone(self), client, pages }
     }
 
@@ -131,6 +149,7 @@ impl Lease {
         let (less, more) = (count(&before) as u64, count(&after) as u64);
         self.store.take(more.saturating_sub(less))?;
         self.store.used.fetch_sub(less.saturating_sub(more), Ordering::Relaxed);
+        self.pages.count.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
         let left = without(after, data);
         match spans.get_mut(&number) {
             _ if count(&after) == 0 => drop(spans.remove(&number)),
@@ -179,6 +198,7 @@ impl Lease {
             kept.extract_if(|number, _| (first..last).contains(number)).for_each(|(_, kept)| forget(kept));
         }
         self.store.used.fetch_sub(pages, Ordering::Relaxed);
+        self.pages.count.fetch_sub(pages, Ordering::Relaxed);
     }
 }
 
@@ -248,22 +268,23 @@ mod tests {
     #[test]
     fn clients_see_their_own_and_leave_nothing() {
         let store = Store::new(10 << 20);
-        let (one, two) = (store.open([1, 1]), store.open([1, 2]));
+        let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
         put(&one, 5, bits(0..256), bits([]), 1).unwrap();
         put(&two, 5, bits([3]), bits([]), 2).unwrap();
         assert_eq!((seen(&one, 5)[3], seen(&two, 5)[3], seen(&two, 5)[4], store.used()), (1, 2, 0, 257));
-        let again = store.open([1, 1]);
+        let again = store.open([1, 1], Bits::default());
         drop(one);
         assert_eq!((seen(&again, 5)[255], store.clients()), (1, 2), "another connection holds it");
         drop(again);
         assert_eq!((store.used(), store.clients()), (1, 1));
-        assert_eq!(seen(&store.open([1, 1]), 5), vec![0; 256], "who comes back finds nothing");
+        assert_eq!(store.uses(), [Use { label: Bits::default(), pages: 1 }]);
+        assert_eq!(seen(&store.open([1, 1], Bits::default()), 5), vec![0; 256], "who comes back finds nothing");
     }
 
     #[test]
     fn full_is_said_and_changes_nothing() {
         let store = Store::new(4 * PAGE as u64);
-        let lease = store.open([0, 0]);
+        let lease = store.open([0, 0], Bits::default());
         put(&lease, 0, bits([0, 1, 2]), bits([]), 1).unwrap();
         assert_eq!(put(&lease, 0, bits([2, 3, 4]), bits([]), 2), Err(Full { capacity: 4, used: 3 }));
         assert_eq!(seen(&lease, 0)[..5], [1, 1, 1, 0, 0]);
@@ -276,7 +297,7 @@ mod tests {
     #[test]
     fn what_is_being_sent_does_not_change() {
         let store = Store::new(10 << 20);
-        let lease = store.open([0, 0]);
+        let lease = store.open([0, 0], Bits::default());
         put(&lease, 0, bits([0, 1]), bits([]), 1).unwrap();
         let (sent, data) = lease.get(0, bits([0, 1])).unwrap();
         put(&lease, 0, bits([1]), bits([0]), 2).unwrap();
@@ -289,7 +310,7 @@ mod tests {
         #[test]
         fn as_a_table_of_pages(steps in prop::collection::vec((0..3u64, prop::collection::vec(0..256usize, 0..40), 0..4u8, any::<bool>()), 1..40)) {
             let store = Store::new(600 * PAGE as u64);
-            let lease = store.open([7, 7]);
+            let lease = store.open([7, 7], Bits::default());
             let mut model = HashMap::<(u64, usize), u8>::new();
             for (span, pages, value, hold) in steps {
                 let held = hold.then(|| lease.get(span, [u64::MAX; 4]));

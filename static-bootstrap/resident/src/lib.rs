@@ -11,6 +11,7 @@
 #![cfg(target_arch = "x86_64")]
 
 mod call;
+mod counts;
 mod digest;
 mod door;
 mod fatal;

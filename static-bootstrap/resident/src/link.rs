@@ -5,7 +5,7 @@ use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, TAG, count, op, prefix, runs};
 use sys::resident::{Link as Granted, cause};
 use sys::syscall::{nr, syscall};
 
-use super::{call, door, fatal};
+use super::{call, counts, door, fatal};
 
 const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_WAITALL: usize = 0x100;
@@ -115,11 +115,13 @@ impl Link {
         if answer.op != op::GOT || answer.data != pages || answer.sequence != self.sequence {
             self.altered();
         }
+        counts::received(self.server, count(&pages));
     }
 
     /// Gives pages away; answered with [`Link::given`].
     pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize) {
         self.ask(op::PUT, span, data, zero, base);
+        counts::sent(self.server, count(&data));
     }
 
     /// Waits for the answer to the oldest of `open` gifts.

@@ -5,6 +5,7 @@ use sys::resident::step;
 
 use super::demand::flip;
 use super::{ENGINE, Engine, fatal, refused};
+use crate::counts;
 use crate::lock::{Event, Lock};
 use crate::table::{NONE, TABLE, both, with, without};
 
@@ -93,6 +94,7 @@ fn install(engine: &Engine, entry: Entry) {
 
 /// What came is not wanted here: the server still has it.
 fn put_back(engine: &Engine, entry: Entry) {
+    counts::in_vain(count(&entry.pages));
     engine.slots.lock().give_full(entry.slot);
     let mut table = TABLE.lock();
     let span = table.span(entry.number);
@@ -101,21 +103,25 @@ fn put_back(engine: &Engine, entry: Entry) {
     engine.settled(entry.number, entry.pages);
 }
 
-/// The program misses a page that is in somebody's hands. If it waits here, it comes as soon as it can; true then.
-pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> bool {
+/// The program misses a page that is in somebody's hands. Whether it waits here, which brings it as soon as it can, and whether it was ready.
+pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> (bool, bool) {
     let mut cache = CACHE.lock();
     let holds = |entry: &&mut Entry| entry.state != State::Idle && entry.number == number && has(&entry.pages, page);
-    let Some(entry) = cache.entries.iter_mut().find(holds) else { return false };
+    let Some(entry) = cache.entries.iter_mut().find(holds) else { return (false, false) };
     if entry.state != State::Ready {
         // One that is not fetched yet comes first.
+        if !entry.wanted {
+            counts::foreseen(count(&entry.pages));
+        }
         (entry.wanted, entry.age) = (true, 0);
-        return true;
+        return (true, false);
     }
     let found = *entry;
     *entry = NOTHING;
     drop(cache);
+    counts::foreseen(count(&found.pages));
     install(engine, found);
-    true
+    (true, true)
 }
 
 /// A run goes on from this page.
@@ -148,6 +154,7 @@ fn ask(engine: &Engine, number: usize) {
         let gone = table.span(old.number);
         gone.busy = without(gone.busy, old.pages);
         cache.entries[nth] = NOTHING;
+        counts::in_vain(count(&old.pages));
         drop(cache);
         drop(table);
         engine.slots.lock().give_full(slot);
@@ -164,6 +171,7 @@ fn ask(engine: &Engine, number: usize) {
     };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
+    counts::ahead(count(&pages));
     cache.entries[nth] = Entry { state: State::Asked, number, pages, slot, age: now, ..NOTHING };
     drop(cache);
     drop(table);

@@ -8,7 +8,7 @@ use sys::syscall::{nr, syscall};
 
 use super::{ENGINE, Engine, FREE, REMOTE, ROOM, WANTED, fatal};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
-use crate::{call, digest, trap};
+use crate::{call, counts, digest, settings, trap};
 
 /// Entries of the queue; a power of two.
 const ENTRIES: usize = 1 << 24;
@@ -89,15 +89,18 @@ struct Evictor {
     /// In the order in which they were sent.
     open: [Gift; OPEN],
     len: usize,
+    /// Bytes that may be kept here, as the agent said last.
+    budget: u64,
 }
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
     let none = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
-    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0 };
+    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0, budget: settings::get().local };
     loop {
         let seen = WANTED.now();
+        evictor.follow_budget();
         evictor.discard();
         let enough = FREE.load(Ordering::Acquire) >= engine.reserve;
         if !enough && evictor.evict() {
@@ -116,6 +119,21 @@ pub(super) extern "C" fn run(_: usize) -> ! {
 }
 
 impl Evictor {
+    /// Tells how things are, and does as the agent says: what may stay here can become less, and more again.
+    fn follow_budget(&mut self) {
+        let page = |bytes: u64| (bytes / PAGE as u64) as i64;
+        let beside = (self.engine.beside / PAGE) as i64;
+        let resident = page(self.budget) - beside - FREE.load(Ordering::Relaxed);
+        let Some(budget) = counts::keep(resident, &REMOTE[..self.engine.servers]) else { return };
+        // Less would be evicted as soon as it comes.
+        let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 2 * PAGE as u64);
+        if budget != self.budget {
+            FREE.fetch_add(page(budget) - page(self.budget), Ordering::AcqRel);
+            self.budget = budget;
+            ROOM.tell();
+        }
+    }
+
     /// Tells servers what they need not keep.
     fn discard(&mut self) {
         loop {
@@ -177,6 +195,7 @@ impl Evictor {
         let server = engine.server(number);
         REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
         REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
+        counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
         let gift = Gift { number, pages: moved, data, server };
         if sent == NONE && zero == NONE {
             self.settle(&gift);

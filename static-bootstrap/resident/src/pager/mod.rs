@@ -17,7 +17,7 @@ use super::link::Link;
 use super::lock::{Event, Lock};
 use super::table::{NONE, TABLE, address, both, spans, without};
 use super::uffd::Uffd;
-use super::{call, digest, door, fatal, settings, thread, trap, window};
+use super::{call, counts, digest, door, fatal, settings, thread, trap, window};
 use evict::Queue;
 use slots::Slots;
 
@@ -48,6 +48,8 @@ struct Engine {
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
     reserve: i64,
+    /// Bytes of the budget that are not the program's: slots, and what is known of pages.
+    beside: usize,
 }
 
 /// Bytes of the budget for what is known of pages.
@@ -123,6 +125,8 @@ fn start() {
         // The agent has told the user why, or is gone.
         Err(_) => fatal::end(),
     };
+    counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    call::close(granted.counts);
     let servers = (granted.grant.servers as usize).min(SERVERS);
     let links = core::array::from_fn(|server| {
         core::array::from_fn(|link| {
@@ -139,11 +143,12 @@ fn start() {
     // SAFETY: a child would find nothing in there, and must not take that for zeros.
     let _ = unsafe { call::advise(window::BASE, window::SIZE, call::DONTFORK) };
     // Half of the slots are full at a time, or nearly so.
-    let pages = (budget - staged * SPAN - TABLES) / PAGE;
+    let beside = staged * SPAN + TABLES;
+    let pages = (budget - beside) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 16).clamp(64, 16 * SPAN_PAGES) as i64;
-    *ENGINE.lock() = Some(Engine { uffd, servers, links, slots: &SLOTS, queue: &QUEUE, reserve });
+    *ENGINE.lock() = Some(Engine { uffd, servers, links, slots: &SLOTS, queue: &QUEUE, reserve, beside });
     fatal::DOOR.store(granted.door, Ordering::Relaxed);
     let seen = ROOM.now();
     thread::start(first_thread, 0, false).unwrap_or_else(|errno| refused(step::THREAD, errno));
@@ -205,11 +210,14 @@ impl Engine {
         if FREE.fetch_sub(pages as i64, Ordering::AcqRel) - (pages as i64) < self.reserve {
             WANTED.tell();
         }
-        let mut stalled = 0;
+        if FREE.load(Ordering::Acquire) >= 0 {
+            return;
+        }
+        let (begun, mut stalled) = (counts::now(), 0);
         while stalled < STALLED {
             let seen = ROOM.now();
             if FREE.load(Ordering::Acquire) >= 0 {
-                return;
+                return counts::stalled(begun);
             }
             WANTED.tell();
             ROOM.wait(seen, 100);
