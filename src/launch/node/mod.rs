@@ -277,7 +277,8 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         lends: RefCell::default(),
     });
     birth.joined = clock.now();
-    node.report(&Report::Joined { node: node.id, addresses, limits, birth }).await;
+    let machine = sys::node::machine();
+    node.report(&Report::Joined { node: node.id, addresses, machine, limits: Box::new(limits), birth }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
     tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;

@@ -222,8 +222,8 @@ pub struct Limits {
 /// A frame from a child to its parent; passed on to the root, with what concerns the sub-tree noted on the way.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub enum Report {
-    /// This node is up.
-    Joined { node: NodeId, addresses: Vec<String>, limits: Limits, birth: Birth },
+    /// This node is up. `machine`: see [`crate::sys::node::machine`].
+    Joined { node: NodeId, addresses: Vec<String>, machine: Option<u64>, limits: Box<Limits>, birth: Birth },
     /// This node's child could not be started, nor what should have been below it.
     NotStarted { node: NodeId, error: String },
     /// The link to this node broke.
