@@ -71,6 +71,7 @@ impl Servers {
         let client = [word(0), word(8), 0, 0];
         let (mut grant, mut fds) = (ASK.to_vec(), Vec::new());
         grant.extend((self.all.len() as u64).to_le_bytes());
+        client[..2].iter().for_each(|word| grant.extend(word.to_le_bytes()));
         for (name, address) in &self.all {
             for _ in 0..LINKS {
                 let link = self.open(address, client).await;
@@ -95,7 +96,7 @@ impl Servers {
                 fds.push(socket);
             }
         }
-        grant.resize(16 + SERVERS * LINKS * LINK, 0);
+        grant.resize(32 + SERVERS * LINKS * LINK, 0);
         Ok((grant, fds))
     }
 

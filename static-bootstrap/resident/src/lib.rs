@@ -13,7 +13,9 @@
 mod call;
 mod digest;
 mod door;
+mod entry;
 mod fatal;
+mod fork;
 mod hooks;
 mod link;
 mod lock;
