@@ -71,6 +71,7 @@ impl Servers {
         let client = Page::open([word(0), word(8)], label);
         let (mut grant, mut fds) = (ASK.to_vec(), Vec::new());
         grant.extend((self.all.len() as u64).to_le_bytes());
+        client.data[..2].iter().for_each(|word| grant.extend(word.to_le_bytes()));
         for Lender { name, addresses, .. } in &self.all {
             for _ in 0..LINKS {
                 let link = self.open_any(addresses, client).await;
@@ -95,7 +96,7 @@ impl Servers {
                 fds.push(socket);
             }
         }
-        grant.resize(16 + SERVERS * LINKS * LINK, 0);
+        grant.resize(32 + SERVERS * LINKS * LINK, 0);
         Ok((grant, fds))
     }
 

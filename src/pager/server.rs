@@ -72,6 +72,7 @@ impl Session {
                 lease.forget(span, spans);
                 plain(op::DONE, NONE)
             }
+            (Ask::Copy { client }, Some(lease)) if lease.copy(client) => plain(op::DONE, NONE),
             _ => Err(FrameError::Header),
         }
     }

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::Node;
 use super::job::Job;
-use super::memory::Memory;
 use crate::net::wire::control::Report;
 use crate::net::wire::facts::{Facts, JobFacts, JobTimes, Micros, ORIGINALS, Original};
 
@@ -59,7 +58,7 @@ impl Job {
             avoided: now.avoided.saturating_sub(before.avoided),
             passed: (now.operations.saturating_sub(before.operations), now.bytes.saturating_sub(before.bytes)),
             originals: originals.into_iter().map(original).collect(),
-            paging: self.memory.borrow().as_ref().and_then(Memory::paging).map(Box::new),
+            paging: self.memory.borrow().as_ref().and_then(|memory| memory.paging(self.is_over())).map(Box::new),
         }
     }
 

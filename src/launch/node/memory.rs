@@ -90,9 +90,10 @@ impl Memory {
         Ok(Some(Memory { directory, programs, _door: node.tasks.spawn(serving) }))
     }
 
-    /// What its programs have counted, if any borrows memory.
-    pub(super) fn paging(&self) -> Option<Paging> {
-        self.programs.paging()
+    /// What its programs have counted, if any borrows memory. `over`: none of them runs, though not all may have been heard to end.
+    pub(super) fn paging(&self, over: bool) -> Option<Paging> {
+        let paging = self.programs.paging();
+        if over { paging.map(Paging::ended) } else { paging }
     }
 }
 

@@ -33,6 +33,8 @@ pub enum Ask {
     Put { span: u64, data: Bits, zero: Bits },
     /// Everything is zero in so many spans.
     Drop { span: u64, spans: u64 },
+    /// Begin with what this client keeps now.
+    Copy { client: Client },
 }
 
 /// A client's name, chosen by itself at random: who does not know it reaches nothing of it.
@@ -61,6 +63,7 @@ impl Page {
             op::OPEN => Ask::Open { client: [data[0], data[1]], label: self.zero },
             op::GET => Ask::Get { span, pages: data },
             op::PUT if data.iter().zip(&zero).all(|(data, zero)| data & zero == 0) => Ask::Put { span, data, zero },
+            op::COPY => Ask::Copy { client: [data[0], data[1]] },
             op::DROP if data[0] <= SPANS => Ask::Drop { span, spans: data[0] },
             _ => return Err(FrameError::Header),
         };

@@ -19,8 +19,6 @@ pub(super) fn open(fd: i32) -> Result<(), u32> {
     let args = [0, size_of::<Counts>(), call::READ_WRITE, SHARED, fd as usize, 0];
     // SAFETY: a new mapping of a file that is as long.
     let at = unsafe { syscall(nr::MMAP, args) }?;
-    // SAFETY: as above. A child must not count for its parent.
-    let _ = unsafe { call::advise(at, size_of::<Counts>(), call::DONTFORK) };
     COUNTS.store(at as *mut Counts, Ordering::Release);
     look(0);
     Ok(())

@@ -45,6 +45,14 @@ pub(super) struct Granted {
     pub(super) door: i32,
 }
 
+impl Granted {
+    /// Closes all, in the caller's table of descriptors.
+    pub(super) fn close(&self) {
+        let links = (self.grant.servers as usize * LINKS).min(FDS);
+        self.fds[..links].iter().chain([&self.door, &self.counts]).for_each(|fd| call::close(*fd));
+    }
+}
+
 /// Gives up sending and receiving after so many seconds.
 pub(super) fn set_patience(socket: i32, seconds: u64) {
     let time = [seconds, 0];

@@ -25,6 +25,8 @@ pub mod op {
     pub const PUT: u32 = 3;
     /// Everything is zero in `data[0]` spans from this one on; answered by DONE.
     pub const DROP: u32 = 4;
+    /// Begin with what client `data[..2]` keeps now; only who keeps nothing may ask. Answered by DONE.
+    pub const COPY: u32 = 5;
     /// `data[..2]`: pages lent in all, and to whom else they are not lent.
     pub const OPENED: u32 = 16;
     /// The contents of the pages in `data` follow in order; those in `zero` were asked for, too, and are zero.

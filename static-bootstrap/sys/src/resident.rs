@@ -37,6 +37,8 @@ pub const ASK: [u8; 8] = *b"memory01";
 pub struct Grant {
     pub asked: [u8; 8],
     pub servers: u64,
+    /// The name under which servers know this program.
+    pub client: [u64; 2],
     pub links: [[Link; LINKS]; SERVERS],
 }
 

@@ -4,6 +4,7 @@ use sys::page::{PAGE, SPAN_PAGES, count, has, runs};
 use sys::policy::Policy;
 use sys::resident::{cause, step};
 
+use super::fork::Gate;
 use super::{Engine, ahead, fatal, refused};
 use crate::counts;
 use crate::lock::Lock;
@@ -11,7 +12,13 @@ use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::uffd::Message;
 use crate::window;
 
+pub(super) static GATE: Gate = Gate::new();
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
+
+/// Of so many spans of a run one is missed.
+pub(super) fn expect(group: usize) {
+    POLICY.lock().reach = ((group - 1) * SPAN_PAGES) as u64;
+}
 
 /// The thread.
 pub(super) fn run(engine: Engine) -> ! {
@@ -25,6 +32,7 @@ pub(super) fn run(engine: Engine) -> ! {
     let mut place = [Message::default(); 8];
     loop {
         for message in engine.uffd.faults(&mut place).iter().filter(|message| message.is_fault()) {
+            let _passed = GATE.pass();
             demand.answer(message.address as usize);
         }
     }
