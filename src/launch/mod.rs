@@ -19,6 +19,7 @@ pub mod invitation;
 mod job_keeper;
 pub mod joined;
 pub mod keeper;
+pub mod launcher;
 pub mod limits;
 pub mod loading;
 pub mod mpi;

@@ -38,6 +38,9 @@ use crate::net::wire::facts::{Facts, JobFacts};
 use crate::sys::without::Without;
 use crate::{Error, Result};
 
+/// Number of a session's first job.
+pub const FIRST_JOB: JobId = 1;
+
 /// Packets that wait for a job, at most.
 const INBOX: usize = 256;
 
@@ -201,7 +204,7 @@ impl Root {
             said: RefCell::default(),
             facts: RefCell::default(),
             asked: Cell::new(None),
-            next_job: Cell::new(1),
+            next_job: Cell::new(FIRST_JOB),
             names: Names::default(),
         });
         tasks.spawn(Rc::clone(&root).hear(events)).detach();
