@@ -133,10 +133,10 @@ macro_rules! flags {
     /// let the other ranks go on when one fails
     #[argh(switch)]
     pub keep_going: bool,
-    /// memory servers, HOST[:PORT],...: programs keep there what does not fit into --local-mb
+    /// memory of other hosts, HOST:20G,... (n[2-5]:20G), or of servers that run there, HOST[:PORT]: takes what exceeds --local-mb
     #[argh(option)]
     pub memory: Option<String>,
-    /// memory that each program may keep on its own node, in MB (with --memory)
+    /// memory that each program may keep on its own node, in MB (with --memory; default: its share of what cgroup or Slurm allow)
     #[argh(option)]
     pub local_mb: Option<u32>,
     /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
@@ -324,6 +324,9 @@ pub struct Serve {
     /// go to the front end that wrote this file; -: it is told on standard input
     #[argh(option, arg_name = "file")]
     pub join: Option<PathBuf>,
+    /// lend memory as the agent says that started this
+    #[argh(switch)]
+    pub lend: bool,
 }
 
 /// Become a program of a job (put in front of it by exec where another launcher starts it).

@@ -50,7 +50,8 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&Report::Joined {
             node: 1,
             addresses: vec!["192.0.2.1:1".into(), "[::1]:2".into()],
-            limits: Limits { view: Some("no".into()), ..Limits::default() },
+            machine: Some(7),
+            limits: Box::new(Limits { view: Some("no".into()), ..Limits::default() }),
             birth: Birth { enrolled: 1, connected: 2, joined: 3 },
         }),
         framed(&Report::Facts { node: 1, facts: Facts { jobs: vec![JobFacts::default(); 2], ..Facts::default() } }),

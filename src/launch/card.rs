@@ -10,7 +10,7 @@ use super::root::{Root, Told};
 use super::timeline::{Line, Moment};
 use crate::loader::tally::{Tally, Why};
 use crate::net::wire::control::NodeId;
-use crate::net::wire::facts::JobFacts;
+use crate::net::wire::facts::{JobFacts, Paging};
 use crate::sys::mpir;
 
 /// Paths that ranks read themselves of which is remembered what they cost.
@@ -23,6 +23,8 @@ pub struct Card {
     pub program: String,
     pub path: Vec<u8>,
     pub ranks: u32,
+    /// The memory servers that it uses, as the user named them.
+    pub lenders: Vec<String>,
     /// Its nodes with their ranks, in order.
     pub nodes: Vec<(NodeId, Range<u32>)>,
     /// Its files are shown through a view.
@@ -52,6 +54,8 @@ pub struct Progress {
     pub avoided: u64,
     pub passed: (u64, u64),
     pub originals: Tally,
+    /// Of programs that use memory of other nodes.
+    pub paging: Option<Paging>,
 }
 
 impl Default for Progress {
@@ -66,6 +70,7 @@ impl Default for Progress {
             avoided: 0,
             passed: (0, 0),
             originals: Tally::new(ORIGINALS),
+            paging: None,
         }
     }
 }
@@ -78,6 +83,9 @@ impl Progress {
         self.passed.1 += facts.passed.1;
         for original in &facts.originals {
             self.originals.add(&original.path, Why::Rank, original.operations, original.bytes);
+        }
+        if let Some(paging) = &facts.paging {
+            self.paging.get_or_insert_default().add(paging);
         }
     }
 }

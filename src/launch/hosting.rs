@@ -93,6 +93,7 @@ pub async fn run(
     let card = Rc::new(Card {
         program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
         ranks: 0,
+        lenders: Vec::new(),
         path: main.program.clone(),
         nodes: up.iter().map(|(node, _)| (*node, 0..0)).collect(),
         view: !needs.roots.is_empty(),
@@ -193,6 +194,8 @@ impl Hosting<'_> {
             | News::Exited(_)
             | News::StdinTaken { .. }
             | News::Collective { .. }
+            | News::Lent { .. }
+            | News::Unlent { .. }
             | News::Pids(_) => {}
         }
     }

@@ -20,6 +20,7 @@ use super::console::{Console, ends};
 use super::exit::{End, Ends};
 use super::hostlist::Host;
 use super::keeper::KILLED;
+use super::lending::Lending;
 use super::loading::Needs;
 use super::mpi::Mpi;
 use super::output::{Output, PROMPT_DELAY, Style};
@@ -111,7 +112,7 @@ struct Running<'a> {
 /// # Errors
 /// The ranks cannot be placed, or the output cannot be written.
 pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, console: &Console) -> Result<Outcome> {
-    let up = root.up();
+    let up: Vec<_> = root.up().into_iter().filter(|(_, at)| *at < hosts.len()).collect();
     let up_hosts: Vec<Host> = up.iter().map(|(_, at)| hosts[*at].clone()).collect();
     let Blocks { placement, parts } = Blocks::new(&up_hosts, &job.blocks)?;
     let placement = Arc::new(placement);
@@ -123,6 +124,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let card = Rc::new(Card {
         program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
         ranks: placement.ranks(),
+        lenders: job.memory.iter().flat_map(|wish| wish.servers.iter().map(|server| server.name.clone())).collect(),
         path: main.program.clone(),
         nodes: nodes.iter().copied().zip(placement.shares.iter().map(|s| s.ranks.clone())).collect(),
         view: !needs.roots.is_empty(),
@@ -135,6 +137,11 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let held = mpir::is_debugged();
     let front = console.front.take();
     let wiring = rendezvous::wiring(&placement, &nodes, root.is_local(), front.is_some());
+    let mut memory = job.memory.clone();
+    let lending = match &mut memory {
+        Some(wish) => Some(Lending::start(root, id, wish, &news, console).await.inspect_err(|_| root.forget(id))?),
+        None => None,
+    };
     let launch = |(part, block): (u32, &Block)| Launch {
         job: id,
         part,
@@ -149,7 +156,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         roots: needs.roots.clone(),
         view: job.view,
         stdin: job.stdin,
-        memory: job.memory.as_ref().map(|wish| {
+        memory: memory.as_ref().map(|wish| {
             let nonce = nonce();
             Borrow { key: root.key.hide(&nonce, &wish.key), nonce, ..wish.clone() }
         }),
@@ -187,6 +194,9 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
     }
     running.drive(job, &news).await;
+    if let Some(lending) = lending {
+        lending.end(root).await;
+    }
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
     }
@@ -376,7 +386,10 @@ impl Running<'_> {
                 input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
-            News::Open { .. } => {}
+            News::Open { .. } | News::Lent { .. } => {}
+            News::Unlent { node, error } => {
+                self.console.say(format_args!("{}: {error}", self.root.host(node)));
+            }
             News::Loaded { node } => {
                 self.last_loaded = Some(Instant::now());
                 self.card.progress.borrow_mut().loaded.insert(node);

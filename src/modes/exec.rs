@@ -58,7 +58,9 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     process::keep_freed_memory();
     let mut parts = job::parts(parts, flags.ranks, flags.ppn, flags.hosts.as_deref());
     let named = job::hosts_of(&parts, flags.hosts.as_deref());
-    let Where { hosts, agent, here } = job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
+    let lending = job::lenders(flags.memory.as_deref())?;
+    let Where { hosts, lenders, agent, here } =
+        job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), lending)?;
     let launcher = job::launcher(&mut parts, flags.view, job::not_ours!(flags))?;
     let mut spec = job::spec!(flags, &parts, &agent)?;
     if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
@@ -69,7 +71,7 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     for block in spec.blocks.iter_mut().filter(|block| alone && block.per_host.is_none()) {
         block.ranks.get_or_insert(1);
     }
-    let Blocks { placement, .. } = Blocks::new(&hosts, &spec.blocks)?;
+    let Blocks { placement, .. } = Blocks::new(&hosts[..hosts.len() - lenders], &spec.blocks)?;
     if flags.dry_run {
         let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, &job::start_cost(flags.fan_out)?));
         return Ok(0);
@@ -78,6 +80,9 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
         placement.notes.iter().for_each(say);
     }
     let mut setup = job::setup!(flags, &hosts, agent);
+    setup.lenders = lenders;
+    // Nobody logs in where he is.
+    setup.first_here = here && lenders > 0 && !setup.agent.come();
     // Else the agents prepare no view, and nobody needs to know what the program loads.
     if !may_share(&spec) {
         spec.view = View::None;

@@ -39,7 +39,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let begun = Instant::now();
     let signals = catch_signals()?;
     let Where { hosts, agent, .. } =
-        job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
+        job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), Vec::new())?;
     let setup = job::setup!(flags, &hosts, agent);
     let name = door::session_name();
     // Before there are threads, and before the pipe, whose end it would keep open.
@@ -208,15 +208,17 @@ async fn launch(
 
 /// Connects to a session; a job of its own is none.
 fn connect(name: &str) -> Result<Seqpacket> {
-    if name.starts_with(door::JOB) {
-        return Err(Error::usage("find the session", "that is a job, not a session").on(name));
-    }
-    door::connect(name)
+    let what = match name.chars().next() {
+        Some(door::JOB) => "that is a job, not a session",
+        Some(door::MEMORY) => "that is a memory server, not a session",
+        _ => return door::connect(name),
+    };
+    Err(Error::usage("find the session", what).on(name))
 }
 
 /// Shows the sessions.
 pub(super) fn list() -> Result<u8> {
-    for name in door::names()?.into_iter().filter(|name| !name.starts_with(door::JOB)) {
+    for name in door::names()?.into_iter().filter(|name| !name.starts_with([door::JOB, door::MEMORY])) {
         let Ok(session) = connect(&name) else { continue };
         resident::ask(&session, &SessionAsk::About, &[])?;
         if let Some((SessionTell::About { hosts, jobs, stored }, _)) = answer(session)? {

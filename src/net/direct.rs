@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rkyv::util::AlignedVec;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use smol::future::FutureExt;
 use smol::{Async, Timer};
 
@@ -163,6 +165,19 @@ impl Direct {
         Ok(tag)
     }
 
+    /// In as few calls as can be.
+    fn read_all(&self, mut to: &mut [u8]) -> Result<(), LinkError> {
+        while !to.is_empty() {
+            match rustix::net::recv(&self.stream, &mut *to, RecvFlags::WAITALL) {
+                Ok((_, 0)) => return Err(LinkError::Closed),
+                Ok((_, len)) => to = &mut to[len..],
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(io::Error::from(errno).into()),
+            }
+        }
+        Ok(())
+    }
+
     fn read_exact(&mut self, mut to: &mut [u8]) -> Result<(), LinkError> {
         loop {
             let ready = (self.end - self.start).min(to.len());
@@ -174,7 +189,7 @@ impl Direct {
                 return Ok(());
             }
             if to.len() >= READ_AHEAD {
-                return Ok(self.stream.read_exact(to)?);
+                return self.read_all(to);
             }
             (self.start, self.end) = (0, 0);
             self.end = match self.stream.read(&mut self.buffer) {

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::net::auth::{SessionKey, nonce};
 use crate::net::direct::{Direct, connect};
 use crate::net::link::LinkError;
-use crate::net::wire::borrow::Borrow;
+use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::page::Page;
 use crate::sys::page::{PAGE, op};
 use crate::sys::resident::{ASK, Failure, LINKS, MARK, PLACE_MAX, SERVERS, cause, step};
@@ -50,8 +50,7 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
 /// The servers of one job.
 #[derive(Debug)]
 pub struct Servers {
-    /// As the user named them, and where they are.
-    all: Vec<(String, String)>,
+    all: Vec<Lender>,
     key: SessionKey,
 }
 
@@ -61,19 +60,21 @@ impl Servers {
         Servers { all: wish.servers.clone(), key: SessionKey(session.hide(&wish.nonce, &wish.key)) }
     }
 
-    /// Connects to all of them for one program, as a new client: what it is granted, as bytes, and the sockets.
+    /// Connects to all of them for one program, as a new client: what it is granted, as bytes, and the sockets. `label`: what servers show of
+    /// it.
     ///
     /// # Errors
     /// The first that cannot be reached.
-    pub async fn connect(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    pub async fn connect(&self, label: &str) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
         let random = nonce();
         let word = |at: usize| random[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let client = [word(0), word(8), 0, 0];
+        let client = Page::open([word(0), word(8)], label);
         let (mut grant, mut fds) = (ASK.to_vec(), Vec::new());
         grant.extend((self.all.len() as u64).to_le_bytes());
-        for (name, address) in &self.all {
+        client.data[..2].iter().for_each(|word| grant.extend(word.to_le_bytes()));
+        for Lender { name, addresses, .. } in &self.all {
             for _ in 0..LINKS {
-                let link = self.open(address, client).await;
+                let link = self.open_any(addresses, client).await;
                 let link = link.map_err(|error| {
                     let cause = match error {
                         LinkError::Closed => {
@@ -95,15 +96,27 @@ impl Servers {
                 fds.push(socket);
             }
         }
-        grant.resize(16 + SERVERS * LINKS * LINK, 0);
+        grant.resize(32 + SERVERS * LINKS * LINK, 0);
         Ok((grant, fds))
     }
 
-    async fn open(&self, address: &str, client: [u64; 4]) -> Result<Direct, LinkError> {
+    /// Over the first address at which it answers.
+    async fn open_any(&self, addresses: &[String], client: Page) -> Result<Direct, LinkError> {
+        let mut last = LinkError::Closed;
+        for address in addresses {
+            match self.open(address, client).await {
+                Ok(link) => return Ok(link),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn open(&self, address: &str, client: Page) -> Result<Direct, LinkError> {
         let address: SocketAddr = address.parse().map_err(|_| LinkError::Closed)?;
         let mut link = connect(address, &self.key, !address.ip().is_loopback()).await?;
         smol::unblock(move || {
-            link.send(&Page { op: op::OPEN, data: client, ..Page::default() }, &[])?;
+            link.send(&client, &[])?;
             match link.receive()? {
                 Some((Page { op: op::OPENED, .. }, 0)) => Ok(link),
                 _ => Err(LinkError::Closed),
@@ -114,7 +127,7 @@ impl Servers {
 
     /// Why a program ended, for the user.
     pub fn explain(&self, failure: &Failure) -> Error {
-        let name = self.all.get(failure.server as usize).map_or("?", |(name, _)| name);
+        let name = self.all.get(failure.server as usize).map_or("?", |lender| &lender.name);
         let bytes = |pages: u64| HumanBytes(pages.saturating_mul(PAGE as u64));
         let [first, second] = failure.detail;
         let errno = || std::io::Error::from_raw_os_error(i32::try_from(second).unwrap_or(0));

@@ -31,6 +31,16 @@ pub mod page;
 #[path = "../../static-bootstrap/sys/src/resident.rs"]
 pub mod resident;
 
+/// What the pager in a program counts, shared with it by file and, while it runs, in memory.
+#[path = "../../static-bootstrap/sys/src/counts.rs"]
+pub mod counts;
+
+/// Which memory servers keep what, shared by file likewise.
+#[path = "../../static-bootstrap/sys/src/places.rs"]
+pub mod places;
+#[cfg(test)]
+mod places_tests;
+
 /// The tags of frames as the resident makes them; here for their tests.
 #[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/blake3.rs"]

@@ -220,10 +220,111 @@ static void children(void)
         check(a[i] == mix(i), "a word");
 }
 
+static uint64_t *common;
+
+/* Every word as it began and with what was added to every `step`th of them. */
+static void check_common(size_t n, const uint64_t *added, const char *what)
+{
+    size_t i;
+    for (i = 0; i < n; i++)
+        check(common[i] == mix(i) + (i % 2 ? 0 : added[2]) + (i % 3 ? 0 : added[3]) + (i % 1000 ? 0 : added[4]), what);
+}
+
+static void add_common(size_t n, size_t step, uint64_t value)
+{
+    size_t i;
+    for (i = 0; i < n; i += step)
+        common[i] += value;
+}
+
+static volatile int ended;
+
+static void *beside(void *argument)
+{
+    size_t n = bytes / 8 / 4, i, r;
+    uint64_t *a = malloc(n * 8);
+    (void)argument;
+    for (r = 0; !ended; r++)
+        for (i = 0; i < n; i++) {
+            check(r == 0 || a[i] == mix(i) + r - 1, "a word of a thread beside");
+            a[i] = mix(i) + r;
+        }
+    return 0;
+}
+
+static void ended_well(pid_t pid, const char *what)
+{
+    int status;
+    check(waitpid(pid, &status, 0) == pid && status == 0, what);
+}
+
+/* Both sides of a fork write what they had in common, and nobody sees the other's. */
+static void forks(void)
+{
+    size_t n = bytes / 8, i, round;
+    pthread_t thread;
+    int pipes[2];
+    char byte = 0;
+    common = malloc(n * 8);
+    for (i = 0; i < n; i++)
+        common[i] = mix(i);
+    check(pthread_create(&thread, 0, beside, 0) == 0, "pthread_create");
+    uint64_t added[5] = {0};
+    for (round = 0; round < 2; round++) {
+        pid_t pid = fork();
+        check(pid >= 0, "fork");
+        if (pid == 0) {
+            add_common(n, 3, 7), added[3] += 7;
+            pid_t second = fork();
+            check(second >= 0, "fork in a child");
+            add_common(n, 2, 100 + second), added[2] += 100 + second;
+            check_common(n, added, second ? "a word of a child" : "a word of a child's child");
+            if (second)
+                ended_well(second, "a child's child");
+            free(common);
+            common = malloc(n * 8);
+            check(common != 0, "malloc in a child");
+            for (i = 0; i < n; i++)
+                common[i] = i;
+            for (i = 0; i < n; i++)
+                check(common[i] == i, "a new word of a child");
+            _exit(0);
+        }
+        add_common(n, 1000, 3), added[4] += 3;
+        check_common(n, added, "a word of the parent");
+        ended_well(pid, "the child");
+    }
+    for (i = 0; i < 20; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            execl("/bin/true", "true", (char *)0);
+            _exit(1);
+        }
+        ended_well(pid, "a program that is executed");
+    }
+    /* One whose parent does not wait. */
+    check(pipe(pipes) == 0, "pipe");
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (fork() > 0)
+            _exit(0);
+        usleep(100000);
+        check_common(n, added, "an orphan's word");
+        check(write(pipes[1], "!", 1) == 1, "write");
+        _exit(0);
+    }
+    ended_well(pid, "one that does not wait");
+    close(pipes[1]);
+    add_common(n, 1, 1);
+    check(read(pipes[0], &byte, 1) == 1 && byte == '!', "an orphan");
+    ended = 1;
+    pthread_join(thread, 0);
+}
+
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
-        {"calls", calls}, {"threads", threads}, {"children", children}};
+        {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}};
     size_t i;
     char line[200];
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;

@@ -7,6 +7,9 @@ const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x2 | 0x20 | 0x4000;
 pub(super) const FIXED_NOREPLACE: usize = 0x10_0000;
 pub(super) const DONTNEED: usize = 4;
 pub(super) const DONTFORK: usize = 10;
+pub(super) const DOFORK: usize = 11;
+/// Linux 5.14
+pub(super) const POPULATE_WRITE: usize = 23;
 const SIG_BLOCK: usize = 0;
 const SIG_SETMASK: usize = 2;
 
@@ -47,15 +50,21 @@ pub(super) fn close(fd: i32) {
 pub(super) fn block_signals() -> u64 {
     let (all, mut before) = (u64::MAX, 0u64);
     let (new, old) = (&raw const all as usize, &raw mut before as usize);
-    // SAFETY: two sets of this size.
-    let _ = unsafe { syscall(nr::RT_SIGPROCMASK, [SIG_BLOCK, new, old, size_of::<u64>(), 0, 0]) };
+    set_signals([SIG_BLOCK, new, old, size_of::<u64>(), 0, 0]);
     before
+}
+
+fn set_signals(args: [usize; 6]) {
+    // SAFETY: sets of this size. The stack they are on may be the program's memory and away, which this filter does not stop.
+    while unsafe { gated(nr::RT_SIGPROCMASK, args) } == Err(EFAULT) {
+        // SAFETY: as above; brings it.
+        args[1..3].iter().filter(|at| **at != 0).for_each(|at| drop(unsafe { (*at as *const u8).read_volatile() }));
+    }
 }
 
 pub(super) fn restore_signals(before: u64) {
     let new = &raw const before as usize;
-    // SAFETY: a set of this size.
-    let _ = unsafe { syscall(nr::RT_SIGPROCMASK, [SIG_SETMASK, new, 0, size_of::<u64>(), 0, 0]) };
+    set_signals([SIG_SETMASK, new, 0, size_of::<u64>(), 0, 0]);
 }
 
 /// Where the one instruction is that may make system calls about the window whatever filter there is: the same place in every program, since a

@@ -5,7 +5,7 @@ use core::arch::global_asm;
 use sys::page::PAGE;
 use sys::syscall::nr;
 
-use super::{call, pager, patch, trap, window};
+use super::{call, entry, fork, pager, patch, trap, window};
 
 const FIXED: usize = 0x10 | call::FIXED_NOREPLACE;
 /// MAP_SHARED and its likes, MAP_GROWSDOWN, MAP_LOCKED, MAP_STACK, MAP_HUGETLB: not for us.
@@ -25,17 +25,20 @@ const NOHUGE: usize = 15;
 // Addresses of libc's, or zero.
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".weak __curbrk, __errno_location",
+    ".weak __curbrk, __errno_location, _Fork, fork",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".quad __curbrk, __errno_location",
+    ".quad __curbrk, __errno_location, _Fork, fork",
     ".popsection",
 );
 
-const COUNT: usize = 13;
+const COUNT: usize = 15;
+/// Places among them.
+const CURBRK: usize = 11;
+const ERRNO: usize = 12;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -49,7 +52,23 @@ fn libc() -> &'static [usize; COUNT] {
 
 /// Puts all of them in place.
 pub(super) fn install() -> Result<(), u32> {
-    let [mmap, mmap64, munmap, mremap, madvise, brk, sigmask, readv, writev, recvmsg, sendmsg, curbrk, errno] = *libc();
+    let [
+        mmap,
+        mmap64,
+        munmap,
+        mremap,
+        madvise,
+        brk,
+        sigmask,
+        readv,
+        writev,
+        recvmsg,
+        sendmsg,
+        curbrk,
+        errno,
+        in_fork,
+        fork,
+    ] = *libc();
     // Another libc, in which nothing has these names.
     if mmap == 0 || munmap == 0 || errno == 0 {
         return Err(call::EINVAL);
@@ -71,6 +90,12 @@ pub(super) fn install() -> Result<(), u32> {
         // SAFETY: libc's functions, and ones that do the same; no thread but this one exists.
         unsafe { patch::replace(from, to) }?;
     }
+    // From glibc 2.34 on fork calls another function for that.
+    let forks = if in_fork == 0 { fork } else { in_fork };
+    if forks != 0 {
+        // SAFETY: as above.
+        unsafe { fork::replace(forks) }?;
+    }
     if curbrk != 0 && brk != 0 {
         // SAFETY: libc's own word for where the break is; from there on it asks for more.
         unsafe { (curbrk as *mut usize).write_volatile(window::BASE) };
@@ -85,20 +110,12 @@ fn returned(result: Result<usize, u32>) -> usize {
         Err(errno) => {
             // SAFETY: libc's function of this type, called on a thread of the program; gives that thread's errno.
             unsafe {
-                let location: extern "C" fn() -> *mut i32 = core::mem::transmute(libc()[COUNT - 1]);
+                let location: extern "C" fn() -> *mut i32 = core::mem::transmute(libc()[ERRNO]);
                 *location() = errno as i32;
             }
             FAILED
         }
     }
-}
-
-/// Runs what takes locks: a signal must not come in between, since its handler might wait for a page.
-fn undisturbed<T>(work: impl FnOnce() -> T) -> T {
-    let before = call::block_signals();
-    let result = work();
-    call::restore_signals(before);
-    result
 }
 
 fn raw(number: usize, args: [usize; 6]) -> Result<usize, u32> {
@@ -110,7 +127,7 @@ extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, f
     let anonymous = flags & PRIVATE_ANONYMOUS == PRIVATE_ANONYMOUS && flags & OTHER == 0;
     let call = || raw(nr::MMAP, [at, len, protection, flags, fd, offset]);
     if anonymous && flags & FIXED == 0 && protection == call::READ_WRITE && len >= SMALL {
-        let given = undisturbed(|| {
+        let given = entry::enter(move || {
             pager::before_growth(len);
             window::allocate(len)
         });
@@ -118,7 +135,7 @@ extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, f
     }
     if flags & FIXED != 0 && window::contains(at) {
         // Over what it has: that is gone, and what comes there is none of ours unless it is the same again.
-        undisturbed(|| window::forget(at, len, !anonymous || protection != call::READ_WRITE));
+        entry::enter(move || window::forget(at, len, !anonymous || protection != call::READ_WRITE));
         if anonymous && protection == call::READ_WRITE {
             return at;
         }
@@ -130,7 +147,7 @@ extern "C" fn our_munmap(at: usize, len: usize) -> usize {
     if !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
         return returned(raw(nr::MUNMAP, [at, len, 0, 0, 0, 0]));
     }
-    undisturbed(|| window::release(at, len));
+    entry::enter(move || window::release(at, len));
     0
 }
 
@@ -144,11 +161,11 @@ extern "C" fn our_mremap(at: usize, len: usize, new: usize, flags: usize, to: us
     let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
     if pages(new) <= pages(len) {
         if pages(new) < pages(len) {
-            undisturbed(|| window::release(at + pages(new), pages(len) - pages(new)));
+            entry::enter(move || window::release(at + pages(new), pages(len) - pages(new)));
         }
         return at;
     }
-    let longer = undisturbed(|| {
+    let longer = entry::enter(move || {
         pager::before_growth(new - len);
         window::extend(at, len, new)
     });
@@ -158,17 +175,17 @@ extern "C" fn our_mremap(at: usize, len: usize, new: usize, flags: usize, to: us
     if flags & MAY_MOVE == 0 {
         return returned(Err(call::ENOMEM));
     }
-    let Ok(fresh) = undisturbed(|| window::allocate(new)) else { return returned(Err(call::ENOMEM)) };
+    let Ok(fresh) = entry::enter(move || window::allocate(new)) else { return returned(Err(call::ENOMEM)) };
     // SAFETY: the program's memory, of these lengths; as it would copy it itself.
     unsafe { core::ptr::copy_nonoverlapping(at as *const u8, fresh as *mut u8, len) };
-    undisturbed(|| window::release(at, len));
+    entry::enter(move || window::release(at, len));
     fresh
 }
 
 extern "C" fn our_madvise(at: usize, len: usize, advice: usize) -> usize {
     if window::contains(at) && at.is_multiple_of(PAGE) {
         match advice {
-            call::DONTNEED | FREE | REMOVE => undisturbed(|| window::forget(at, len, false)),
+            call::DONTNEED | FREE | REMOVE => entry::enter(move || window::forget(at, len, false)),
             HUGE | NOHUGE => return returned(raw(nr::MADVISE, [at, len, advice, 0, 0, 0])),
             _ => {}
         }
@@ -178,14 +195,14 @@ extern "C" fn our_madvise(at: usize, len: usize, advice: usize) -> usize {
 }
 
 extern "C" fn our_brk(to: usize) -> usize {
-    let end = undisturbed(|| {
+    let end = entry::enter(move || {
         if to > window::BASE {
             pager::before_growth(0);
         }
         window::set_end(to)
     });
     // SAFETY: libc's own word.
-    unsafe { (libc()[COUNT - 2] as *mut usize).write_volatile(end) };
+    unsafe { (libc()[CURBRK] as *mut usize).write_volatile(end) };
     if end < to { returned(Err(call::ENOMEM)) } else { 0 }
 }
 

@@ -11,9 +11,12 @@
 #![cfg(target_arch = "x86_64")]
 
 mod call;
+mod counts;
 mod digest;
 mod door;
+mod entry;
 mod fatal;
+mod fork;
 mod hooks;
 mod link;
 mod lock;

@@ -5,7 +5,7 @@ use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, TAG, count, op, prefix, runs};
 use sys::resident::{Link as Granted, cause};
 use sys::syscall::{nr, syscall};
 
-use super::{call, door, fatal};
+use super::{call, counts, door, fatal};
 
 const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_WAITALL: usize = 0x100;
@@ -109,17 +109,36 @@ impl Link {
 
     /// Asks for pages of a span; they come to their places in the span at `base`.
     pub(super) fn get(&mut self, span: u64, pages: Bits, base: usize) {
+        let sequence = self.want(span, pages);
+        self.got(sequence, pages, base);
+    }
+
+    /// Asks for pages of a span; answered with [`Link::got`], in order.
+    pub(super) fn want(&mut self, span: u64, pages: Bits) -> u32 {
         self.ask(op::GET, span, pages, [0; 4], 0);
+        self.sequence
+    }
+
+    /// Waits for the pages that were asked for as `sequence`; they come to their places in the span at `base`.
+    pub(super) fn got(&mut self, sequence: u32, pages: Bits, base: usize) {
         let answer = self.hear(base, pages);
         // What was kept there must be there.
-        if answer.op != op::GOT || answer.data != pages || answer.sequence != self.sequence {
+        if answer.op != op::GOT || answer.data != pages || answer.sequence != sequence {
             self.altered();
         }
+        counts::received(self.server, count(&pages));
+    }
+
+    /// Begins with what another client keeps now.
+    pub(super) fn copy(&mut self, client: [u64; 2]) {
+        self.ask(op::COPY, 0, [client[0], client[1], 0, 0], [0; 4], 0);
+        self.given(1);
     }
 
     /// Gives pages away; answered with [`Link::given`].
     pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize) {
         self.ask(op::PUT, span, data, zero, base);
+        counts::sent(self.server, count(&data));
     }
 
     /// Waits for the answer to the oldest of `open` gifts.

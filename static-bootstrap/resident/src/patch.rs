@@ -18,17 +18,27 @@ pub(super) unsafe fn replace(from: usize, to: usize) -> Result<(), u32> {
     // movabs rax, to; jmp rax
     let mut jump = [0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0];
     jump[2..10].copy_from_slice(&to.to_le_bytes());
-    let (first, len) = (from & !(PAGE - 1), ((from + jump.len() + PAGE - 1) & !(PAGE - 1)) - (from & !(PAGE - 1)));
+    // SAFETY: as the caller says.
+    unsafe { write(from, &jump) }
+}
+
+/// Writes instructions over others.
+///
+/// # Safety
+/// They do what those did, for whoever comes there; no thread is in them.
+pub(super) unsafe fn write(at: usize, code: &[u8]) -> Result<(), u32> {
+    let first = at & !(PAGE - 1);
+    let len = (at + code.len()).next_multiple_of(PAGE) - first;
     // SAFETY: the pages of a mapped function; the caller vouches for it.
     unsafe {
         if syscall(nr::MPROTECT, [first, len, ALL, 0, 0, 0]).is_ok() {
-            core::ptr::copy_nonoverlapping(jump.as_ptr(), from as *mut u8, jump.len());
+            core::ptr::copy_nonoverlapping(code.as_ptr(), at as *mut u8, code.len());
             return syscall(nr::MPROTECT, [first, len, READ_EXECUTE, 0, 0, 0]).map(drop);
         }
         // Where text may not be made writable, a debugger's way.
         let path = c"/proc/self/mem".as_ptr() as usize;
         let memory = syscall(nr::OPENAT, [AT_FDCWD, path, O_WRONLY_CLOEXEC, 0, 0, 0])?;
-        let written = syscall(nr::PWRITE64, [memory, jump.as_ptr() as usize, jump.len(), from, 0, 0]);
+        let written = syscall(nr::PWRITE64, [memory, code.as_ptr() as usize, code.len(), at, 0, 0]);
         let _ = syscall(nr::CLOSE, [memory, 0, 0, 0, 0, 0]);
         written.map(drop)
     }

@@ -15,6 +15,8 @@ const FILES: usize = 0x400;
 /// Starts `run(argument)`, which must not return. `shares_files`: its descriptors are the caller's, else a copy of them.
 pub(super) fn start(run: extern "C" fn(usize) -> !, argument: usize, shares_files: bool) -> Result<(), u32> {
     let stack = call::map(0, STACK, call::READ_WRITE, 0)?;
+    // SAFETY: what is in there stays. A child has no use for it.
+    let _ = unsafe { call::advise(stack, STACK, call::DONTFORK) };
     let flags = THREAD | if shares_files { FILES } else { 0 };
     let before = call::block_signals();
     // SAFETY: a stack of its own, which stays; the function takes such an argument.

@@ -9,7 +9,7 @@ use sys::page::{Bits, PAGE, SPAN_PAGES};
 use sys::syscall::{nr, syscall};
 
 use super::table::{NONE, range, with};
-use super::{call, settings, window};
+use super::{call, entry, settings, window};
 
 const SIGSYS: usize = 31;
 /// Signal 31 as a bit of a set.
@@ -52,14 +52,20 @@ pub(super) fn held(span: usize) -> Bits {
     pages
 }
 
+/// Nothing has to stay here.
+pub(super) fn let_go() {
+    HELD.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+}
+
 /// Brings a range here, and keeps it until this is dropped.
 struct Hold(Option<&'static AtomicU64>);
 
 impl Hold {
     fn new(at: usize, len: usize) -> Hold {
-        let before = call::block_signals();
-        let len = window::mapped(at, len);
-        call::restore_signals(before);
+        if !window::contains(at) {
+            return Hold(None);
+        }
+        let len = entry::enter(move || window::mapped(at, len));
         if len == 0 {
             return Hold(None);
         }

@@ -17,7 +17,7 @@ pub type Bits = [u64; SPAN_PAGES / 64];
 
 /// What is asked, and what is answered. Answers come in the order of their questions.
 pub mod op {
-    /// Be this client (`data[..2]`: its name, which it chose at random); answered by OPENED.
+    /// Be this client (`data[..2]`: its name, which it chose at random; `zero`: what people are shown of it); answered by OPENED.
     pub const OPEN: u32 = 1;
     /// Give the pages in `data`; answered by GOT.
     pub const GET: u32 = 2;
@@ -25,6 +25,8 @@ pub mod op {
     pub const PUT: u32 = 3;
     /// Everything is zero in `data[0]` spans from this one on; answered by DONE.
     pub const DROP: u32 = 4;
+    /// Begin with what client `data[..2]` keeps now; only who keeps nothing may ask. Answered by DONE.
+    pub const COPY: u32 = 5;
     /// `data[..2]`: pages lent in all, and to whom else they are not lent.
     pub const OPENED: u32 = 16;
     /// The contents of the pages in `data` follow in order; those in `zero` were asked for, too, and are zero.

@@ -13,6 +13,10 @@ const ORDER_FIRST: u8 = 4;
 const ORDER_MAX: u8 = SPAN_PAGES.trailing_zeros() as u8;
 /// Faults in order after which a run is believed.
 const CONFIDENT: u8 = 2;
+/// A run may leave out a few pages that are here already.
+const NEAR: u64 = 8;
+/// A unit doubles when a run goes on, and halves when so many faults belong to none.
+const STEPS: u8 = 4;
 
 #[derive(Debug, Clone, Copy)]
 struct Stream {
@@ -35,15 +39,19 @@ pub struct Choice {
 #[derive(Debug)]
 pub struct Policy {
     streams: [Stream; STREAMS],
+    /// Logarithms of units, in [`STEPS`].
     orders: [u8; REGIONS],
     now: u32,
+    /// Pages of whole spans that come to a run by themselves, before one that is missed again.
+    pub reach: u64,
 }
 
 impl Policy {
     pub const NEW: Policy = Policy {
         streams: [Stream { next: u64::MAX, hits: 0, last: 0 }; STREAMS],
-        orders: [ORDER_FIRST; REGIONS],
+        orders: [ORDER_FIRST * STEPS; REGIONS],
         now: 0,
+        reach: 0,
     };
 
     /// A page is missed.
@@ -59,23 +67,29 @@ impl Policy {
     fn handle(&mut self, page: u64, comes: Option<u64>) -> Choice {
         self.now = self.now.wrapping_add(1);
         let order = &mut self.orders[(page / REGION) as usize % REGIONS];
-        // A run may leave out a few pages that are here already.
-        let follows = |stream: &&mut Stream| page >= stream.next && page - stream.next < 8;
+        let reach = self.reach;
+        let follows = |stream: &&mut Stream| {
+            let apart = page.wrapping_sub(stream.next);
+            let leaps = stream.hits >= CONFIDENT && apart < reach + NEAR && page % (SPAN_PAGES as u64) < NEAR;
+            apart < NEAR || leaps
+        };
         if let Some(stream) = self.streams.iter_mut().find(follows) {
             stream.hits = stream.hits.saturating_add(1);
             stream.last = self.now;
-            *order = (*order + 1).min(ORDER_MAX);
-            stream.next = comes.unwrap_or(end(page, *order));
+            *order = ((*order / STEPS + 1) * STEPS).min(ORDER_MAX * STEPS);
+            let order = *order / STEPS;
+            stream.next = comes.unwrap_or(end(page, order));
             let ahead = (stream.hits >= CONFIDENT).then_some(stream.next);
-            return Choice { order: *order, ahead };
+            return Choice { order, ahead };
         }
         *order = order.saturating_sub(1);
+        let order = order.div_ceil(STEPS);
         let now = self.now;
         let oldest = self.streams.iter_mut().max_by_key(|stream| now.wrapping_sub(stream.last));
         if let Some(oldest) = oldest {
-            *oldest = Stream { next: comes.unwrap_or(end(page, *order)), hits: 0, last: now };
+            *oldest = Stream { next: comes.unwrap_or(end(page, order)), hits: 0, last: now };
         }
-        Choice { order: *order, ahead: None }
+        Choice { order, ahead: None }
     }
 }
 

@@ -20,6 +20,9 @@ pub struct Settings {
     pub user_mode_only: u64,
 }
 
+/// Where captured memory begins.
+pub const WINDOW: u64 = 0x6800_0000_0000;
+
 /// Memory servers of a program, at most.
 pub const SERVERS: usize = 16;
 /// Connections to each: for what the program waits for, for what it will need, for what it gives away.
@@ -28,12 +31,14 @@ pub const LINKS: usize = 3;
 /// What a program asks at the door.
 pub const ASK: [u8; 8] = *b"memory01";
 
-/// What is answered, with the sockets of all links beside it, server by server.
+/// What is answered, with descriptors beside it: the sockets of all links, server by server, and a file for [`Counts`](super::counts).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
     pub asked: [u8; 8],
     pub servers: u64,
+    /// The name under which servers know this program.
+    pub client: [u64; 2],
     pub links: [[Link; LINKS]; SERVERS],
 }
 

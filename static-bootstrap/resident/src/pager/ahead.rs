@@ -1,17 +1,20 @@
-//! Fetches what will be missed: whole spans, which wait in slots until the program misses them, so that its faults go on to tell where it is.
+//! Fetches what will be missed: whole spans. Most go to their places as they come; every few, one waits in a slot until the program misses it, so
+//! that its faults go on to tell where it is.
 
 use sys::page::{Bits, SPAN_PAGES, count, has};
 use sys::resident::step;
 
 use super::demand::flip;
+use super::fork::Gate;
 use super::{ENGINE, Engine, fatal, refused};
+use crate::counts;
 use crate::lock::{Event, Lock};
 use crate::table::{NONE, TABLE, both, with, without};
 
 /// Spans that wait or are on their way, at most.
-const MOST: usize = 12;
-/// Spans ahead of a run.
-const DEPTH: usize = 3;
+const MOST: usize = 32;
+/// Questions that were not answered, at most.
+const OPEN: usize = 4;
 /// log2 of pages: shorter units are not worth it.
 const ORDER_WORTH: u8 = 6;
 
@@ -27,7 +30,7 @@ enum State {
 #[derive(Clone, Copy)]
 struct Entry {
     state: State,
-    /// The program waits for it: to be put into its place as soon as it comes.
+    /// To be put into its place as soon as it comes.
     wanted: bool,
     /// To be let go of as soon as it comes.
     dropped: bool,
@@ -45,30 +48,61 @@ struct Cache {
 const NOTHING: Entry =
     Entry { state: State::Idle, wanted: false, dropped: false, number: 0, pages: NONE, slot: 0, age: 0 };
 static CACHE: Lock<Cache> = Lock::new(Cache { entries: [NOTHING; MOST], now: 0 });
+pub(super) static GATE: Gate = Gate::new();
 /// Something is asked for.
 static WORK: Event = Event::new();
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(mut engine) = *ENGINE.lock() else { fatal::end() };
+    // In the order in which they were asked, with their numbers.
+    let (mut open, mut len) = ([(0, NOTHING, 0); OPEN], 0);
     loop {
         let seen = WORK.now();
-        let Some((nth, entry)) = take_asked() else {
-            WORK.wait(seen, 60_000);
-            continue;
-        };
-        let server = engine.server(entry.number);
-        engine.links[server][1].get(Engine::name(entry.number), entry.pages, entry.slot);
-        let mut cache = CACHE.lock();
-        let place = &mut cache.entries[nth];
-        let Entry { wanted, dropped, .. } = *place;
-        if !wanted && !dropped {
-            place.state = State::Ready;
-            continue;
+        let passed = GATE.pass();
+        loop {
+            while len < OPEN && !GATE.is_closed() {
+                let Some((nth, entry)) = take_asked() else { break };
+                let server = engine.server(entry.number);
+                open[len] = (nth, entry, engine.links[server][1].want(Engine::name(entry.number), entry.pages));
+                len += 1;
+            }
+            if len == 0 {
+                break;
+            }
+            let (nth, entry, sequence) = open[0];
+            engine.links[engine.server(entry.number)][1].got(sequence, entry.pages, entry.slot);
+            open.copy_within(1..len, 0);
+            len -= 1;
+            came(&engine, nth, entry);
         }
-        *place = NOTHING;
-        drop(cache);
-        if dropped { put_back(&engine, entry) } else { install(&engine, entry) }
+        drop(passed);
+        if !GATE.is_closed() {
+            WORK.wait(seen, 60_000);
+        }
+    }
+}
+
+fn came(engine: &Engine, nth: usize, entry: Entry) {
+    let mut cache = CACHE.lock();
+    let place = &mut cache.entries[nth];
+    if !place.wanted && !place.dropped {
+        place.state = State::Ready;
+        return;
+    }
+    let dropped = place.dropped;
+    *place = NOTHING;
+    drop(cache);
+    if dropped { put_back(engine, entry) } else { install(engine, entry) }
+}
+
+/// Of a child: nothing is on its way to it.
+pub(super) fn abandon() {
+    let entries = core::mem::replace(&mut CACHE.lock().entries, [NOTHING; MOST]);
+    let mut table = TABLE.lock();
+    for entry in entries.iter().filter(|entry| entry.state != State::Idle) {
+        let span = table.span(entry.number);
+        span.busy = without(span.busy, entry.pages);
     }
 }
 
@@ -93,6 +127,7 @@ fn install(engine: &Engine, entry: Entry) {
 
 /// What came is not wanted here: the server still has it.
 fn put_back(engine: &Engine, entry: Entry) {
+    counts::in_vain(count(&entry.pages));
     engine.slots.lock().give_full(entry.slot);
     let mut table = TABLE.lock();
     let span = table.span(entry.number);
@@ -101,21 +136,25 @@ fn put_back(engine: &Engine, entry: Entry) {
     engine.settled(entry.number, entry.pages);
 }
 
-/// The program misses a page that is in somebody's hands. If it waits here, it comes as soon as it can; true then.
-pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> bool {
+/// The program misses a page that is in somebody's hands. Whether it waits here, which brings it as soon as it can, and whether it was ready.
+pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> (bool, bool) {
     let mut cache = CACHE.lock();
     let holds = |entry: &&mut Entry| entry.state != State::Idle && entry.number == number && has(&entry.pages, page);
-    let Some(entry) = cache.entries.iter_mut().find(holds) else { return false };
+    let Some(entry) = cache.entries.iter_mut().find(holds) else { return (false, false) };
     if entry.state != State::Ready {
         // One that is not fetched yet comes first.
+        if !entry.wanted {
+            counts::foreseen(count(&entry.pages));
+        }
         (entry.wanted, entry.age) = (true, 0);
-        return true;
+        return (true, false);
     }
     let found = *entry;
     *entry = NOTHING;
     drop(cache);
+    counts::foreseen(count(&found.pages));
     install(engine, found);
-    true
+    (true, true)
 }
 
 /// A run goes on from this page.
@@ -123,7 +162,7 @@ pub(super) fn foresee(engine: &Engine, page: usize, order: u8) {
     if order < ORDER_WORTH {
         return;
     }
-    for number in (page / SPAN_PAGES..).take(DEPTH) {
+    for number in (page / SPAN_PAGES..).take(engine.depth) {
         ask(engine, number);
     }
 }
@@ -139,7 +178,7 @@ fn ask(engine: &Engine, number: usize) {
     let mut cache = CACHE.lock();
     cache.now += 1;
     let now = cache.now;
-    let is_old = |entry: &Entry| entry.state == State::Ready && now - entry.age > 4 * MOST as u64;
+    let is_old = |entry: &Entry| entry.state == State::Ready && now - entry.age > MOST as u64;
     let place = cache.entries.iter().position(|entry| entry.state == State::Idle);
     let Some(nth) = place.or_else(|| cache.entries.iter().position(is_old)) else { return };
     let old = cache.entries[nth];
@@ -148,6 +187,7 @@ fn ask(engine: &Engine, number: usize) {
         let gone = table.span(old.number);
         gone.busy = without(gone.busy, old.pages);
         cache.entries[nth] = NOTHING;
+        counts::in_vain(count(&old.pages));
         drop(cache);
         drop(table);
         engine.slots.lock().give_full(slot);
@@ -164,7 +204,16 @@ fn ask(engine: &Engine, number: usize) {
     };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
-    cache.entries[nth] = Entry { state: State::Asked, number, pages, slot, age: now, ..NOTHING };
+    counts::ahead(count(&pages));
+    cache.entries[nth] = Entry {
+        state: State::Asked,
+        wanted: !number.is_multiple_of(engine.group),
+        number,
+        pages,
+        slot,
+        age: now,
+        ..NOTHING
+    };
     drop(cache);
     drop(table);
     WORK.tell();

@@ -4,13 +4,21 @@ use sys::page::{PAGE, SPAN_PAGES, count, has, runs};
 use sys::policy::Policy;
 use sys::resident::{cause, step};
 
+use super::fork::Gate;
 use super::{Engine, ahead, fatal, refused};
+use crate::counts;
 use crate::lock::Lock;
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::uffd::Message;
 use crate::window;
 
+pub(super) static GATE: Gate = Gate::new();
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
+
+/// Of so many spans of a run one is missed.
+pub(super) fn expect(group: usize) {
+    POLICY.lock().reach = ((group - 1) * SPAN_PAGES) as u64;
+}
 
 /// The thread.
 pub(super) fn run(engine: Engine) -> ! {
@@ -24,6 +32,7 @@ pub(super) fn run(engine: Engine) -> ! {
     let mut place = [Message::default(); 8];
     loop {
         for message in engine.uffd.faults(&mut place).iter().filter(|message| message.is_fault()) {
+            let _passed = GATE.pass();
             demand.answer(message.address as usize);
         }
     }
@@ -37,7 +46,7 @@ struct Demand {
 
 impl Demand {
     fn answer(&mut self, at: usize) {
-        let engine = self.engine;
+        let (engine, begun) = (self.engine, counts::now());
         let at = at & !(PAGE - 1);
         if !window::contains(at) {
             // A slot that was emptied: looked at by one of us, or by a debugger.
@@ -51,7 +60,9 @@ impl Demand {
         if has(&span.busy, page) {
             drop(table);
             // Whoever has it wakes the program.
-            if ahead::wanted(&engine, number, page) {
+            let (waits, ready) = ahead::wanted(&engine, number, page);
+            counts::fault(if waits { counts::FORESEEN } else { counts::AWAITED }, ready.then_some(begun));
+            if waits {
                 let choice = POLICY.lock().handle_foreseen(index as u64, ((number + 1) * SPAN_PAGES) as u64);
                 choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next as usize, choice.order));
             }
@@ -61,7 +72,8 @@ impl Demand {
             // Never written.
             drop(table);
             let _ = engine.uffd.zero(at, PAGE);
-            return engine.uffd.wake(at, PAGE);
+            engine.uffd.wake(at, PAGE);
+            return counts::fault(counts::FRESH, Some(begun));
         }
         let choice = POLICY.lock().handle_fault(index as u64);
         let unit = 1 << choice.order;
@@ -74,6 +86,10 @@ impl Demand {
         engine.take_room(count(&pages));
         self.fetch(number, pages, away);
         engine.arrived(number, pages);
+        counts::fault(if away == NONE { counts::FRESH } else { counts::FETCHED }, Some(begun));
+        if away != NONE {
+            counts::unit(index, choice.order);
+        }
         if let Some(next) = choice.ahead {
             ahead::foresee(&engine, next as usize, choice.order);
         }

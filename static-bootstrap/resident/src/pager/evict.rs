@@ -6,9 +6,10 @@ use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::resident::cause;
 use sys::syscall::{nr, syscall};
 
+use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, REMOTE, ROOM, WANTED, fatal};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
-use crate::{call, digest, trap};
+use crate::{call, counts, digest, settings, trap};
 
 /// Entries of the queue; a power of two.
 const ENTRIES: usize = 1 << 24;
@@ -84,20 +85,33 @@ struct Gift {
     server: usize,
 }
 
+pub(super) static GATE: Gate = Gate::new();
+
 struct Evictor {
     engine: Engine,
     /// In the order in which they were sent.
     open: [Gift; OPEN],
     len: usize,
+    /// Bytes that may be kept here, as the agent said last.
+    budget: u64,
 }
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
     let none = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
-    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0 };
+    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0, budget: settings::get().local };
+    let mut passed = GATE.pass();
     loop {
         let seen = WANTED.now();
+        evictor.follow_budget();
+        if GATE.is_closed() {
+            while evictor.len > 0 {
+                evictor.complete();
+            }
+            drop(passed);
+            passed = GATE.pass();
+        }
         evictor.discard();
         let enough = FREE.load(Ordering::Acquire) >= engine.reserve;
         if !enough && evictor.evict() {
@@ -116,6 +130,21 @@ pub(super) extern "C" fn run(_: usize) -> ! {
 }
 
 impl Evictor {
+    /// Tells how things are, and does as the agent says: what may stay here can become less, and more again.
+    fn follow_budget(&mut self) {
+        let page = |bytes: u64| (bytes / PAGE as u64) as i64;
+        let beside = (self.engine.beside / PAGE) as i64;
+        let resident = page(self.budget) - beside - FREE.load(Ordering::Relaxed);
+        let Some(budget) = counts::keep(resident, &REMOTE[..self.engine.servers]) else { return };
+        // Less would be evicted as soon as it comes.
+        let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 2 * PAGE as u64);
+        if budget != self.budget {
+            FREE.fetch_add(page(budget) - page(self.budget), Ordering::AcqRel);
+            self.budget = budget;
+            ROOM.tell();
+        }
+    }
+
     /// Tells servers what they need not keep.
     fn discard(&mut self) {
         loop {
@@ -158,12 +187,18 @@ impl Evictor {
                 moved = with(moved, range(first, first + count));
                 continue;
             }
-            // Some of them may be pinned by the kernel or cannot be written: those stay.
-            for page in first..first + count {
-                if engine.uffd.take(slot + page * PAGE, address(number, page), PAGE).is_ok() || is_there(slot, page) {
-                    moved = with(moved, range(page, page + 1));
+            // What another process has in common with this one, after a fork, moves when this one has its own. Some may stay: the kernel has pinned them.
+            let run = range(first, first + count);
+            for (first, count) in runs(there(address(number, 0), run)) {
+                // SAFETY: this writes nothing; and pages that are not there, which would be waited for, were left out.
+                let _ = unsafe { call::advise(address(number, first), count * PAGE, call::POPULATE_WRITE) };
+                if engine.uffd.take(slot + first * PAGE, address(number, first), count * PAGE).is_err() {
+                    for page in first..first + count {
+                        let _ = engine.uffd.take(slot + page * PAGE, address(number, page), PAGE);
+                    }
                 }
             }
+            moved = with(moved, without(run, there(address(number, 0), run)));
         }
         let stuck = without(pages, moved);
         if stuck != NONE {
@@ -177,6 +212,7 @@ impl Evictor {
         let server = engine.server(number);
         REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
         REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
+        counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
         let gift = Gift { number, pages: moved, data, server };
         if sent == NONE && zero == NONE {
             self.settle(&gift);
@@ -242,24 +278,22 @@ impl Evictor {
     }
 }
 
-/// Which pages of a slot are there at all.
-fn present(slot: usize) -> [u8; SPAN_PAGES] {
-    let mut there = [0; SPAN_PAGES];
+/// Which of these pages of a span or a slot are there at all.
+fn there(base: usize, pages: Bits) -> Bits {
+    let mut bytes = [0u8; SPAN_PAGES];
     // SAFETY: a byte for each page of a mapped range.
-    let _ = unsafe { syscall(nr::MINCORE, [slot, SPAN, there.as_mut_ptr() as usize, 0, 0, 0]) };
-    there
-}
-
-fn is_there(slot: usize, page: usize) -> bool {
-    present(slot)[page] & 1 == 1
+    let _ = unsafe { call::gated(nr::MINCORE, [base, SPAN, bytes.as_mut_ptr() as usize, 0, 0, 0]) };
+    core::array::from_fn(|at| {
+        let bits = (0..64).fold(0, |all, bit| all | (u64::from(bytes[at * 64 + bit]) & 1) << bit);
+        bits & pages[at]
+    })
 }
 
 /// Which of these pages hold anything but zeros.
 fn contents(slot: usize, pages: Bits) -> Bits {
-    let there = present(slot);
     let mut data = NONE;
-    for (first, count) in runs(pages) {
-        for page in (first..first + count).filter(|page| there[*page] & 1 == 1) {
+    for (first, count) in runs(there(slot, pages)) {
+        for page in first..first + count {
             // SAFETY: it is there, and nobody else's.
             let words = unsafe { &*((slot + page * PAGE) as *const [u64; PAGE / 8]) };
             if words.iter().any(|word| *word != 0) {

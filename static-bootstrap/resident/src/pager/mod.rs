@@ -6,9 +6,10 @@
 mod ahead;
 mod demand;
 mod evict;
+mod fork;
 mod slots;
 
-use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::resident::{LINKS, SERVERS, cause, step};
@@ -17,15 +18,13 @@ use super::link::Link;
 use super::lock::{Event, Lock};
 use super::table::{NONE, TABLE, address, both, spans, without};
 use super::uffd::Uffd;
-use super::{call, digest, door, fatal, settings, thread, trap, window};
+use super::{call, counts, digest, door, fatal, settings, thread, trap, window};
 use evict::Queue;
+pub(super) use fork::fork;
 use slots::Slots;
 
-const IDLE: u32 = 0;
-const STARTING: u32 = 1;
-const RUNNING: u32 = 2;
-
-static PHASE: AtomicU32 = AtomicU32::new(IDLE);
+/// Written by who is alone in here ([`super::entry`]).
+static RUNS: AtomicBool = AtomicBool::new(false);
 /// Pages that may still come here; negative while too many are.
 static FREE: AtomicI64 = AtomicI64::new(0);
 /// Room is wanted; there is more room; nobody has this page in his hands any more.
@@ -42,12 +41,19 @@ static ENGINE: Lock<Option<Engine>> = Lock::new(None);
 #[derive(Clone, Copy)]
 struct Engine {
     uffd: Uffd,
+    /// The program's name at the servers.
+    client: [u64; 2],
     servers: usize,
     links: [[Link; LINKS]; SERVERS],
     slots: &'static Lock<Slots>,
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
     reserve: i64,
+    /// Bytes of the budget that are not the program's: slots, and what is known of pages.
+    beside: usize,
+    /// Spans ahead of a run; and of how many one waits until it is missed.
+    depth: usize,
+    group: usize,
 }
 
 /// Bytes of the budget for what is known of pages.
@@ -63,26 +69,19 @@ pub(super) fn remote_pages(server: u32) -> u64 {
 
 /// The program asks for so many bytes more.
 pub(super) fn before_growth(bytes: usize) {
-    if PHASE.load(Ordering::Acquire) == RUNNING {
+    if RUNS.load(Ordering::Acquire) {
         return;
     }
     let has = TABLE.lock().window.pages * PAGE;
-    if has + bytes <= settings::get().local as usize {
-        return;
-    }
-    if PHASE.compare_exchange(IDLE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+    if has + bytes > settings::get().local as usize {
         start();
-        PHASE.store(RUNNING, Ordering::Release);
-        SETTLED.tell();
-    }
-    while PHASE.load(Ordering::Acquire) != RUNNING {
-        SETTLED.wait(SETTLED.now(), 10);
+        RUNS.store(true, Ordering::Release);
     }
 }
 
 /// What is in this range does not matter any more; nobody of ours touches it when this returns.
 pub(super) fn forget(at: usize, len: usize) {
-    if PHASE.load(Ordering::Acquire) != RUNNING {
+    if !RUNS.load(Ordering::Acquire) {
         return;
     }
     for (number, pages) in spans(at, len) {
@@ -123,27 +122,54 @@ fn start() {
         // The agent has told the user why, or is gone.
         Err(_) => fatal::end(),
     };
+    counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let servers = (granted.grant.servers as usize).min(SERVERS);
-    let links = core::array::from_fn(|server| {
-        core::array::from_fn(|link| {
-            let fd = granted.fds[(server * LINKS + link).min(servers * LINKS - 1)];
-            Link::new(fd, server as u32, &granted.grant.links[server][link])
-        })
-    });
+    let links = connections(&granted);
     let uffd = Uffd::open(settings.user_mode_only != 0).unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
-    let staged = (budget / 16 / SPAN).clamp(4, 32);
+    let staged = staged();
     let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
     made.and_then(|()| digest::draw()).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     uffd.register(window::BASE, window::SIZE).unwrap_or_else(|errno| refused(step::REGISTER, errno));
     // SAFETY: a child would find nothing in there, and must not take that for zeros.
     let _ = unsafe { call::advise(window::BASE, window::SIZE, call::DONTFORK) };
     // Half of the slots are full at a time, or nearly so.
-    let pages = (budget - staged * SPAN - TABLES) / PAGE;
+    let beside = staged * SPAN + TABLES;
+    let pages = (budget - beside) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 16).clamp(64, 16 * SPAN_PAGES) as i64;
-    *ENGINE.lock() = Some(Engine { uffd, servers, links, slots: &SLOTS, queue: &QUEUE, reserve });
+    let client = granted.grant.client;
+    let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
+    let group = (depth / 2).max(1);
+    demand::expect(group);
+    begin(
+        Engine { uffd, client, servers, links, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group },
+        &granted,
+    );
+    if uffd.user_mode_only {
+        trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
+    }
+}
+
+/// Slots of this program.
+fn staged() -> usize {
+    (settings::get().local as usize / 4 / SPAN).clamp(4, 32)
+}
+
+fn connections(granted: &door::Granted) -> [[Link; LINKS]; SERVERS] {
+    let servers = (granted.grant.servers as usize).min(SERVERS);
+    core::array::from_fn(|server| {
+        core::array::from_fn(|link| {
+            let fd = granted.fds[(server * LINKS + link).min(servers * LINKS - 1)];
+            Link::new(fd, server as u32, &granted.grant.links[server][link])
+        })
+    })
+}
+
+/// Starts the threads, and leaves them the descriptors.
+fn begin(engine: Engine, granted: &door::Granted) {
+    *ENGINE.lock() = Some(engine);
     fatal::DOOR.store(granted.door, Ordering::Relaxed);
     let seen = ROOM.now();
     thread::start(first_thread, 0, false).unwrap_or_else(|errno| refused(step::THREAD, errno));
@@ -151,10 +177,8 @@ fn start() {
         ROOM.wait(seen, 1000);
     }
     // From here on they are our threads' alone.
-    granted.fds[..servers * LINKS].iter().chain([&uffd.fd, &granted.door]).for_each(|fd| call::close(*fd));
-    if uffd.user_mode_only {
-        trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
-    }
+    granted.close();
+    call::close(engine.uffd.fd);
 }
 
 /// What the program has so far is here, or was never touched.
@@ -205,11 +229,14 @@ impl Engine {
         if FREE.fetch_sub(pages as i64, Ordering::AcqRel) - (pages as i64) < self.reserve {
             WANTED.tell();
         }
-        let mut stalled = 0;
+        if FREE.load(Ordering::Acquire) >= 0 {
+            return;
+        }
+        let (begun, mut stalled) = (counts::now(), 0);
         while stalled < STALLED {
             let seen = ROOM.now();
             if FREE.load(Ordering::Acquire) >= 0 {
-                return;
+                return counts::stalled(begun);
             }
             WANTED.tell();
             ROOM.wait(seen, 100);

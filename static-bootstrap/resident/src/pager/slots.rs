@@ -38,10 +38,13 @@ impl Stack {
 impl Slots {
     pub(super) const NEW: Slots = Slots { full: Stack::NEW, empty: Stack::NEW };
 
-    /// Makes so many, half of them full.
+    /// Makes so many, in place of what were there. A child of the program does not find them.
     pub(super) fn make(&mut self, uffd: &Uffd, count: usize) -> Result<(), u32> {
         let start = call::map(0, (count + 1) * SPAN, call::READ_WRITE, 0)?.next_multiple_of(SPAN);
         uffd.register(start, count * SPAN)?;
+        // SAFETY: what is in there stays.
+        unsafe { call::advise(start, count * SPAN, call::DONTFORK) }?;
+        *self = Slots::NEW;
         (0..count).for_each(|nth| self.empty.push(start + nth * SPAN));
         Ok(())
     }

@@ -1,0 +1,224 @@
+/* What a program feels of memory that is away: argv[1] says what is measured, argv[2] on how many MB. Prints numbers only.
+ *   blocks N   microseconds to read a block of N KiB at a random place: median, 99th percentile
+ *   bare N     the same without a pager: a thread that answers faults with N KiB from a process behind a loopback connection, and nothing else
+ *   triad      MB/s of STREAM's last kernel, best and median of six
+ *   updates    microseconds of an update of a random word
+ *   sort       seconds to sort random 32-bit keys by counting, as NAS IS does */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, ASK = 96 };
+static size_t bytes;
+
+static void need(int good, const char *what)
+{
+    if (!good) {
+        perror(what);
+        exit(1);
+    }
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e6 + t.tv_nsec * 1e-3;
+}
+
+static uint64_t random_word(void)
+{
+    static uint64_t x = 88172645463325252;
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    return x;
+}
+
+static int order(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print(double *times, size_t n)
+{
+    qsort(times, n, sizeof *times, order);
+    printf("%.1f %.1f\n", times[n / 2], times[n * 99 / 100]);
+}
+
+/* Each block once. */
+static void read_blocks(volatile char *base, size_t size, size_t most)
+{
+    size_t n = bytes / size, count = n < most ? n : most, i, at;
+    size_t *places = malloc(n * sizeof *places);
+    double *times = malloc(count * sizeof *times);
+    for (i = 0; i < n; i++)
+        places[i] = i;
+    for (i = 0; i < count; i++) {
+        size_t other = i + random_word() % (n - i), place = places[other];
+        places[other] = places[i];
+        double begun = now();
+        for (at = 0; at < size; at += PAGE)
+            (void)base[place * size + at];
+        times[i] = now() - begun;
+    }
+    print(times + count / 4, count - count / 4);
+}
+
+static char *filled(void)
+{
+    uint64_t *a = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    need(a != MAP_FAILED, "mmap");
+    for (size_t i = 0; i < bytes / 8; i++)
+        a[i] = i * 0x9e3779b97f4a7c15;
+    return (char *)a;
+}
+
+static int uffd, stream;
+static size_t unit;
+static char *staging;
+
+static void receive(int fd, char *to, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = recv(fd, to, len, MSG_WAITALL);
+        if (n <= 0)
+            _exit(0);
+        to += n, len -= n;
+    }
+}
+
+static void *answer(void *argument)
+{
+    struct uffd_msg message;
+    char ask[ASK] = {0};
+    (void)argument;
+    for (;;) {
+        need(read(uffd, &message, sizeof message) == sizeof message, "read a fault");
+        need(send(stream, ask, ASK, 0) == ASK, "send");
+        receive(stream, staging, unit);
+        struct uffdio_copy copy = {.dst = message.arg.pagefault.address / unit * unit, .src = (uintptr_t)staging, .len = unit};
+        need(ioctl(uffd, UFFDIO_COPY, &copy) == 0, "UFFDIO_COPY");
+    }
+}
+
+static void bare(size_t size)
+{
+    int yes = 1, door = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    unit = size;
+    staging = mmap(0, unit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    memset(staging, 7, unit);
+    need(bind(door, (void *)&at, len) == 0 && listen(door, 1) == 0 && getsockname(door, (void *)&at, &len) == 0, "listen");
+    if (fork() == 0) {
+        char ask[ASK];
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        stream = accept(door, 0, 0);
+        setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        for (;;) {
+            receive(stream, ask, ASK);
+            need(send(stream, staging, unit, 0) == (ssize_t)unit, "send a unit");
+        }
+    }
+    stream = socket(AF_INET, SOCK_STREAM, 0);
+    need(connect(stream, (void *)&at, len) == 0, "connect");
+    setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    uffd = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    struct uffdio_api api = {.api = UFFD_API};
+    need(uffd >= 0 && ioctl(uffd, UFFDIO_API, &api) == 0, "userfaultfd");
+    char *base = mmap(0, bytes + unit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    base = (char *)(((uintptr_t)base + unit - 1) / unit * unit);
+    struct uffdio_register range = {.range = {(uintptr_t)base, bytes}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    need(ioctl(uffd, UFFDIO_REGISTER, &range) == 0, "register");
+    pthread_t thread;
+    need(pthread_create(&thread, 0, answer, 0) == 0, "pthread_create");
+    read_blocks(base, unit, 4000);
+}
+
+static void triad(void)
+{
+    size_t n = bytes / 24, i;
+    double *a = malloc(n * 8), *b = malloc(n * 8), *c = malloc(n * 8), rates[6];
+    for (i = 0; i < n; i++)
+        a[i] = 0, b[i] = i, c[i] = 2.0 * i;
+    for (int r = 0; r < 6; r++) {
+        double begun = now();
+        for (i = 0; i < n; i++)
+            a[i] = b[i] + (r + 3.0) * c[i];
+        rates[r] = 24.0 * n / (now() - begun);
+    }
+    for (i = 0; i < n; i++)
+        if (a[i] != b[i] + 8.0 * c[i])
+            exit(3);
+    qsort(rates, 6, sizeof *rates, order);
+    printf("%.0f %.0f\n", rates[5], (rates[2] + rates[3]) / 2);
+}
+
+static void updates(void)
+{
+    uint64_t *a = (uint64_t *)filled();
+    size_t n = bytes / 8, steps = 60000, i;
+    double begun = 0;
+    for (i = 0; i < steps + steps / 4; i++) {
+        if (i == steps / 4)
+            begun = now();
+        a[random_word() % n] ^= i;
+    }
+    printf("%.2f\n", (now() - begun) / steps);
+}
+
+/* Keys, their sorted copy, and counts: a third of the memory each. */
+static void sort(void)
+{
+    size_t n = bytes / 12, i;
+    uint32_t *keys = malloc(n * 4), *sorted = malloc(n * 4), *counts = calloc(n + 1, 4);
+    for (i = 0; i < n; i++)
+        keys[i] = random_word() % n;
+    double begun = now();
+    for (i = 0; i < n; i++)
+        counts[keys[i] + 1]++;
+    for (i = 0; i < n; i++)
+        counts[i + 1] += counts[i];
+    for (i = 0; i < n; i++)
+        sorted[counts[keys[i]]++] = keys[i];
+    double took = now() - begun;
+    for (i = 1; i < n; i++)
+        if (sorted[i - 1] > sorted[i])
+            exit(3);
+    printf("%.2f\n", took / 1e6);
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 2 ? argv[1] : "";
+    size_t size = argc > 3 ? strtoul(argv[3], 0, 10) << 10 : PAGE;
+    bytes = argc > 2 ? strtoul(argv[2], 0, 10) << 20 : 0;
+    if (!strcmp(what, "blocks"))
+        read_blocks(filled(), size, 4000);
+    else if (!strcmp(what, "bare"))
+        bare(size);
+    else if (!strcmp(what, "triad"))
+        triad();
+    else if (!strcmp(what, "updates"))
+        updates();
+    else if (!strcmp(what, "sort"))
+        sort();
+    else
+        return 2;
+    return 0;
+}

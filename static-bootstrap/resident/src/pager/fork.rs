@@ -1,0 +1,107 @@
+//! A fork of the program: what is here the kernel copies, what is away the servers do. The child has connections, threads and a name of its own.
+//!
+//! Who forks stops the three threads first, each where it has no page in its hands; so the table says where every page is.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use sys::resident::step;
+
+use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, connections, refused};
+use crate::lock::{Event, Guard, Lock};
+use crate::table::TABLE;
+use crate::uffd::Uffd;
+use crate::{call, counts, door, fatal, settings, trap, window};
+
+/// Held by a thread of ours while it works.
+pub(super) struct Gate {
+    lock: Lock<()>,
+    closed: AtomicBool,
+}
+
+/// One is open again.
+static OPENED: Event = Event::new();
+
+impl Gate {
+    pub(super) const fn new() -> Gate {
+        Gate { lock: Lock::new(()), closed: AtomicBool::new(false) }
+    }
+
+    /// To work; waits while somebody forks.
+    pub(super) fn pass(&self) -> Guard<'_, ()> {
+        loop {
+            let seen = OPENED.now();
+            if !self.is_closed() {
+                return self.lock.lock();
+            }
+            OPENED.wait(seen, 100);
+        }
+    }
+
+    /// Whether somebody wants to fork: who works should come to an end.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn close(&self) -> Closed<'_> {
+        self.closed.store(true, Ordering::Release);
+        WANTED.tell();
+        Closed { gate: self, _held: self.lock.lock() }
+    }
+}
+
+struct Closed<'a> {
+    gate: &'a Gate,
+    _held: Guard<'a, ()>,
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.gate.closed.store(false, Ordering::Release);
+        OPENED.tell();
+    }
+}
+
+/// Forks by `clone`, which returns as the kernel does.
+pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, u32> {
+    let engine = if RUNS.load(Ordering::Acquire) { *ENGINE.lock() } else { None };
+    let Some(engine) = engine else {
+        let _table = TABLE.lock();
+        return clone();
+    };
+    let Ok(granted) = door::ask() else { fatal::end() };
+    let mut links = connections(&granted);
+    // In this order: whoever answers a fault may need room, and who makes room needs nobody.
+    let closed = [&super::demand::GATE, &ahead::GATE, &super::evict::GATE].map(Gate::close);
+    links[..engine.servers].iter_mut().for_each(|links| links[0].copy(engine.client));
+    inherited(true);
+    let table = TABLE.lock();
+    let result = clone();
+    drop(table);
+    inherited(false);
+    if result != Ok(0) {
+        drop(closed);
+        granted.close();
+        return result;
+    }
+    drop(closed);
+    // No other thread exists.
+    counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    let uffd = Uffd::open(settings::get().user_mode_only != 0).and_then(|uffd| {
+        uffd.register(window::BASE, window::SIZE)?;
+        Ok(uffd)
+    });
+    let uffd = uffd.unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
+    ahead::abandon();
+    trap::let_go();
+    let slots = SLOTS.lock().make(&uffd, super::staged());
+    slots.unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    begin(Engine { uffd, links, client: granted.grant.client, ..engine }, &granted);
+    Ok(0)
+}
+
+/// Whether a child finds the window: only if it then learns what is away, and does not take that for zeros.
+fn inherited(yes: bool) {
+    let advice = if yes { call::DOFORK } else { call::DONTFORK };
+    // SAFETY: what is in there stays.
+    let _ = unsafe { call::advise(window::BASE, window::SIZE, advice) };
+}
