@@ -139,6 +139,9 @@ macro_rules! flags {
     /// memory that each program may keep on its own node, in MB (with --memory; default: its share of what cgroup or Slurm allow)
     #[argh(option)]
     pub local_mb: Option<u32>,
+    /// keep everything with two of the memory servers: when one is lost the program goes on (with --memory)
+    #[argh(switch)]
+    pub mirror: bool,
     /// write a JSON object of what was done, in seconds, bytes and operations
     #[argh(option)]
     pub stats: Option<PathBuf>,
