@@ -371,7 +371,7 @@ pub struct Ldd {
     pub program: PathBuf,
 }
 
-/// Write what programs that talk through hpcrt are written with: LIBI for C, examples for C, shells and Python.
+/// Write what programs that talk through hpcrt are written with: LIBI and DLM for C, examples for C, shells and Python.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "sdk")]
 pub struct Sdk {

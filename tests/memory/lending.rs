@@ -185,6 +185,22 @@ fn what_cannot_be_lent_is_refused_where_it_is() {
 }
 
 #[test]
+fn the_sample_of_the_papers_runs() {
+    let Some(directory) = place() else { return };
+    let sdk = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| assert!(command.current_dir(sdk.path()).status().unwrap().success());
+    run(Command::new(directory.join("hpcrt")).args(["sdk", "."]));
+    run(Command::new("gcc").args(["-O2", "-Wall", "-Werror", "-o", "matvec", "matvec.c"]));
+    let n = 2500f64;
+    let program = sdk.path().join("matvec");
+    let mut command = Command::new(directory.join("hpcrt"));
+    command.args("exec -q --agent local --memory far[1-2]:60M --local-mb 16".split_whitespace());
+    let done = Run::new(command).program(&[program.as_os_str(), "2500".as_ref()]).end().code(0);
+    let sum = n * (n - 1.0) / 2.0;
+    assert_eq!(done.text().trim().parse::<f64>().unwrap(), sum * sum);
+}
+
+#[test]
 fn what_may_stay_here_follows_from_the_limits() {
     if place().is_none() {
         return;
