@@ -190,6 +190,20 @@ const PROOFS: &[Proof] = &[
         root: true,
     },
     Proof {
+        name: "mpich-wheel",
+        what: "MPICH of the wheel on PyPI: the same as mpich",
+        how: How::Test(&["--test", "mpi"], "mpich_of_a_wheel"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
+        name: "hpcc",
+        what: "HPC Challenge as Debian has it: its own checks, 1 and 4 ranks on each of 2 and 4 hosts",
+        how: How::Test(&["--test", "mpi"], "hpcc"),
+        memory: 2,
+        root: true,
+    },
+    Proof {
         name: "collectives",
         what: "broadcast, barrier, scatter and gather of 64, 256 and 1,024 members beside a bare tree and a star of processes over TCP",
         how: How::Bench("collectives"),
