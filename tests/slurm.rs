@@ -236,6 +236,25 @@ fn slurms_own_launcher(slurm: &Slurm<'_>, hpcrt: &str) {
     }
     assert_eq!(count(&output, "audited by /"), 4, "without namespaces its linker is told: {output}");
     assert_eq!(count(&output, "hpcrt-guests"), 0, "{output}");
+    // In a session, also two at once.
+    let script = format!(
+        "id=$({hpcrt} session start)\n\
+         {hpcrt} session run $id -q -- srun --overlap -l -n 4 ./grep -c hpcrt /proc/self/mountinfo &\n\
+         {hpcrt} session run $id -q -- srun --overlap -n 4 ./sh -c 'sleep 1; exit $((SLURM_PROCID + 2))' 2>/dev/null\n\
+         echo code $?\nwait $!\necho other $?\n\
+         {hpcrt} session run $id -q -n 2 -- srun ./grep x\necho code $?\n{hpcrt} session stop $id\n\
+         ls /tmp | grep hpcrt-guests\ntrue"
+    );
+    let (code, output) = slurm.batch(USER, [4, 8], "/shared/job", &script);
+    assert_eq!(code, 0, "{output}");
+    for rank in 0..4 {
+        let line = output.lines().find(|line| line.starts_with(&format!("{rank}: "))).unwrap();
+        assert!(!line.ends_with(": 0"), "no mount of ours: {output}");
+    }
+    for expected in ["code 5", "other 0", "code 2", "use its own option"] {
+        assert!(output.contains(expected), "{expected}: {output}");
+    }
+    assert_eq!(count(&output, "hpcrt-guests"), 0, "{output}");
     // A job that is cancelled takes its guests along.
     let script = format!("exec {hpcrt} exec -q -- srun ./sh -c 'echo begun; exec sleep 1000'");
     let job = slurm.submit(USER, [4, 4], "/shared/job", &script);

@@ -6,7 +6,7 @@ use std::ffi::CString;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::root::Root;
+use super::root::{Root, Told};
 use super::timeline::{Line, Moment};
 use crate::loader::tally::{Tally, Why};
 use crate::net::wire::control::NodeId;
@@ -90,6 +90,38 @@ impl Progress {
     }
 }
 
+/// What nodes told with the ends of their parts of a job.
+#[derive(Debug, Default)]
+pub struct Endings {
+    /// Bytes of files that nodes passed on to nodes, and of these to nodes that asked.
+    pub received: (u64, u64),
+    /// What their user should know: the same on many is said once.
+    pub warnings: Told,
+}
+
+impl Endings {
+    /// Adds what a node told.
+    pub fn add(
+        &mut self,
+        (root, card): (&Root, &Card),
+        node: NodeId,
+        warnings: Vec<String>,
+        received: (u64, u64),
+        facts: &JobFacts,
+    ) {
+        self.received = (self.received.0 + received.0, self.received.1 + received.1);
+        for warning in warnings {
+            self.warnings.entry(warning).or_default().insert(node);
+        }
+        let mut progress = card.progress.borrow_mut();
+        progress.done.insert(node);
+        progress.add(facts);
+        if let Some((birth, offset)) = root.clocks().get(node) {
+            progress.lines.push(Line::new(root.host(node), birth, offset, card.ordered, facts, root.now()));
+        }
+    }
+}
+
 impl Card {
     /// The processes of all ranks are known.
     pub fn knows_pids(&self) -> bool {
@@ -110,7 +142,7 @@ impl Card {
     /// `loading`, `running` or `ending`.
     pub fn phase(&self) -> &'static str {
         let progress = self.progress.borrow();
-        if progress.ending || !progress.done.is_empty() || progress.ended >= self.ranks {
+        if progress.ending || !progress.done.is_empty() || self.ranks > 0 && progress.ended >= self.ranks {
             "ending"
         } else if self.view && self.nodes.iter().any(|(node, _)| !progress.loaded.contains(node)) {
             "loading"

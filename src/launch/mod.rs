@@ -20,6 +20,7 @@ pub mod invitation;
 mod job_keeper;
 pub mod joined;
 pub mod keeper;
+pub mod launcher;
 pub mod lender;
 mod lending;
 pub mod limits;

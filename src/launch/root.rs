@@ -39,6 +39,9 @@ use crate::sys::node;
 use crate::sys::without::Without;
 use crate::{Error, Result};
 
+/// Number of a session's first job.
+pub const FIRST_JOB: JobId = 1;
+
 /// Packets that wait for a job, at most.
 const INBOX: usize = 256;
 
@@ -208,7 +211,7 @@ impl Root {
             said: RefCell::default(),
             facts: RefCell::default(),
             asked: Cell::new(None),
-            next_job: Cell::new(1),
+            next_job: Cell::new(FIRST_JOB),
             names: Names::default(),
         });
         tasks.spawn(Rc::clone(&root).hear(events)).detach();

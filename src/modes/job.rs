@@ -4,20 +4,24 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::cli::Part;
+use crate::error::say;
 use crate::launch::allocation::{self, Source};
 use crate::launch::donors::{self, Donor};
+use crate::launch::foreign::Foreign;
 use crate::launch::hostlist::Host;
 use crate::launch::start_tree::StartCost;
 use crate::net::auth::SessionKey;
 use crate::net::wire::borrow::{Borrow, Lender};
-use crate::net::wire::control::AgentKind;
-use crate::net::wire::session::Block;
+use crate::net::wire::control::{AgentKind, View};
+use crate::net::wire::session::{Block, JobSpec};
 use crate::pager::{budget, key, list};
+use crate::sys::process;
 use crate::sys::resident::SERVERS;
 use crate::{Error, Result, error::Context};
 
@@ -136,7 +140,7 @@ macro_rules! spec {
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
-                memory: job::memory($flags.memory.as_deref(), $flags.local_mb)?,
+                memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
             })
@@ -144,6 +148,59 @@ macro_rules! spec {
     };
 }
 pub(super) use spec;
+
+/// A flag that is for ranks that hpcrt starts itself, if one is given.
+macro_rules! not_ours {
+    ($flags:expr) => {{
+        use $crate::net::wire::control::{Binding, StdinTo};
+        let given = [
+            ("-n", $flags.ranks.is_some()),
+            ("--ppn", $flags.ppn.is_some()),
+            ("--stdin", $flags.stdin != StdinTo::First),
+            ("--bind", $flags.bind != Binding::None),
+            ("--label", $flags.label),
+            ("--gather", $flags.gather),
+            ("--output", $flags.output.is_some()),
+            ("--timeout", $flags.timeout.is_some()),
+            ("--keep-going", $flags.keep_going),
+            ("--front", $flags.front.is_some()),
+        ];
+        given.iter().find_map(|(flag, given)| given.then_some(*flag))
+    }};
+}
+pub(super) use not_ours;
+
+/// The descriptor of `--front`; before anything is opened.
+pub(super) fn front(number: Option<u32>) -> Result<Option<OwnedFd>> {
+    number.map(process::inherited).transpose().op("use the descriptor of --front")
+}
+
+/// The launcher that is to start the ranks, if the words are one's; its program takes their place. `not_ours`: a flag that it makes
+/// impossible.
+pub(super) fn launcher(parts: &mut [Part], view: View, not_ours: Option<&'static str>) -> Result<Option<Foreign>> {
+    // Without views there is nothing to take over.
+    let launcher = match &parts[..] {
+        [Part { words, .. }] if view != View::None => Foreign::of(words)?,
+        _ => None,
+    };
+    if let Some(launcher) = &launcher {
+        if let Some(word) = not_ours {
+            let error = Error::usage("run a launcher's job", "streams and ranks are the launcher's").on(word);
+            return Err(error.remedy("use its own option"));
+        }
+        parts[0].words = launcher.program().to_vec();
+    }
+    Ok(launcher)
+}
+
+/// Becomes the launcher of a program that lies on no shared file system.
+pub(super) fn alone(launcher: &Foreign, spec: &JobSpec) -> Result<u8> {
+    if !spec.quiet {
+        let program = launcher.program()[0].display();
+        say(format_args!("{program} lies on no shared file system: nothing is taken over"));
+    }
+    launcher.alone(spec)
+}
 
 /// The programs of a job. The flags `-n` and `--ppn` before the first are its own, if it has none; `--hosts` are, if others have some.
 pub(super) fn parts(
@@ -265,13 +322,15 @@ pub(super) fn lenders(list: Option<&str>) -> Result<Vec<Host>> {
 }
 
 /// The memory that programs are to use.
-pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>) -> Result<Option<Borrow>> {
+pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>, mirror: bool) -> Result<Option<Borrow>> {
     let Some(list) = list else {
-        let error = Error::usage("use --local-mb", "there is no other memory to use");
-        return local_mb.map_or(Ok(None), |_| Err(error.remedy("name hosts that lend some with --memory")));
+        let flag = if mirror { "use --mirror" } else { "use --local-mb" };
+        let error =
+            Error::usage(flag, "there is no other memory to use").remedy("name hosts that lend some with --memory");
+        return if mirror || local_mb.is_some() { Err(error) } else { Ok(None) };
     };
     let local = local_mb.map(|mb| u64::from(mb) * 1_000_000 / 4096 * 4096);
-    if let Some(mb) = local_mb.filter(|_| local < Some(budget::LEAST)) {
+    if let Some(mb) = local_mb.filter(|mb| u64::from(*mb) * 1_000_000 < budget::LEAST) {
         let error = Error::usage("use --local-mb", format!("it is less than {}", budget::LEAST.div_ceil(1_000_000)));
         return Err(error.on(mb.to_string()));
     }
@@ -290,10 +349,14 @@ pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>) -> Result<Option
         let cause = format!("it names {} servers, {SERVERS} can be used", servers.len());
         return Err(Error::usage("use --memory", cause).on(list));
     }
+    if mirror && servers.len() < 2 {
+        let error = Error::usage("use --mirror", "copies take two memory servers, and one is named");
+        return Err(error.on(list));
+    }
     // Those that the job starts take any key; those that run have the user's.
     let running = servers.iter().any(|server| server.lend == 0);
     let SessionKey(key) = if running { key::read(&key::place()?).map_err(no_key)? } else { SessionKey::random() };
-    Ok(Some(Borrow { servers, local, key, nonce: [0; 32] }))
+    Ok(Some(Borrow { servers, local, mirror, key, nonce: [0; 32] }))
 }
 
 fn no_key(error: Error) -> Error {

@@ -32,7 +32,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::Serve(Serve { same: None, join: None, .. }) => crate::launch::node::serve(),
         Options::Serve(Serve { join: Some(file), .. }) if file.as_os_str() == "-" => crate::launch::node::join_told(),
         Options::Serve(Serve { same: None, join: Some(file), .. }) => crate::launch::node::join(&file),
-        Options::Enter(session, program) => crate::launch::guest::enter(&session, &program),
+        Options::Enter(job, program) => crate::launch::guest::enter(&job, &program),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
         Options::Doctor(flags) => doctor::run(flags.json),
         Options::Sdk(directory) => sdk::run(&directory),

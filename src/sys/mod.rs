@@ -1,5 +1,6 @@
 //! The few places with unsafe and raw system calls. Everything above is safe Rust.
 
+pub mod board;
 pub mod boot;
 pub mod memory;
 pub mod mpir;

@@ -19,7 +19,7 @@ use crate::net::wire::facts::Paging;
 use crate::pager::borrow::{self, Servers};
 use crate::pager::budget;
 use crate::pager::counts::Page;
-use crate::sys::resident::{ASK, DOOR, FILE, Failure};
+use crate::sys::resident::{ASK, DOOR, FILE, Failure, cause};
 use crate::sys::without::Without;
 use crate::{Result, error::Context};
 
@@ -127,7 +127,7 @@ async fn serve(node: Rc<Node>, door: Async<OwnedFd>, job: JobId, programs: Rc<Pr
         };
         let (tasks, node, programs) = (Rc::clone(&node.tasks), Rc::clone(&node), Rc::clone(&programs));
         let answering = async move {
-            if let Err(error) = answer(&program, &node.host, &programs).await {
+            if let Err(error) = answer(&node, job, &program, &programs).await {
                 node.report(&Report::Failed { job, node: node.id, error: error.to_string() }).await;
             }
         };
@@ -136,7 +136,7 @@ async fn serve(node: Rc<Node>, door: Async<OwnedFd>, job: JobId, programs: Rc<Pr
 }
 
 /// Serves one program: gives it connections if it asks for them, and hears why it ends.
-async fn answer(program: &Async<OwnedFd>, host: &str, programs: &Programs) -> Result<()> {
+async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Programs) -> Result<()> {
     // The directory keeps others out already.
     let peer = rustix::net::sockopt::socket_peercred(program).op("ask who a program is")?;
     if peer.uid != rustix::process::geteuid() {
@@ -148,12 +148,19 @@ async fn answer(program: &Async<OwnedFd>, host: &str, programs: &Programs) -> Re
         let receive = program.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await;
         match receive {
             Ok(len) if message[..len] == ASK => {
-                let (grant, fds) = programs.servers.connect(&label(host, peer.pid)).await?;
+                let (grant, fds, missing) = programs.servers.connect(&label(&node.host, peer.pid)).await?;
+                for error in missing {
+                    node.report(&Report::Unlent { job, node: node.id, error: error.to_string() }).await;
+                }
                 let counts = Rc::new(Page::new(programs.local).op("make a page for counts")?);
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).chain([counts.fd()]).collect();
                 send(program, &grant, &fds).op("hand connections to a program")?;
                 programs.running.borrow_mut().push(Rc::clone(&counts));
                 page = Some(counts);
+            }
+            Ok(len) if len == message.len() && borrow::failure(&message).cause == cause::GOES_ON => {
+                let error = programs.servers.explain(&borrow::failure(&message)).to_string();
+                node.report(&Report::Unlent { job, node: node.id, error }).await;
             }
             Ok(len) if len == message.len() => break Err(programs.servers.explain(&borrow::failure(&message))),
             // It has ended, or says something that no resident says.

@@ -1,6 +1,7 @@
 //! A node: what the agent process runs. Relays orders down and reports up, starts its own children, and runs its part of each job.
 
 mod audit;
+mod board;
 mod facts;
 mod forest;
 mod guests;

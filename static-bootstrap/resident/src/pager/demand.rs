@@ -6,11 +6,11 @@ use sys::resident::{cause, step};
 
 use super::fork::Gate;
 use super::{Engine, ahead, fatal, refused};
-use crate::counts;
 use crate::lock::Lock;
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::uffd::Message;
 use crate::window;
+use crate::{counts, lenders};
 
 pub(super) static GATE: Gate = Gate::new();
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -99,10 +99,7 @@ impl Demand {
     fn fetch(&mut self, number: usize, pages: sys::page::Bits, away: sys::page::Bits) {
         let engine = self.engine;
         if away != NONE {
-            let server = engine.server(number);
-            let mut link = engine.links[server][0];
-            link.get(Engine::name(number), away, self.buffer);
-            self.engine.links[server][0] = link;
+            lenders::get(number, away, self.buffer);
             if away == crate::table::ALL && flip(&engine, number, &mut self.buffer) {
                 return;
             }

@@ -3,11 +3,12 @@
 use core::sync::atomic::Ordering;
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
-use sys::resident::cause;
+use sys::resident::{cause, step};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, REMOTE, ROOM, WANTED, fatal};
+use super::{ENGINE, Engine, FREE, ROOM, WANTED, fatal};
+use crate::lenders::{self, Healer, Keepers};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, settings, trap};
 
@@ -17,6 +18,8 @@ const ENTRIES: usize = 1 << 24;
 const DISCARDED: usize = 1024;
 /// Gifts that were not answered, at most.
 const OPEN: usize = 8;
+/// While room is made, every so many turns are for copies of what has lost its own.
+const HEALS: usize = 4;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
@@ -82,7 +85,7 @@ struct Gift {
     /// All that were evicted, and those of them that the server keeps.
     pages: Bits,
     data: Bits,
-    server: usize,
+    keepers: Keepers,
 }
 
 pub(super) static GATE: Gate = Gate::new();
@@ -94,14 +97,16 @@ struct Evictor {
     len: usize,
     /// Bytes that may be kept here, as the agent said last.
     budget: u64,
+    healer: Healer,
 }
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
-    let none = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
-    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0, budget: settings::get().local };
-    let mut passed = GATE.pass();
+    let none = Gift { number: 0, pages: NONE, data: NONE, keepers: Keepers::NONE };
+    let mut evictor =
+        Evictor { engine, open: [none; OPEN], len: 0, budget: settings::get().local, healer: Healer::new() };
+    let (mut passed, mut turn) = (GATE.pass(), 0usize);
     loop {
         let seen = WANTED.now();
         evictor.follow_budget();
@@ -113,6 +118,10 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             passed = GATE.pass();
         }
         evictor.discard();
+        turn = turn.wrapping_add(1);
+        if turn.is_multiple_of(HEALS) && evictor.heal() {
+            continue;
+        }
         let enough = FREE.load(Ordering::Acquire) >= engine.reserve;
         if !enough && evictor.evict() {
             continue;
@@ -121,10 +130,13 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             evictor.complete();
             continue;
         }
+        if enough && evictor.heal() {
+            continue;
+        }
         // Nothing can be taken, or need be.
         WANTED.wait(seen, if enough { LOOK } else { 1 });
         if enough {
-            evictor.look();
+            lenders::look();
         }
     }
 }
@@ -135,7 +147,7 @@ impl Evictor {
         let page = |bytes: u64| (bytes / PAGE as u64) as i64;
         let beside = (self.engine.beside / PAGE) as i64;
         let resident = page(self.budget) - beside - FREE.load(Ordering::Relaxed);
-        let Some(budget) = counts::keep(resident, &REMOTE[..self.engine.servers]) else { return };
+        let Some(budget) = counts::keep(resident, lenders::kept()) else { return };
         // Less would be evicted as soon as it comes.
         let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 2 * PAGE as u64);
         if budget != self.budget {
@@ -150,9 +162,8 @@ impl Evictor {
         loop {
             let next = self.engine.queue.lock().discarded();
             let Some((number, pages)) = next else { return };
-            let server = self.engine.server(number);
-            REMOTE[server].fetch_sub(count(&pages) as u64, Ordering::Relaxed);
-            self.give(Gift { number, pages: NONE, data: NONE, server }, NONE, pages, 0);
+            lenders::count_kept(number, 0, count(&pages));
+            self.give(Gift { number, pages: NONE, data: NONE, keepers: Keepers::NONE }, NONE, pages, 0);
         }
     }
 
@@ -209,11 +220,9 @@ impl Evictor {
         let data = contents(slot, moved);
         let sent = without(data, both(kept, unchanged(number, slot, data)));
         let zero = both(kept, without(moved, data));
-        let server = engine.server(number);
-        REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
-        REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
+        lenders::count_kept(number, count(&data), count(&both(kept, moved)));
         counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
-        let gift = Gift { number, pages: moved, data, server };
+        let gift = Gift { number, pages: moved, data, keepers: Keepers::NONE };
         if sent == NONE && zero == NONE {
             self.settle(&gift);
         } else {
@@ -234,17 +243,16 @@ impl Evictor {
         if self.len == OPEN {
             self.complete();
         }
-        let link = &mut self.engine.links[gift.server][2];
-        link.give(Engine::name(gift.number), sent, zero, slot);
-        self.open[self.len] = gift;
+        let keepers = lenders::give(gift.number, sent, zero, slot);
+        self.open[self.len] = Gift { keepers, ..gift };
         self.len += 1;
     }
 
     /// Waits for the oldest answer.
     fn complete(&mut self) {
         let gift = self.open[0];
-        let before = self.open[..self.len].iter().filter(|other| other.server == gift.server).count();
-        self.engine.links[gift.server][2].given(before as u32);
+        let open = |server| self.open[..self.len].iter().filter(|other| other.keepers.has(server)).count();
+        lenders::given(gift.keepers, open);
         self.open.copy_within(1..self.len, 0);
         self.len -= 1;
         self.settle(&gift);
@@ -263,18 +271,22 @@ impl Evictor {
         self.engine.settled(gift.number, gift.pages);
     }
 
-    /// Ends the program when a server is gone, though nothing is wanted of it now.
-    fn look(&self) {
-        const GONE: u16 = 0x8 | 0x10 | 0x2000;
-        for server in 0..self.engine.servers {
-            let mut polled = [self.engine.links[server][2].fd() as u32, 0x2000];
-            // SAFETY: one `struct pollfd`.
-            let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, 0, 0, 0, 0]) };
-            if found == Ok(1) && (polled[1] >> 16) as u16 & GONE != 0 {
-                let server = server as u32;
-                fatal::say(cause::LOST, server, [0, super::remote_pages(server)]);
-            }
+    /// Makes a copy of something that has none; false when nothing is without, or no slot is to spare.
+    fn heal(&mut self) -> bool {
+        if !Healer::is_needed() {
+            return false;
         }
+        while self.len > 0 {
+            self.complete();
+        }
+        let Some(slot) = self.engine.slots.lock().take_spare() else { return false };
+        let slot = match slot.filled(&self.engine.uffd) {
+            Ok(slot) => slot,
+            Err(errno) => super::refused(step::FILL, errno),
+        };
+        let healed = self.healer.step(slot);
+        self.engine.slots.lock().give_full(slot);
+        healed
     }
 }
 

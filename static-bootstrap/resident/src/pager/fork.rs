@@ -6,7 +6,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::resident::step;
 
-use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, connections, refused};
+use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, refused};
+use crate::lenders::Fresh;
 use crate::lock::{Event, Guard, Lock};
 use crate::table::TABLE;
 use crate::uffd::Uffd;
@@ -69,10 +70,10 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
         return clone();
     };
     let Ok(granted) = door::ask() else { fatal::end() };
-    let mut links = connections(&granted);
+    let mut fresh = Fresh::new(&granted);
     // In this order: whoever answers a fault may need room, and who makes room needs nobody.
     let closed = [&super::demand::GATE, &ahead::GATE, &super::evict::GATE].map(Gate::close);
-    links[..engine.servers].iter_mut().for_each(|links| links[0].copy(engine.client));
+    fresh.copy(engine.client);
     inherited(true);
     let table = TABLE.lock();
     let result = clone();
@@ -95,7 +96,8 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     trap::let_go();
     let slots = SLOTS.lock().make(&uffd, super::staged());
     slots.unwrap_or_else(|errno| refused(step::MEMORY, errno));
-    begin(Engine { uffd, links, client: granted.grant.client, ..engine }, &granted);
+    fresh.install();
+    begin(Engine { uffd, client: granted.grant.client, ..engine }, &granted);
     Ok(0)
 }
 
