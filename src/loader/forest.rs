@@ -49,6 +49,15 @@ pub struct Shares {
 pub struct Ticket {
     reader: NodeId,
     answer: Receiver<Vec<u8>>,
+    come: Option<Vec<u8>>,
+}
+
+impl Ticket {
+    /// Whether the answer is here.
+    pub fn has_come(&mut self) -> bool {
+        self.come = self.come.take().or_else(|| self.answer.try_recv().ok());
+        self.come.is_some()
+    }
 }
 
 impl Default for Forest {
@@ -100,7 +109,7 @@ impl Forest {
         state.asked.insert(ticket, (reader, sender));
         drop(state);
         self.orders.0.try_send((reader, Extent { ticket, ..extent })).ok()?;
-        Some(Ticket { reader, answer })
+        Some(Ticket { reader, answer, come: None })
     }
 
     /// What a node read; nothing if it could not.
@@ -111,8 +120,8 @@ impl Forest {
     }
 
     /// Waits for the answer. `None`: the root has to read that part, too.
-    pub fn wait(&self, ticket: &Ticket, len: usize) -> Option<Vec<u8>> {
-        match ticket.answer.recv_timeout(PATIENCE) {
+    pub fn wait(&self, ticket: Ticket, len: usize) -> Option<Vec<u8>> {
+        match ticket.come.map_or_else(|| ticket.answer.recv_timeout(PATIENCE), Ok) {
             Ok(bytes) => Some(bytes).filter(|bytes| bytes.len() == len),
             Err(_) => {
                 self.fell(ticket.reader);
@@ -172,13 +181,13 @@ mod tests {
         let forest = Forest::default();
         forest.plant(vec![5]);
         let mut shares = Shares { readers: vec![Some(5)], part: 0 };
-        let tickets = [(); 3].map(|()| forest.ask(&mut shares, extent()).unwrap());
+        let [first, second, third] = [(); 3].map(|()| forest.ask(&mut shares, extent()).unwrap());
         forest.answer(0, b"abc".to_vec());
         forest.answer(1, Vec::new());
-        assert_eq!(forest.wait(&tickets[0], 3).as_deref(), Some(&b"abc"[..]));
-        assert_eq!(forest.wait(&tickets[1], 3), None);
+        assert_eq!(forest.wait(first, 3).as_deref(), Some(&b"abc"[..]));
+        assert_eq!(forest.wait(second, 3), None);
         forest.fell(5);
-        assert_eq!(forest.wait(&tickets[2], 3), None);
+        assert_eq!(forest.wait(third, 3), None);
         assert!(forest.ask(&mut shares, extent()).is_none());
         forest.answer(2, b"abc".to_vec());
     }

@@ -26,7 +26,7 @@ use super::capture::{self, Capture};
 use super::catalog::{as_path, file_name, is_below, is_code, is_within, join};
 use super::chunk;
 use super::elf::Elf;
-use super::forest::Forest;
+use super::forest::{Forest, Ticket};
 use super::hints::Hint;
 use super::imports;
 use super::prefetch::{Guess, Prefetch};
@@ -122,6 +122,15 @@ impl Counters {
             misses: get(misses),
         }
     }
+}
+
+/// A part of a file on its way into the log.
+#[derive(Debug)]
+enum Part {
+    /// To be read here.
+    Own,
+    Read(Vec<u8>),
+    Asked(Ticket),
 }
 
 #[derive(Debug)]
@@ -670,11 +679,25 @@ impl Source {
                 let len = u32::try_from((version.size - end).min(CHUNK_MAX as u64)).map_err(|_| Errno::OVERFLOW)?;
                 let last = shares.is_last(end, CHUNK_MAX as u64, version.size);
                 let extent = Extent { ticket: 0, path: path.to_vec(), seen: version.seen(), offset: end, len, last };
-                parts.push_back((end, len, self.forest.ask(&mut shares, extent)));
+                let part = self.forest.ask(&mut shares, extent).map_or(Part::Own, Part::Asked);
+                parts.push_back((end, len, part));
                 end += u64::from(len);
             }
-            let Some((offset, len, ticket)) = parts.pop_front() else { break };
-            let mut buffer = match ticket.and_then(|ticket| self.forest.wait(&ticket, len as usize)) {
+            // While others read what comes next, this host reads its own parts.
+            if let Some((.., Part::Asked(ticket))) = parts.front_mut()
+                && !ticket.has_come()
+                && let Some((offset, len, part)) = parts.iter_mut().find(|(.., part)| matches!(part, Part::Own))
+            {
+                *part = Part::Read(read_vec(file, *offset, *len as usize)?);
+                continue;
+            }
+            let Some((offset, len, part)) = parts.pop_front() else { break };
+            let bytes = match part {
+                Part::Own => None,
+                Part::Read(bytes) => Some(bytes),
+                Part::Asked(ticket) => self.forest.wait(ticket, len as usize),
+            };
+            let mut buffer = match bytes {
                 Some(bytes) => bytes,
                 None => read_vec(file, offset, len as usize)?,
             };
