@@ -15,8 +15,9 @@ use crate::{call, digest, trap};
 const ENTRIES: usize = 1 << 24;
 /// Discarded pages that servers were not told of yet.
 const DISCARDED: usize = 1024;
-/// Gifts that were not answered, at most.
-const OPEN: usize = 8;
+/// Gifts that were not answered, at most; and what is evicted at once.
+const OPEN: usize = 64;
+const PARTS: usize = 32;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
@@ -51,14 +52,19 @@ impl Queue {
         self.tail += 1;
     }
 
-    fn pop(&mut self) -> Option<(usize, usize, usize)> {
+    /// What came first, if it is not more than so many pages.
+    fn pop(&mut self, most: usize) -> Option<(usize, usize, usize)> {
         if self.head == self.tail {
             return None;
         }
         // SAFETY: as above; it was written.
         let entry = unsafe { *self.entries.add(self.head % ENTRIES) } as usize;
+        let (number, first, pages) = (entry >> 16, entry >> 8 & 0xff, (entry & 0xff) + 1);
+        if pages > most {
+            return None;
+        }
         self.head += 1;
-        Some((entry >> 16, entry >> 8 & 0xff, (entry & 0xff) + 1))
+        Some((number, first, pages))
     }
 
     /// A server need not keep these any more. When it was told too much at once, it keeps some in vain.
@@ -85,7 +91,39 @@ struct Gift {
     server: usize,
 }
 
+/// What is evicted together.
+#[derive(Clone, Copy)]
+struct Part {
+    gift: Gift,
+    /// What the server is sent, and what it is told.
+    sent: Bits,
+    zero: Bits,
+    /// Where the first page of the span would be, if all of it were there.
+    base: usize,
+}
+
+impl Part {
+    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, base: 0 };
+
+    /// Whether one after it goes to the same server.
+    fn is_followed(&self, all: &[Part]) -> bool {
+        let goes = |other: &&Part| other.gift.server == self.gift.server && (other.sent != NONE || other.zero != NONE);
+        all.iter().rfind(goes).is_some_and(|last| !core::ptr::eq(last, self))
+    }
+}
+
+enum Taken {
+    Pages(Part),
+    /// They have to stay.
+    Held,
+    Nothing,
+}
+
 pub(super) static GATE: Gate = Gate::new();
+
+impl Gift {
+    const NONE: Gift = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
+}
 
 struct Evictor {
     engine: Engine,
@@ -97,8 +135,8 @@ struct Evictor {
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
-    let none = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
-    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0 };
+    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0 };
+    let mut behind = false;
     let mut passed = GATE.pass();
     loop {
         let seen = WANTED.now();
@@ -110,8 +148,11 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             passed = GATE.pass();
         }
         evictor.discard();
-        let enough = FREE.load(Ordering::Acquire) >= engine.reserve;
-        if !enough && evictor.evict() {
+        let free = FREE.load(Ordering::Acquire);
+        // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
+        behind = free < if behind { 2 * engine.reserve } else { engine.reserve };
+        let enough = !behind;
+        if behind && evictor.evict() {
             continue;
         }
         if evictor.len > 0 {
@@ -134,20 +175,51 @@ impl Evictor {
             let Some((number, pages)) = next else { return };
             let server = self.engine.server(number);
             REMOTE[server].fetch_sub(count(&pages) as u64, Ordering::Relaxed);
-            self.give(Gift { number, pages: NONE, data: NONE, server }, NONE, pages, 0);
+            let gift = Gift { number, pages: NONE, data: NONE, server };
+            self.give(&Part { gift, zero: pages, ..Part::NONE }, false);
         }
     }
 
-    /// Evicts what came first; false when there is nothing.
+    /// Evicts what came first, as much as one slot takes; false when there is nothing.
     fn evict(&mut self) -> bool {
         let engine = self.engine;
         // Others have them all for a moment.
         let Some(slot) = engine.slots.lock().take_empty() else { return false };
-        let next = engine.queue.lock().pop();
-        let Some((number, first, len)) = next else {
-            slot.untouched(&mut engine.slots.lock());
-            return false;
-        };
+        let slot = slot.emptied();
+        let (mut parts, mut len, mut used) = ([Part::NONE; PARTS], 0, 0);
+        while len < PARTS {
+            let Some(next) = engine.queue.lock().pop(SPAN_PAGES - used) else { break };
+            match self.take(next, slot + used * PAGE) {
+                Taken::Pages(part) => {
+                    (parts[len], len, used) = (part, len + 1, used + next.2);
+                }
+                Taken::Held => break,
+                Taken::Nothing => {}
+            }
+        }
+        let whole = len == 1 && parts[0].gift.data == crate::table::ALL;
+        for part in &parts[..len] {
+            let more = part.is_followed(&parts[..len]);
+            if part.sent == NONE && part.zero == NONE {
+                self.settle(&part.gift);
+            } else {
+                self.give(part, more);
+            }
+        }
+        // What was sent is the kernel's now.
+        if whole {
+            engine.slots.lock().give_full(slot);
+        } else {
+            // SAFETY: a slot of ours; what is left in it does not matter.
+            let _ = unsafe { call::advise(slot, used * PAGE, call::DONTNEED) };
+            engine.slots.lock().give_empty(slot);
+        }
+        len > 0
+    }
+
+    /// Takes a run of pages away from the program, to this place.
+    fn take(&self, (number, first, len): (usize, usize, usize), place: usize) -> Taken {
+        let engine = self.engine;
         let mut table = TABLE.lock();
         let span = table.span(number);
         let asked = without(both(range(first, first + len), span.resident), span.busy);
@@ -159,24 +231,25 @@ impl Evictor {
         drop(table);
         engine.enqueue(number, held);
         if pages == NONE {
-            slot.untouched(&mut engine.slots.lock());
-            return held == NONE;
+            return if held == NONE { Taken::Nothing } else { Taken::Held };
         }
-        let slot = slot.emptied();
+        // Where the whole span would begin.
+        let base = place.wrapping_sub(first * PAGE);
         let mut moved = NONE;
         for (first, count) in runs(pages) {
-            if engine.uffd.take(slot + first * PAGE, address(number, first), count * PAGE).is_ok() {
+            if engine.uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_ok() {
                 moved = with(moved, range(first, first + count));
                 continue;
             }
-            // What another process has in common with this one, after a fork, moves when this one has its own. Some may stay: the kernel has pinned them.
+            // What another process has in common with this one, after a fork, moves when this one has its own. Some may stay: the kernel
+            // has pinned them.
             let run = range(first, first + count);
             for (first, count) in runs(there(address(number, 0), run)) {
                 // SAFETY: this writes nothing; and pages that are not there, which would be waited for, were left out.
                 let _ = unsafe { call::advise(address(number, first), count * PAGE, call::POPULATE_WRITE) };
-                if engine.uffd.take(slot + first * PAGE, address(number, first), count * PAGE).is_err() {
+                if engine.uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_err() {
                     for page in first..first + count {
-                        let _ = engine.uffd.take(slot + page * PAGE, address(number, page), PAGE);
+                        let _ = engine.uffd.take(base.wrapping_add(page * PAGE), address(number, page), PAGE);
                     }
                 }
             }
@@ -188,36 +261,23 @@ impl Evictor {
         }
         FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
         ROOM.tell();
-        let data = contents(slot, moved);
-        let sent = without(data, both(kept, unchanged(number, slot, data)));
+        let data = contents(base, moved);
+        let sent = without(data, both(kept, unchanged(number, base, data)));
         let zero = both(kept, without(moved, data));
         let server = engine.server(number);
         REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
         REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
-        let gift = Gift { number, pages: moved, data, server };
-        if sent == NONE && zero == NONE {
-            self.settle(&gift);
-        } else {
-            self.give(gift, sent, zero, slot);
-        }
-        // What was sent is the kernel's now.
-        if data == crate::table::ALL {
-            engine.slots.lock().give_full(slot);
-        } else {
-            // SAFETY: a slot of ours; what is left in it does not matter.
-            let _ = unsafe { call::advise(slot, SPAN, call::DONTNEED) };
-            engine.slots.lock().give_empty(slot);
-        }
-        moved != NONE
+        Taken::Pages(Part { gift: Gift { number, pages: moved, data, server }, sent, zero, base })
     }
 
-    fn give(&mut self, gift: Gift, sent: Bits, zero: Bits, slot: usize) {
+    /// Gives it to its server; `more`: it gets another one at once.
+    fn give(&mut self, part: &Part, more: bool) {
         if self.len == OPEN {
             self.complete();
         }
-        let link = &mut self.engine.links[gift.server][2];
-        link.give(Engine::name(gift.number), sent, zero, slot);
-        self.open[self.len] = gift;
+        let link = &mut self.engine.links[part.gift.server][2];
+        link.give(Engine::name(part.gift.number), part.sent, part.zero, part.base, more);
+        self.open[self.len] = part.gift;
         self.len += 1;
     }
 
@@ -262,8 +322,11 @@ impl Evictor {
 /// Which of these pages of a span or a slot are there at all.
 fn there(base: usize, pages: Bits) -> Bits {
     let mut bytes = [0u8; SPAN_PAGES];
+    let first = runs(pages).next().map_or(0, |(first, _)| first);
+    let end = runs(pages).last().map_or(0, |(first, count)| first + count);
+    let args = [base.wrapping_add(first * PAGE), (end - first) * PAGE, bytes[first..].as_mut_ptr() as usize, 0, 0, 0];
     // SAFETY: a byte for each page of a mapped range.
-    let _ = unsafe { call::gated(nr::MINCORE, [base, SPAN, bytes.as_mut_ptr() as usize, 0, 0, 0]) };
+    let _ = unsafe { call::gated(nr::MINCORE, args) };
     core::array::from_fn(|at| {
         let bits = (0..64).fold(0, |all, bit| all | (u64::from(bytes[at * 64 + bit]) & 1) << bit);
         bits & pages[at]
@@ -276,7 +339,7 @@ fn contents(slot: usize, pages: Bits) -> Bits {
     for (first, count) in runs(there(slot, pages)) {
         for page in first..first + count {
             // SAFETY: it is there, and nobody else's.
-            let words = unsafe { &*((slot + page * PAGE) as *const [u64; PAGE / 8]) };
+            let words = unsafe { &*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]) };
             if words.iter().any(|word| *word != 0) {
                 data[page / 64] |= 1 << (page % 64);
             }
@@ -291,7 +354,8 @@ fn unchanged(number: usize, slot: usize, pages: Bits) -> Bits {
     let mut same = NONE;
     for page in runs(pages).flat_map(|(first, count)| first..first + count) {
         // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
-        let (words, kept) = unsafe { (&*((slot + page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
+        let (words, kept) =
+            unsafe { (&*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
         let now = digest::of(words);
         if core::mem::replace(kept, now) == now {
             same[page / 64] |= 1 << (page % 64);

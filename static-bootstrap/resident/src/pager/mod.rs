@@ -134,7 +134,7 @@ fn start() {
     let pages = (budget - staged * SPAN - TABLES) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
-    let reserve = (pages / 16).clamp(64, 16 * SPAN_PAGES) as i64;
+    let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
     let client = granted.grant.client;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
@@ -243,7 +243,8 @@ impl Engine {
         span.busy = without(span.busy, pages);
         drop(table);
         self.enqueue(number, pages);
-        self.settled(number, pages);
+        // The kernel has woken who waited for one of them.
+        SETTLED.tell();
     }
 
     fn enqueue(&self, number: usize, pages: Bits) {

@@ -91,11 +91,6 @@ impl Taken {
         Ok(self.at)
     }
 
-    /// It is not needed after all; it was asked for as an empty one.
-    pub(super) fn untouched(self, slots: &mut Slots) {
-        if self.ready { slots.give_empty(self.at) } else { slots.give_full(self.at) }
-    }
-
     /// Its address, with no page there.
     pub(super) fn emptied(self) -> usize {
         if !self.ready {
