@@ -95,7 +95,7 @@ impl Demand {
             let mut link = engine.links[server][0];
             link.get(Engine::name(number), away, self.buffer);
             self.engine.links[server][0] = link;
-            if away == crate::table::ALL {
+            if away == crate::table::ALL && engine.uffd.moves {
                 // Nothing is moved before there is another one to receive into.
                 let other = engine.slots.lock().take_full();
                 if let Some(other) = other {
@@ -118,7 +118,7 @@ impl Demand {
 
 /// Moves a whole slot into the program's memory.
 pub(super) fn flip(engine: &Engine, number: usize, slot: usize) -> bool {
-    if engine.uffd.take(address(number, 0), slot, SPAN_PAGES * PAGE).is_err() {
+    if !engine.uffd.moves || engine.uffd.take(address(number, 0), slot, SPAN_PAGES * PAGE).is_err() {
         return false;
     }
     engine.slots.lock().give_empty(slot);

@@ -1,9 +1,10 @@
 //! Makes room before it is needed: takes what came first, and gives it to the servers.
 
+use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use core::sync::atomic::Ordering;
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
-use sys::resident::cause;
+use sys::resident::{cause, step};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
@@ -185,7 +186,7 @@ impl Evictor {
         let engine = self.engine;
         // Others have them all for a moment.
         let Some(slot) = engine.slots.lock().take_empty() else { return false };
-        let slot = slot.emptied();
+        let slot = slot.emptied(&engine.uffd);
         let (mut parts, mut len, mut used) = ([Part::NONE; PARTS], 0, 0);
         while len < PARTS {
             let Some(next) = engine.queue.lock().pop(SPAN_PAGES - used) else { break };
@@ -207,7 +208,7 @@ impl Evictor {
             }
         }
         // What was sent is the kernel's now.
-        if whole {
+        if whole || !engine.uffd.moves {
             engine.slots.lock().give_full(slot);
         } else {
             // SAFETY: a slot of ours; what is left in it does not matter.
@@ -235,7 +236,26 @@ impl Evictor {
         }
         // Where the whole span would begin.
         let base = place.wrapping_sub(first * PAGE);
-        let mut moved = NONE;
+        let (moved, there) =
+            if engine.uffd.moves { self.shift(number, pages, base) } else { self.copy(number, pages, base) };
+        let stuck = without(pages, moved);
+        if stuck != NONE {
+            engine.arrived(number, stuck);
+        }
+        FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
+        ROOM.tell();
+        let data = contents(base, there);
+        let sent = without(data, both(kept, unchanged(number, base, data)));
+        let zero = both(kept, without(moved, data));
+        let server = engine.server(number);
+        REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
+        REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
+        Taken::Pages(Part { gift: Gift { number, pages: moved, data, server }, sent, zero, base })
+    }
+
+    /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
+    fn shift(&self, number: usize, pages: Bits, base: usize) -> (Bits, Bits) {
+        let (engine, mut moved) = (self.engine, NONE);
         for (first, count) in runs(pages) {
             if engine.uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_ok() {
                 moved = with(moved, range(first, first + count));
@@ -255,19 +275,25 @@ impl Evictor {
             }
             moved = with(moved, without(run, there(address(number, 0), run)));
         }
-        let stuck = without(pages, moved);
-        if stuck != NONE {
-            engine.arrived(number, stuck);
+        (moved, there(base, moved))
+    }
+
+    /// As [`Evictor::shift`], where the kernel cannot move pages: nobody writes to them while they are copied.
+    fn copy(&self, number: usize, pages: Bits, base: usize) -> (Bits, Bits) {
+        let there = there(address(number, 0), pages);
+        for (first, count) in runs(there) {
+            let (from, len) = (address(number, first), count * PAGE);
+            let protected = self.engine.uffd.protect(from, len);
+            protected.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
+            // SAFETY: pages that are there, which nobody takes away but we, and a place of ours; the program does not want these back before they
+            // are asked for again.
+            let gone = unsafe {
+                core::ptr::copy_nonoverlapping(from as *const u8, base.wrapping_add(first * PAGE) as *mut u8, len);
+                call::advise(from, len, call::DONTNEED)
+            };
+            gone.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
         }
-        FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
-        ROOM.tell();
-        let data = contents(base, moved);
-        let sent = without(data, both(kept, unchanged(number, base, data)));
-        let zero = both(kept, without(moved, data));
-        let server = engine.server(number);
-        REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
-        REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
-        Taken::Pages(Part { gift: Gift { number, pages: moved, data, server }, sent, zero, base })
+        (pages, there)
     }
 
     /// Gives it to its server; `more`: it gets another one at once.
@@ -333,12 +359,16 @@ fn there(base: usize, pages: Bits) -> Bits {
     })
 }
 
-/// Which of these pages hold anything but zeros.
+/// Which of these pages, which are all there, hold anything but zeros.
 fn contents(slot: usize, pages: Bits) -> Bits {
+    /// Pages whose beginnings are on their way from memory.
+    const AHEAD: usize = 8;
     let mut data = NONE;
-    for (first, count) in runs(there(slot, pages)) {
+    for (first, count) in runs(pages) {
         for page in first..first + count {
-            // SAFETY: it is there, and nobody else's.
+            // SAFETY: this one only helps; the other is there, and nobody else's.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot.wrapping_add((page + AHEAD) * PAGE) as *const i8) };
+            // SAFETY: as above.
             let words = unsafe { &*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]) };
             if words.iter().any(|word| *word != 0) {
                 data[page / 64] |= 1 << (page % 64);

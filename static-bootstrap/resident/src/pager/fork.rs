@@ -10,7 +10,7 @@ use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, connections, refu
 use crate::lock::{Event, Guard, Lock};
 use crate::table::TABLE;
 use crate::uffd::Uffd;
-use crate::{call, door, fatal, settings, trap, window};
+use crate::{call, door, fatal, trap, window};
 
 /// Held by a thread of ours while it works.
 pub(super) struct Gate {
@@ -85,7 +85,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     }
     drop(closed);
     // No other thread exists.
-    let uffd = Uffd::open(settings::get().user_mode_only != 0).and_then(|uffd| {
+    let uffd = Uffd::open().and_then(|uffd| {
         uffd.register(window::BASE, window::SIZE)?;
         Ok(uffd)
     });

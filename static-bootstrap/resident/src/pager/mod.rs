@@ -122,7 +122,7 @@ fn start() {
     };
     let servers = (granted.grant.servers as usize).min(SERVERS);
     let links = connections(&granted);
-    let uffd = Uffd::open(settings.user_mode_only != 0).unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
+    let uffd = Uffd::open().unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
     let staged = staged();
     let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
@@ -140,7 +140,7 @@ fn start() {
     let group = (depth / 2).max(1);
     demand::expect(group);
     begin(Engine { uffd, client, servers, links, slots: &SLOTS, queue: &QUEUE, reserve, depth, group }, &granted);
-    if uffd.user_mode_only {
+    if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
 }
