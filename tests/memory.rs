@@ -63,7 +63,7 @@ struct Who {
 /// All that this machine allows.
 fn everybody() -> Vec<Who> {
     let root = rustix::process::geteuid().is_root();
-    let mut all = vec![Who { uid: None, without: "uffd-kernel" }, Who { uid: None, without: "" }];
+    let mut all = ["uffd-kernel", "", "uffd-move"].map(|without| Who { uid: None, without }).to_vec();
     all.extend(root.then_some(Who { uid: Some(NOBODY), without: "" }));
     all
 }

@@ -35,7 +35,7 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
         return Err(error.remedy("set XDG_RUNTIME_DIR to a shorter one"));
     }
     let at = memchr::memmem::find(&bytes, &MARK).map(|at| at + MARK.len());
-    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + 16));
+    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + 24));
     let settings = settings.expect("tests look into the resident that was built");
     settings[..place.len()].copy_from_slice(place);
     let without = Without::from_env()?;
@@ -44,7 +44,8 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
     }
     let user_mode_only = u64::from(without.has(Ability::KernelFaults));
     settings[PLACE_MAX..][..8].copy_from_slice(&local.to_le_bytes());
-    settings[PLACE_MAX + 8..].copy_from_slice(&user_mode_only.to_le_bytes());
+    settings[PLACE_MAX + 8..][..8].copy_from_slice(&user_mode_only.to_le_bytes());
+    settings[PLACE_MAX + 16..].copy_from_slice(&u64::from(without.has(Ability::Move)).to_le_bytes());
     Ok(bytes)
 }
 

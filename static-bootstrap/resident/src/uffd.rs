@@ -2,7 +2,7 @@
 
 use sys::syscall::{nr, syscall};
 
-use super::call;
+use super::{call, settings};
 
 /// linux/userfaultfd.h
 const CLOEXEC: usize = 0o2_000_000;
@@ -13,7 +13,10 @@ const WAKE: usize = 0x8010_aa02;
 const COPY: usize = 0xc028_aa03;
 const ZEROPAGE: usize = 0xc020_aa04;
 const MOVE: usize = 0xc028_aa05;
+const WRITEPROTECT: usize = 0xc018_aa06;
 const MISSING: u64 = 1;
+const WRITTEN: u64 = 2;
+const FEATURE_WRITTEN: u64 = 1;
 const FEATURE_THREAD: u64 = 1 << 8;
 const FEATURE_MOVE: u64 = 1 << 16;
 const ALLOW_HOLES: u64 = 2;
@@ -25,8 +28,10 @@ const EEXIST: u32 = 17;
 #[derive(Clone, Copy)]
 pub(super) struct Uffd {
     pub(super) fd: i32,
-    /// Faults inside the kernel fail instead of being told.
-    pub(super) user_mode_only: bool,
+    /// Pages can be moved: Linux 6.8. Else they are copied, and protected from writes meanwhile.
+    pub(super) moves: bool,
+    /// The kernel may not be let near pages that are away: its faults fail instead of being told, or a device may write to pages that are copied.
+    pub(super) traps: bool,
 }
 
 /// `struct uffd_msg`, of a page fault.
@@ -43,18 +48,24 @@ pub(super) struct Message {
 
 impl Uffd {
     /// Opens it: for all faults where that is allowed, else for those of user mode.
-    pub(super) fn open(user_mode_only: bool) -> Result<Uffd, u32> {
+    pub(super) fn open() -> Result<Uffd, u32> {
+        let settings = settings::get();
         // SAFETY: integers.
         let open = |flags| unsafe { syscall(nr::USERFAULTFD, [CLOEXEC | flags, 0, 0, 0, 0, 0]) };
-        let full = if user_mode_only { Err(call::EINVAL) } else { open(0) };
+        let full = if settings.user_mode_only != 0 { Err(call::EINVAL) } else { open(0) };
         let (fd, user_mode_only) = match full {
             Ok(fd) => (fd, false),
             Err(_) => (open(USER_MODE_ONLY)?, true),
         };
-        let this = Uffd { fd: fd as i32, user_mode_only };
-        let mut api = [0xaa, FEATURE_THREAD | FEATURE_MOVE, 0];
-        this.control(API, &raw mut api as usize)?;
-        Ok(this)
+        let fd = fd as i32;
+        let offers =
+            |this: &Uffd, features| this.control(API, [0xaa_u64, FEATURE_THREAD | features, 0].as_mut_ptr() as usize);
+        let moving = Uffd { fd, moves: true, traps: user_mode_only };
+        if settings.without_move == 0 && offers(&moving, FEATURE_MOVE).is_ok() {
+            return Ok(moving);
+        }
+        let copying = Uffd { fd, moves: false, traps: true };
+        offers(&copying, FEATURE_WRITTEN).map(|()| copying)
     }
 
     fn control(&self, request: usize, argument: usize) -> Result<(), u32> {
@@ -64,8 +75,19 @@ impl Uffd {
 
     /// From now on missing pages of the range are told.
     pub(super) fn register(&self, at: usize, len: usize) -> Result<(), u32> {
-        let mut range = [at as u64, len as u64, MISSING, 0];
+        let mut range = [at as u64, len as u64, if self.moves { MISSING } else { MISSING | WRITTEN }, 0];
         self.control(REGISTER, &raw mut range as usize)
+    }
+
+    /// Who writes to these pages, which are there, waits until they are not.
+    pub(super) fn protect(&self, at: usize, len: usize) -> Result<(), u32> {
+        let mut range = [at as u64, len as u64, 1];
+        loop {
+            match self.control(WRITEPROTECT, &raw mut range as usize) {
+                Err(call::EAGAIN) => {}
+                result => return result,
+            }
+        }
     }
 
     /// Threads that wait for a page of the range look again.
