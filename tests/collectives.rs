@@ -91,7 +91,7 @@ fn who_is_missing_is_named() {
             let told = |line: &&str| {
                 line.strip_prefix(call)
                     .and_then(|rest| rest.strip_suffix(" they ended, or their hosts were lost"))
-                    .is_some_and(|lost| names_four(lost))
+                    .is_some_and(names_four)
             };
             assert_eq!(done.err.lines().filter(told).count(), 5, "{}", done.err);
         }
@@ -146,6 +146,9 @@ fn pmi_without_a_library() {
     ] {
         assert_eq!(done.lines().iter().filter(|l| *l == line).count(), 3, "{line}: {}", done.text());
     }
+    let other = "ask() { echo \"$1\" >&$PMI_FD; read -r reply <&$PMI_FD; }; ask 'cmd=init pmi_version=2 pmi_subversion=0'; sleep 100";
+    let done = bash("-n 3", other).within(Duration::from_secs(10)).end().code(125);
+    done.says("its library speaks version 2 of PMI").says("srun --mpi=pmi2");
     let abort = "((HPCRT_RANK == 1)) && echo 'cmd=abort exitcode=9 message=it is over' >&$PMI_FD; exec sleep 100";
     let done = bash("-n 3", abort).within(Duration::from_secs(10)).end().code(9);
     done.says("rank 1 on b aborted the job with code 9: it is over");
@@ -253,7 +256,7 @@ fn members_of_libi() {
         let told = done.lines().into_iter().filter(|line| {
             // Who is first may have ended, too, before the last one asks.
             let mut words = line.split(' ').skip(1);
-            words.next() == Some("10") && words.next().is_some_and(|lost| names_four(lost))
+            words.next() == Some("10") && words.next().is_some_and(names_four)
         });
         assert_eq!(told.count(), 10, "{how}: {}{}", done.text(), done.err);
     }

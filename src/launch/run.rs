@@ -163,7 +163,8 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         guests: false,
         hold: held,
         wiring: wiring.clone(),
-        client: needs.mpi.contains(&(part, Mpi::OpenMpi4)),
+        // Whatever it starts or loads later may be linked with Open MPI.
+        client: placement.ranks() > 1 && !needs.mpi.contains(&(part, Mpi::Pmi1)),
     };
     let launches: Vec<Launch> = (0..).zip(&job.blocks).map(launch).collect();
     let mut running = Running {

@@ -17,7 +17,10 @@ use crate::sys::resident::{ASK, Failure, Grant, LINKS, MARK, PLACE_MAX, SERVERS,
 use crate::sys::without::{Ability, Without};
 
 /// The resident, as `build.rs` made it.
-static RESIDENT: &[u8] = include_bytes!(env!("HPCRT_RESIDENT"));
+#[cfg(target_arch = "x86_64")]
+static RESIDENT: Option<&[u8]> = Some(include_bytes!(env!("HPCRT_RESIDENT")));
+#[cfg(not(target_arch = "x86_64"))]
+static RESIDENT: Option<&[u8]> = None;
 /// Bytes of what is granted for a link: tagged, counter, two keys.
 const LINK: usize = 16 + 32 + 32;
 
@@ -26,10 +29,8 @@ const LINK: usize = 16 + 32 + 32;
 /// # Errors
 /// The directory's path is too long, or `HPCRT_WITHOUT` holds an unknown name.
 pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
-    let mut bytes = RESIDENT.to_vec();
-    if !cfg!(target_arch = "x86_64") {
-        return Err(Error::new("use memory of other nodes", "that is built for x86-64 only"));
-    }
+    let only_there = || Error::new("use memory of other nodes", "that is built for x86-64 only");
+    let mut bytes = RESIDENT.ok_or_else(only_there)?.to_vec();
     if place.len() >= PLACE_MAX {
         let error = Error::new("place the resident", format!("its path has more than {} bytes", PLACE_MAX - 1));
         return Err(error.remedy("set XDG_RUNTIME_DIR to a shorter one"));

@@ -15,6 +15,7 @@ use smol::future::FutureExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use crate::Error;
 use crate::launch::fold::fold_ranks;
 use crate::launch::pmi;
 use crate::net::collective::text::{self, Pmi, Request};
@@ -385,6 +386,18 @@ impl Members {
             self.say(Word::Name { node: self.node.id, rank, ask });
         };
         match request {
+            Pmi::Init { version } if version != b"1" => {
+                let version = String::from_utf8_lossy(version);
+                let cause = format!("its library speaks version {version} of PMI, hpcrt version 1");
+                let error = Error::new("run the MPI program", cause)
+                    .remedy("its own launcher can start it: hpcrt exec -- srun --mpi=pmi2 PROGRAM");
+                let (node, job) = (Rc::clone(&self.node), self.job);
+                let fail = async move {
+                    let failed = Report::Failed { job, node: node.id, error: error.to_string() };
+                    node.report(&failed).await;
+                };
+                self.node.tasks.spawn(fail).detach();
+            }
             Pmi::Barrier => {
                 // Others may compute for hours before they finalize.
                 if let Err(why) = self.call(member, Act::Barrier, &[], None, true) {
