@@ -4,6 +4,7 @@ use sys::syscall::{nr, syscall};
 
 pub(super) const READ_WRITE: usize = 3;
 const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x2 | 0x20 | 0x4000;
+pub(super) const FIXED: usize = 0x10;
 pub(super) const FIXED_NOREPLACE: usize = 0x10_0000;
 pub(super) const DONTNEED: usize = 4;
 pub(super) const DONTFORK: usize = 10;

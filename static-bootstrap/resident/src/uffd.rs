@@ -22,6 +22,7 @@ const FEATURE_MOVE: u64 = 1 << 16;
 const ALLOW_HOLES: u64 = 2;
 const PAGEFAULT: u8 = 0x12;
 const PAGE: usize = 4096;
+const ENOENT: u32 = 2;
 const EEXIST: u32 = 17;
 
 /// One of these for the whole address space.
@@ -106,12 +107,28 @@ impl Uffd {
 
     /// Fills missing pages with copies.
     pub(super) fn copy(&self, to: usize, from: usize, len: usize) -> Result<(), u32> {
-        self.all(COPY, len, |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0], true)
+        let copy = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0];
+        match self.all(COPY, len, copy, true) {
+            // Not one mapping to the kernel, which takes no more at once.
+            Err(ENOENT) if len > PAGE => {
+                let half = (len / 2).next_multiple_of(PAGE);
+                self.copy(to, from, half)?;
+                self.copy(to + half, from + half, len - half)
+            }
+            result => result,
+        }
     }
 
     /// Fills missing pages with zeros.
     pub(super) fn zero(&self, at: usize, len: usize) -> Result<(), u32> {
-        self.all(ZEROPAGE, len, |done| [(at + done) as u64, (len - done) as u64, 0, 0, 0], true)
+        match self.all(ZEROPAGE, len, |done| [(at + done) as u64, (len - done) as u64, 0, 0, 0], true) {
+            Err(ENOENT) if len > PAGE => {
+                let half = (len / 2).next_multiple_of(PAGE);
+                self.zero(at, half)?;
+                self.zero(at + half, len - half)
+            }
+            result => result,
+        }
     }
 
     /// Moves pages to where none are; what is missing stays missing there.

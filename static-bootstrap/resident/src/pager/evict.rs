@@ -117,7 +117,7 @@ impl Part {
 
 enum Taken {
     Pages(Part),
-    /// They have to stay.
+    /// They have to stay for now.
     Held,
     Nothing,
 }
@@ -251,7 +251,8 @@ impl Evictor {
         let mut table = TABLE.lock();
         let span = table.span(number);
         let asked = without(both(range(first, first + len), span.resident), span.busy);
-        let held = both(asked, trap::held(number));
+        // What the program cannot reach now we cannot either.
+        let held = with(both(asked, trap::held(number)), without(asked, span.mapped));
         let pages = without(asked, held);
         span.resident = without(span.resident, pages);
         span.busy = with(span.busy, pages);
@@ -268,6 +269,9 @@ impl Evictor {
         let stuck = without(pages, moved);
         if stuck != NONE {
             engine.arrived(number, stuck);
+        }
+        if moved == NONE {
+            return Taken::Held;
         }
         FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
         ROOM.tell();
