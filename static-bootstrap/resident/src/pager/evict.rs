@@ -3,9 +3,9 @@
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use core::sync::atomic::Ordering;
 
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
+use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
 use sys::resident::{cause, step};
-use sys::syscall::{nr, syscall};
+use sys::syscall::nr;
 
 use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, ROOM, WANTED, fatal};

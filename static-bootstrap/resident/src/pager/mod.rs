@@ -9,7 +9,7 @@ mod evict;
 mod fork;
 mod slots;
 
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::resident::{LINKS, SERVERS, cause, step};
