@@ -98,7 +98,7 @@ fn servers_of_a_job_end_with_it_whatever_is_killed() {
     role(&run.mark, Role::Lender).iter().for_each(|pid| kill(*pid, Signal::SIGKILL).unwrap());
     let done = run.end().code(125);
     assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
-    done.says("far").says("of the program's memory with it").says("signal: 9");
+    done.says("far").says("of the program's memory with it");
 }
 
 /// Kills one of two servers at a random moment, with copies or without.
@@ -213,6 +213,46 @@ fn what_may_stay_here_follows_from_the_limits() {
     // Of what Slurm says three quarters.
     right(run("40"), 31);
     run("12").code(125).says("SLURM_MEM_PER_NODE is 12.00 MiB").says("--local-mb");
+}
+
+#[test]
+fn programs_keep_less_when_the_limit_shrinks() {
+    if place().is_none() {
+        return;
+    }
+    let group = Path::new("/sys/fs/cgroup/memory").join(format!("hpcrt-test-{}", std::process::id()));
+    if std::fs::create_dir(&group).is_err() || !group.join("memory.limit_in_bytes").exists() {
+        let _ = std::fs::remove_dir(&group);
+        return eprintln!("SKIPPED: no memory cgroup of version 1 can be made here");
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let servers = Servers::start(everybody()[0], &[400]);
+    let flags = format!("-q --memory {} --local-mb 200", servers.list());
+    let directory = place().unwrap();
+    let mut command = Command::new("sh");
+    command.arg("-c").arg("echo $$ > \"$0/cgroup.procs\"; exec \"$@\"").arg(&group).arg(directory.join("hpcrt"));
+    command.args(["exec", "--agent", "local"]).args(flags.split_whitespace());
+    command.env("XDG_CONFIG_HOME", servers.config.path()).env("XDG_RUNTIME_DIR", runtime.path());
+    let program = directory.join("memory");
+    let run = Run::new(command).program(&[program.as_os_str(), "sort".as_ref(), "300".as_ref()]).start();
+    let memory = || {
+        Some(status(runtime.path(), &["--json"])?[0]["id"].as_str()?.to_owned())
+            .and_then(|id| Some(status(runtime.path(), &["--json", &id])?["jobs"][0]["memory"].clone()))
+    };
+    until(|| memory()?["resident"].as_u64().filter(|resident| *resident > 150_000_000));
+    // Not faster than the program can make room.
+    for limit in [265_000_000u64, 250_000_000, 240_000_000] {
+        std::fs::write(group.join("memory.limit_in_bytes"), limit.to_string()).unwrap();
+        let kept = until(|| {
+            let memory = memory()?;
+            let (budget, resident) = (memory["budget"].as_u64()?, memory["resident"].as_u64()?);
+            (budget <= limit / 4 * 3 && resident <= budget).then_some((budget, resident))
+        });
+        println!("{limit}: {kept:?}");
+    }
+    run.signal(Signal::SIGTERM);
+    ended(run);
+    until(|| std::fs::remove_dir(&group).ok());
 }
 
 #[test]

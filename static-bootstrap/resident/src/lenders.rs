@@ -188,13 +188,18 @@ impl Keepers {
     }
 }
 
-/// Gives pages away to all who are to have them. For one thread.
-pub(super) fn give(number: usize, sent: Bits, zero: Bits, base: usize) -> Keepers {
+/// Whether a server keeps a span.
+pub(super) fn keeps(number: usize, server: usize) -> bool {
+    place(number).has(server as u8)
+}
+
+/// Gives pages away to all who are to have them. For one thread. `more`: a server is given more at once.
+pub(super) fn give(number: usize, sent: Bits, zero: Bits, base: usize, more: impl Fn(usize) -> bool) -> Keepers {
     loop {
         let (Place { first, second, .. }, mut keepers) = (place(number), Keepers::NONE);
         for server in [first, second].into_iter().filter(|server| !is_lost(*server)) {
             let server = usize::from(server);
-            let given = CONNECTIONS[server][BACK].lock().give(name(number), sent, zero, base);
+            let given = CONNECTIONS[server][BACK].lock().give(name(number), sent, zero, base, more(server));
             match given {
                 Ok(()) => keepers.0 |= 1 << server,
                 Err(gone) => lose(server, &gone),
@@ -305,7 +310,7 @@ impl Healer {
         let server = usize::from(target);
         let copied = || {
             let mut link = CONNECTIONS[server][BACK].lock();
-            link.give(name(number), pages, NONE, buffer)?;
+            link.give(name(number), pages, NONE, buffer, false)?;
             link.given(1)
         };
         match copied() {

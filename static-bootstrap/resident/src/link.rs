@@ -9,6 +9,7 @@ use super::{call, counts, door};
 
 const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_WAITALL: usize = 0x100;
+const MSG_MORE: usize = 0x8000;
 /// A server that does not answer for so many seconds is lost.
 const PATIENCE: u64 = 4;
 /// Prefix and header, every other page by itself, two tags.
@@ -60,7 +61,9 @@ impl Tags {
         let mut hasher = self.hasher(b"body");
         for (first, count) in runs(pages) {
             // SAFETY: pages of a slot that is ours now, and all there.
-            hasher.update(unsafe { core::slice::from_raw_parts((base + first * PAGE) as *const u8, count * PAGE) });
+            hasher.update(unsafe {
+                core::slice::from_raw_parts(base.wrapping_add(first * PAGE) as *const u8, count * PAGE)
+            });
         }
         hasher.tag()
     }
@@ -96,7 +99,7 @@ impl Vector {
 
     /// The pages of a span that lies at `base`.
     fn pages(&mut self, base: usize, pages: Bits) {
-        runs(pages).for_each(|(first, count)| self.push(base + first * PAGE, count * PAGE));
+        runs(pages).for_each(|(first, count)| self.push(base.wrapping_add(first * PAGE), count * PAGE));
     }
 
     fn bytes(&self) -> usize {
@@ -125,7 +128,7 @@ impl Link {
 
     /// Asks for pages of a span; answered with [`Link::got`], in order.
     pub(super) fn want(&mut self, span: u64, pages: Bits) -> Result<u32, Gone> {
-        self.ask(op::GET, span, pages, [0; 4], 0)?;
+        self.ask(op::GET, span, pages, [0; 4], 0, 0)?;
         Ok(self.sequence)
     }
 
@@ -142,13 +145,13 @@ impl Link {
 
     /// Begins with what another client keeps now.
     pub(super) fn copy(&mut self, client: [u64; 2]) -> Result<(), Gone> {
-        self.ask(op::COPY, 0, [client[0], client[1], 0, 0], [0; 4], 0)?;
+        self.ask(op::COPY, 0, [client[0], client[1], 0, 0], [0; 4], 0, 0)?;
         self.given(1)
     }
 
-    /// Gives pages away; answered with [`Link::given`].
-    pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize) -> Result<(), Gone> {
-        self.ask(op::PUT, span, data, zero, base)?;
+    /// Gives pages away; answered with [`Link::given`]. `more`: they need not leave before what is given next.
+    pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize, more: bool) -> Result<(), Gone> {
+        self.ask(op::PUT, span, data, zero, base, if more { MSG_MORE } else { 0 })?;
         counts::sent(self.server, count(&data));
         Ok(())
     }
@@ -164,16 +167,16 @@ impl Link {
         }
     }
 
-    fn ask(&mut self, op: u32, span: u64, data: Bits, zero: Bits, base: usize) -> Result<(), Gone> {
+    fn ask(&mut self, op: u32, span: u64, data: Bits, zero: Bits, base: usize, flags: usize) -> Result<(), Gone> {
         self.sequence = self.sequence.wrapping_add(1);
-        let body = if base == 0 { [0; 4] } else { data };
+        let body = if op == op::PUT { data } else { [0; 4] };
         let head = Head { op, sequence: self.sequence, span, data, zero };
         let mut opening = Opening { prefix: prefix(count(&body) * PAGE), head };
         let mut tags = [[0; TAG]; 2];
         if let Some([ours, _]) = &mut self.tags {
             tags = [ours.header(&opening), ours.body(base, body)];
         }
-        transfer(self.fd, nr::SENDMSG, &self.frame(&mut opening, &mut tags, base, body), MSG_NOSIGNAL)
+        transfer(self.fd, nr::SENDMSG, &self.frame(&mut opening, &mut tags, base, body), MSG_NOSIGNAL | flags)
     }
 
     /// The next answer, with so many pages.

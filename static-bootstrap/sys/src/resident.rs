@@ -20,6 +20,8 @@ pub struct Settings {
     pub local: u64,
     /// Not 0: faults inside the kernel are not asked for, even where they could be.
     pub user_mode_only: u64,
+    /// Not 0: pages are copied, even where they could be moved.
+    pub without_move: u64,
 }
 
 /// Where captured memory begins.

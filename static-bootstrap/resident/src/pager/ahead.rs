@@ -117,11 +117,10 @@ fn take_asked() -> Option<(usize, Entry)> {
 /// Puts what came into the program's memory.
 fn install(engine: &Engine, entry: Entry) {
     engine.take_room(count(&entry.pages));
-    let mut slot = entry.slot;
-    if entry.pages != crate::table::ALL || !flip(engine, entry.number, &mut slot) {
-        engine.fill(entry.number, entry.pages, slot);
+    if entry.pages != crate::table::ALL || !flip(engine, entry.number, entry.slot) {
+        engine.fill(entry.number, entry.pages, entry.slot);
+        engine.slots.lock().give_full(entry.slot);
     }
-    engine.slots.lock().give_full(slot);
     engine.arrived(entry.number, entry.pages);
 }
 

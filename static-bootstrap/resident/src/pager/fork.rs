@@ -11,7 +11,7 @@ use crate::lenders::Fresh;
 use crate::lock::{Event, Guard, Lock};
 use crate::table::TABLE;
 use crate::uffd::Uffd;
-use crate::{call, counts, door, fatal, settings, trap, window};
+use crate::{call, counts, door, fatal, trap, window};
 
 /// Held by a thread of ours while it works.
 pub(super) struct Gate {
@@ -87,7 +87,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     drop(closed);
     // No other thread exists.
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
-    let uffd = Uffd::open(settings::get().user_mode_only != 0).and_then(|uffd| {
+    let uffd = Uffd::open().and_then(|uffd| {
         uffd.register(window::BASE, window::SIZE)?;
         Ok(uffd)
     });

@@ -9,7 +9,7 @@ mod evict;
 mod fork;
 mod slots;
 
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::resident::{LINKS, SERVERS, cause, step};
@@ -116,7 +116,7 @@ fn start() {
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     lenders::deal(&granted);
     Fresh::new(&granted).install();
-    let uffd = Uffd::open(settings.user_mode_only != 0).unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
+    let uffd = Uffd::open().unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
     let staged = staged();
     let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
@@ -129,13 +129,13 @@ fn start() {
     let pages = (budget - beside) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
-    let reserve = (pages / 16).clamp(64, 16 * SPAN_PAGES) as i64;
+    let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
     let client = granted.grant.client;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
     demand::expect(group);
     begin(Engine { uffd, client, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
-    if uffd.user_mode_only {
+    if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
 }
@@ -225,7 +225,8 @@ impl Engine {
         span.busy = without(span.busy, pages);
         drop(table);
         self.enqueue(number, pages);
-        self.settled(number, pages);
+        // The kernel has woken who waited for one of them.
+        SETTLED.tell();
     }
 
     fn enqueue(&self, number: usize, pages: Bits) {
