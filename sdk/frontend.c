@@ -1,7 +1,8 @@
-/* The front end of an example: two sessions of the program member.c on the hosts that are named, started by one call.
+/* The front end of an example: two sessions on the hosts that are named, started by one call, of two programs that member.c is compiled to.
  *
- *   cc -o frontend frontend.c libi.c && cc -o member member.c libi.c
- *   ./frontend ./member n1 n2 n3 n4 */
+ *   cc -o frontend frontend.c libi.c
+ *   cc -o middle -DKIND="'m'" member.c libi.c && cc -o back -DKIND="'b'" member.c libi.c
+ *   ./frontend ./middle ./back n1 n2 n3 n4 */
 #include "libi.h"
 
 #include <stdio.h>
@@ -25,8 +26,8 @@ static host_dist_t *hosts(int count, char **names, unsigned int each) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) return fprintf(stderr, "usage: frontend MEMBER HOST HOST...\n"), 2;
-    int half = (argc - 2) / 2;
+    if (argc < 5) return fprintf(stderr, "usage: frontend MIDDLE BACK HOST HOST...\n"), 2;
+    int half = (argc - 3) / 2;
     char *quiet[] = {"back end", NULL}, *first[] = {"middle", "it's", NULL};
     libi_env_t variable = {"EXAMPLE", "of a session", NULL};
     libi_sess_handle_t middle, back;
@@ -36,9 +37,9 @@ int main(int argc, char **argv) {
     check(LIBI_fe_addToSessionEnvironment(back, &variable), "environment");
     /* Two programs in the first session, one in the second. */
     proc_dist_req_t all[] = {
-        {middle, argv[1], first, hosts(half, argv + 2, 1)},
-        {middle, argv[1], NULL, hosts(half, argv + 2, 2)},
-        {back, argv[1], quiet, hosts(argc - 2 - half, argv + 2 + half, 2)},
+        {middle, argv[1], first, hosts(half, argv + 3, 1)},
+        {middle, argv[2], NULL, hosts(half, argv + 3, 2)},
+        {back, argv[2], quiet, hosts(argc - 3 - half, argv + 3 + half, 2)},
     };
     check(LIBI_fe_launch(all, 3), "launch");
     libi_sess_handle_t both[] = {middle, back};

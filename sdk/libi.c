@@ -3,11 +3,16 @@
 #include "libi.h"
 
 #include <errno.h>
+#include <linux/futex.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A conversation with hpcrt: requests and replies of items. */
@@ -17,16 +22,36 @@ struct link {
     char buffer[1 << 16];
 };
 
+/* Memory that the members of a host share with hpcrt's agent: it sees the calls of all at once, and wakes all at once. */
+struct slot {
+    uint32_t asked, answered; /* requests, and replies to them, so far */
+    uint32_t length;          /* of either; 0: the reply comes over the link */
+    uint32_t rest;
+    char bytes[496];
+};
+struct board {
+    uint32_t bell;    /* grows with every reply */
+    uint32_t calling; /* members that are not answered */
+    uint32_t members; /* who makes `calling` this tells the agent to look */
+    uint32_t rest[125];
+    struct slot slots[];
+};
+
 struct libi_session {
     struct link link;
     libi_env_t *variables;
     pid_t hpcrt;
+    char **hosts; /* of each rank */
+    unsigned int size;
     struct libi_session *next;
 };
 
 static struct libi_session *sessions;
 static int begun;
 static struct link member = {.fd = -1};
+static struct board *board;
+static struct slot *mine;
+static int on_board; /* the last request stands there, and so will its reply */
 static int my_rank, my_size;
 static char missing[256];
 
@@ -44,8 +69,33 @@ static int put(struct link *link, const void *bytes, size_t length) {
     return 0;
 }
 
+/* The reply on the board; its length, 0 if it comes over the link, -1 if nobody answers any more. */
+static int wait_for_board(void) {
+    for (int looked = 0;;) {
+        uint32_t bell = __atomic_load_n(&board->bell, __ATOMIC_SEQ_CST);
+        struct timespec second = {.tv_sec = 1};
+        char byte;
+        if (__atomic_load_n(&mine->answered, __ATOMIC_SEQ_CST) == mine->asked) return (int)mine->length;
+        if (syscall(SYS_futex, &board->bell, FUTEX_WAIT, bell, &second, NULL, 0) == 0 || errno != ETIMEDOUT) continue;
+        if (recv(member.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) return -1;
+        /* Somebody does not come: the agent must know who waits, and since when. */
+        if (!looked++ && put(&member, "look\n", 5) < 0) return -1;
+    }
+}
+
 static int fill(struct link *link) {
     ssize_t got;
+    if (link == &member && on_board) {
+        int length = wait_for_board();
+        on_board = 0;
+        if (length < 0 || length > (int)sizeof mine->bytes) return -1;
+        if (length > 0) {
+            memcpy(link->buffer, mine->bytes, (size_t)length);
+            link->start = 0;
+            link->end = (size_t)length;
+            return 0;
+        }
+    }
     do got = recv(link->fd, link->buffer, sizeof link->buffer, 0);
     while (got < 0 && errno == EINTR);
     link->start = 0;
@@ -77,13 +127,24 @@ static int line(struct link *link, char *to, size_t room) {
     return 0;
 }
 
-/* Sends `count` items of `each` bytes, which follow each other in memory. */
-static libi_rc_e ask(struct link *link, const char *verb, const void *items, int count, size_t each) {
+/* The request in the slot is complete. */
+static libi_rc_e post(size_t length) {
+    mine->length = (uint32_t)length;
+    __atomic_store_n(&mine->asked, mine->asked + 1, __ATOMIC_SEQ_CST);
+    on_board = 1;
+    uint32_t calling = __atomic_add_fetch(&board->calling, 1, __ATOMIC_SEQ_CST);
+    if (calling < __atomic_load_n(&board->members, __ATOMIC_SEQ_CST)) return LIBI_OK;
+    return put(&member, "look\n", 5) < 0 ? LIBI_EIO : LIBI_OK;
+}
+
+/* Sends `count` items of `each` bytes, which follow each other in memory; `call`: it is a collective one. */
+static libi_rc_e ask(struct link *link, const char *verb, const void *items, int count, size_t each, int call) {
     char head[64], length[32];
     int size = snprintf(head, sizeof head, "%s %d\n", verb, count);
     int digits = snprintf(length, sizeof length, "%zu\n", each);
     size_t total = (size_t)size + (size_t)count * ((size_t)digits + each);
-    char *request = malloc(total), *at = request;
+    int posted = call && mine && total <= sizeof mine->bytes;
+    char *request = posted ? mine->bytes : malloc(total), *at = request;
     if (!request) return LIBI_EIO;
     memcpy(at, head, (size_t)size);
     at += size;
@@ -92,6 +153,7 @@ static libi_rc_e ask(struct link *link, const char *verb, const void *items, int
         at += digits;
         if (each > 0) memcpy(at, (const char *)items + (size_t)item * each, each);
     }
+    if (posted) return post(total);
     int sent = put(link, request, total);
     free(request);
     return sent < 0 ? LIBI_EIO : LIBI_OK;
@@ -102,7 +164,12 @@ static libi_rc_e reply(struct link *link, int *count) {
     char text[1024];
     *count = 0;
     if (line(link, text, sizeof text) < 0) return LIBI_EIO;
-    if (sscanf(text, "ok %d", count) == 1) return LIBI_OK;
+    if (strncmp(text, "ok ", 3) == 0) {
+        *count = (int)strtol(text + 3, NULL, 10);
+        return LIBI_OK;
+    }
+    /* From now on every call fails at once, and nobody waits for the others. */
+    if (link == &member) mine = NULL;
     if (strncmp(text, "lost ", 5) == 0 || strncmp(text, "late ", 5) == 0) {
         sscanf(text + 5, "%255s", missing);
         return LIBI_ELOST;
@@ -144,7 +211,7 @@ static libi_rc_e message(struct link *link, const char *verb, void **to, int *le
     size_t bytes = 0;
     *to = NULL;
     *length = 0;
-    libi_rc_e rc = ask(link, verb, NULL, 0, 0);
+    libi_rc_e rc = ask(link, verb, NULL, 0, 0, 0);
     if (rc == LIBI_OK) rc = reply(link, &count);
     if (rc == LIBI_OK && count == 1) rc = own(link, to, &bytes);
     *length = (int)bytes;
@@ -156,6 +223,27 @@ static libi_rc_e done(struct link *link) {
     return reply(link, &count);
 }
 
+/* Asks for a place on the board; without one everything goes over the link. */
+static void join_board(void) {
+    char space[CMSG_SPACE(sizeof(int))], reply[64] = "";
+    struct iovec part = {reply, sizeof reply - 1};
+    struct msghdr head = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    int memory = -1, slot, digits;
+    if (put(&member, "board 0\n", 8) < 0) return;
+    while (recvmsg(member.fd, &head, MSG_CMSG_CLOEXEC) < 0 && errno == EINTR) {}
+    struct cmsghdr *control = CMSG_FIRSTHDR(&head);
+    if (control && control->cmsg_type == SCM_RIGHTS) memcpy(&memory, CMSG_DATA(control), sizeof memory);
+    off_t length = memory < 0 ? -1 : lseek(memory, 0, SEEK_END);
+    if (length > 0 && sscanf(reply, "ok 1\n%d\n%d", &digits, &slot) == 2) {
+        void *at = mmap(NULL, (size_t)length, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+        if (at != MAP_FAILED) {
+            board = at;
+            mine = &board->slots[slot];
+        }
+    }
+    if (memory >= 0) close(memory);
+}
+
 libi_rc_e LIBI_init(int version, int *argc, char ***argv) {
     const char *fd = getenv("HPCRT_FD"), *rank = getenv("HPCRT_RANK"), *size = getenv("HPCRT_SIZE");
     (void)argc, (void)argv;
@@ -164,6 +252,7 @@ libi_rc_e LIBI_init(int version, int *argc, char ***argv) {
     member.fd = atoi(fd);
     my_rank = atoi(rank);
     my_size = atoi(size);
+    if (!mine) join_board();
     return LIBI_OK;
 }
 
@@ -191,7 +280,7 @@ static libi_rc_e collective(const char *verb, const void *give, int count, int e
     int got;
     if (member.fd < 0) return LIBI_EINIT;
     if (each < 0) return LIBI_EIO;
-    libi_rc_e rc = ask(&member, verb, give, count, (size_t)each);
+    libi_rc_e rc = ask(&member, verb, give, count, (size_t)each, 1);
     if (rc == LIBI_OK) rc = reply(&member, &got);
     if (rc == LIBI_OK && got != expected) rc = LIBI_EIO;
     return rc == LIBI_OK ? fixed(&member, got, to, (size_t)each) : rc;
@@ -212,7 +301,7 @@ libi_rc_e LIBI_scatter(void *send, int bytes_each, void *receive) {
 libi_rc_e LIBI_allgatherv(void *send, int bytes, void **receive, int *lengths) {
     int count;
     if (member.fd < 0) return LIBI_EINIT;
-    libi_rc_e rc = ask(&member, "allgather", send, 1, (size_t)bytes);
+    libi_rc_e rc = ask(&member, "allgather", send, 1, (size_t)bytes, 1);
     if (rc == LIBI_OK) rc = reply(&member, &count);
     for (int rank = 0; rc == LIBI_OK && rank < count; rank++) {
         size_t length = 0;
@@ -233,7 +322,7 @@ libi_rc_e LIBI_recvUsrData(void **to, int *length) {
 libi_rc_e LIBI_sendUsrData(void *from, int *length) {
     libi_rc_e rc = member.fd < 0 ? LIBI_EINIT : LIBI_OK;
     if (rc == LIBI_OK && my_rank == 0) {
-        rc = ask(&member, "send", from, 1, (size_t)*length);
+        rc = ask(&member, "send", from, 1, (size_t)*length, 0);
         if (rc == LIBI_OK) rc = done(&member);
     }
     return rc == LIBI_OK ? LIBI_barrier() : rc;
@@ -330,6 +419,18 @@ static libi_rc_e start(struct libi_session *session, proc_dist_req_t requests[],
     return session->hpcrt < 0 ? LIBI_ELAUNCH : LIBI_OK;
 }
 
+/* Where the ranks are; known as soon as all are ordered. */
+static libi_rc_e ask_hosts(struct libi_session *session) {
+    int count;
+    size_t length;
+    libi_rc_e rc = ask(&session->link, "members", NULL, 0, 0, 0);
+    if (rc == LIBI_OK) rc = reply(&session->link, &count);
+    if (rc != LIBI_OK || !(session->hosts = calloc((size_t)count + 1, sizeof *session->hosts))) return rc == LIBI_OK ? LIBI_EIO : rc;
+    for (int rank = 0; rc == LIBI_OK && rank < count; rank++) rc = own(&session->link, (void **)&session->hosts[rank], &length);
+    session->size = (unsigned int)count;
+    return rc;
+}
+
 libi_rc_e LIBI_fe_launch(proc_dist_req_t distributions[], int count) {
     if (!begun) return LIBI_EINIT;
     for (int nth = 0; nth < count; nth++) {
@@ -342,8 +443,7 @@ libi_rc_e LIBI_fe_launch(proc_dist_req_t distributions[], int count) {
     }
     /* All start at the same time. */
     for (int nth = 0; nth < count; nth++) {
-        unsigned int size;
-        if (LIBI_fe_getHostlistSize(distributions[nth].sessionHandle, &size) != LIBI_OK) return LIBI_ELAUNCH;
+        if (!distributions[nth].sessionHandle->hosts && ask_hosts(distributions[nth].sessionHandle) != LIBI_OK) return LIBI_ELAUNCH;
     }
     return LIBI_OK;
 }
@@ -356,7 +456,7 @@ libi_rc_e LIBI_fe_getMaxMsgBufLen(int *length) {
 libi_rc_e LIBI_fe_sendUsrData(libi_sess_handle_t session, void *from, int length) {
     if (!find(session) || session->link.fd < 0) return LIBI_ESESS;
     if (length < 0 || length > LIBI_MAX_BUFFER_LENGTH) return LIBI_EIO;
-    libi_rc_e rc = ask(&session->link, "send", from, 1, (size_t)length);
+    libi_rc_e rc = ask(&session->link, "send", from, 1, (size_t)length, 0);
     return rc == LIBI_OK ? done(&session->link) : rc;
 }
 
@@ -366,23 +466,18 @@ libi_rc_e LIBI_fe_recvUsrData(libi_sess_handle_t session, void **to, int *length
 }
 
 libi_rc_e LIBI_fe_getHostlist(libi_sess_handle_t session, char ***hosts, unsigned int *size) {
-    int count;
-    size_t length;
-    if (!find(session) || session->link.fd < 0) return LIBI_ESESS;
-    libi_rc_e rc = ask(&session->link, "members", NULL, 0, 0);
-    if (rc == LIBI_OK) rc = reply(&session->link, &count);
-    if (rc != LIBI_OK || !(*hosts = calloc((size_t)count + 1, sizeof **hosts))) return rc == LIBI_OK ? LIBI_EIO : rc;
-    for (int rank = 0; rc == LIBI_OK && rank < count; rank++) rc = own(&session->link, (void **)&(*hosts)[rank], &length);
-    *size = (unsigned int)count;
-    return rc;
+    libi_rc_e rc = LIBI_fe_getHostlistSize(session, size);
+    if (rc != LIBI_OK) return rc;
+    if (!(*hosts = calloc((size_t)*size + 1, sizeof **hosts))) return LIBI_EIO;
+    for (unsigned int rank = 0; rank < *size; rank++)
+        if (!((*hosts)[rank] = strdup(session->hosts[rank]))) return LIBI_EIO;
+    return LIBI_OK;
 }
 
 libi_rc_e LIBI_fe_getHostlistSize(libi_sess_handle_t session, unsigned int *size) {
-    char **hosts = NULL;
-    libi_rc_e rc = LIBI_fe_getHostlist(session, &hosts, size);
-    for (char **host = hosts; host && *host; host++) free(*host);
-    free(hosts);
-    return rc;
+    if (!find(session) || !session->hosts) return LIBI_ESESS;
+    *size = session->size;
+    return LIBI_OK;
 }
 
 libi_rc_e LIBI_fe_finalize(libi_sess_handle_t session) {
@@ -394,6 +489,8 @@ libi_rc_e LIBI_fe_finalize(libi_sess_handle_t session) {
     for (struct libi_session **at = &sessions; *at; at = &(*at)->next)
         if (*at == session) {
             *at = session->next;
+            for (char **host = session->hosts; host && *host; host++) free(*host);
+            free(session->hosts);
             free(session);
             break;
         }

@@ -133,12 +133,18 @@ macro_rules! flags {
     /// let the other ranks go on when one fails
     #[argh(switch)]
     pub keep_going: bool,
-    /// memory servers, HOST[:PORT],...: programs keep there what does not fit into --local-mb
+    /// memory of other hosts, HOST:20G,... (n[2-5]:20G), or of servers that run there, HOST[:PORT]: takes what exceeds --local-mb
     #[argh(option)]
     pub memory: Option<String>,
-    /// memory that each program may keep on its own node, in MB (with --memory)
+    /// memory that each program may keep on its own node, in MB (with --memory; default: its share of what cgroup or Slurm allow)
     #[argh(option)]
     pub local_mb: Option<u32>,
+    /// keep everything with two of the memory servers: when one is lost the program goes on (with --memory)
+    #[argh(switch)]
+    pub mirror: bool,
+    /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
+    #[argh(option, arg_name = "fd")]
+    pub front: Option<u32>,
     /// write a JSON object of what was done, in seconds, bytes and operations
     #[argh(option)]
     pub stats: Option<PathBuf>,
@@ -180,9 +186,6 @@ Exec [start job] {
     /// print the map of ranks and the tree, and run nothing
     #[argh(switch)]
     pub dry_run: bool,
-    /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
-    #[argh(option, arg_name = "fd")]
-    pub front: Option<u32>,
 }}
 
 /// Flags of one of several programs.
@@ -324,15 +327,18 @@ pub struct Serve {
     /// go to the front end that wrote this file; -: it is told on standard input
     #[argh(option, arg_name = "file")]
     pub join: Option<PathBuf>,
+    /// lend memory as the agent says that started this
+    #[argh(switch)]
+    pub lend: bool,
 }
 
-/// Become a program of a session's job (put in front of it by exec where another launcher starts it).
+/// Become a program of a job (put in front of it by exec where another launcher starts it).
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "enter")]
 pub struct Enter {
-    /// the session
+    /// the job, as exec names it
     #[argh(positional)]
-    pub session: String,
+    pub job: String,
     /// the program and its arguments (cut off before argh sees them)
     #[argh(positional, greedy, arg_name = "-- program")]
     #[allow(dead_code, reason = "stands in the usage line")]
@@ -365,7 +371,7 @@ pub struct Ldd {
     pub program: PathBuf,
 }
 
-/// Write what programs that talk through hpcrt are written with: LIBI for C, examples for C, shells and Python.
+/// Write what programs that talk through hpcrt are written with: LIBI and DLM for C, examples for C, shells and Python.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "sdk")]
 pub struct Sdk {
@@ -397,7 +403,7 @@ pub enum Options {
     Status(Status),
     Memserver(Memserver),
     Serve(Serve),
-    /// The session, and argv.
+    /// The job, and argv.
     Enter(String, Vec<OsString>),
     Doctor(Doctor),
     Ldd(Ldd),
@@ -505,7 +511,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Mode::Memserver(flags) => Ok(Options::Memserver(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
         Mode::Enter(_) if program.is_empty() => Err(Error::usage("enter a session", "no program is named")),
-        Mode::Enter(flags) => Ok(Options::Enter(flags.session, program)),
+        Mode::Enter(flags) => Ok(Options::Enter(flags.job, program)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),
         Mode::Ldd(ldd) => Ok(Options::Ldd(ldd)),
         Mode::Sdk(sdk) => Ok(Options::Sdk(sdk.directory)),

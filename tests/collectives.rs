@@ -2,11 +2,19 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod common;
+#[path = "common/site.rs"]
+mod site;
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use cluster::Cluster;
 use common::{exec, sh};
+use site::Site;
+
+/// An ordinary user of the hosts.
+const USER: u32 = 20001;
 
 const ABC: &str = "--hosts a,b,c --agent local --fan-out 2 -q";
 
@@ -61,6 +69,14 @@ for round in range(200):
     exec(&format!("{ABC} -n 7")).program(&["python3", "-c", &program]).end().code(0);
 }
 
+/// Whether rank 4 is among these, as `0,3-5`.
+fn names_four(ranks: &str) -> bool {
+    ranks.split(',').any(|run| {
+        let (first, last) = run.split_once('-').unwrap_or((run, run));
+        (first.parse().unwrap_or(9)..=last.parse().unwrap_or(0)).contains(&4)
+    })
+}
+
 /// Survivors are told who is missing, whether a rank left, was killed, or does not come.
 #[test]
 fn who_is_missing_is_named() {
@@ -75,7 +91,7 @@ fn who_is_missing_is_named() {
             let told = |line: &&str| {
                 line.strip_prefix(call)
                     .and_then(|rest| rest.strip_suffix(" they ended, or their hosts were lost"))
-                    .is_some_and(|lost| lost.split(',').any(|rank| rank == "4"))
+                    .is_some_and(names_four)
             };
             assert_eq!(done.err.lines().filter(told).count(), 5, "{}", done.err);
         }
@@ -130,6 +146,9 @@ fn pmi_without_a_library() {
     ] {
         assert_eq!(done.lines().iter().filter(|l| *l == line).count(), 3, "{line}: {}", done.text());
     }
+    let other = "ask() { echo \"$1\" >&$PMI_FD; read -r reply <&$PMI_FD; }; ask 'cmd=init pmi_version=2 pmi_subversion=0'; sleep 100";
+    let done = bash("-n 3", other).within(Duration::from_secs(10)).end().code(125);
+    done.says("its library speaks version 2 of PMI").says("srun --mpi=pmi2");
     let abort = "((HPCRT_RANK == 1)) && echo 'cmd=abort exitcode=9 message=it is over' >&$PMI_FD; exec sleep 100";
     let done = bash("-n 3", abort).within(Duration::from_secs(10)).end().code(9);
     done.says("rank 1 on b aborted the job with code 9: it is over");
@@ -141,6 +160,58 @@ fn jobs_that_do_nothing_together_end_as_they_did() {
     bash("-n 6", "call barrier; exit $((HPCRT_RANK == 5 ? 3 : 0))").end().code(3);
 }
 
+/// What the binary brings along for C, built: a front end and two programs of members.
+fn sdk(place: &Path) {
+    let run = |command: &mut Command| {
+        let output = command.current_dir(place).output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(Command::new(env!("CARGO_BIN_EXE_hpcrt")).args(["sdk", "."]));
+    let kinds = [("frontend", "frontend.c", ""), ("middle", "member.c", "'m'"), ("back", "member.c", "'b'")];
+    for (program, source, kind) in kinds {
+        let kind = format!("-DKIND={kind}");
+        run(Command::new("gcc").args(["-Wall", "-Wextra", "-Werror", &kind, "-o", program, "libi.c", source]));
+    }
+}
+
+/// What the front end prints when all is well.
+fn libi_says([a, b, c, d]: [&str; 4]) -> String {
+    format!(
+        "6 members (mmbbbb), sum 65, it's, -\n{a} {b} {a} {a} {b} {b}\n\
+         4 members (bbbb), sum 22, back end, of a session\n{c} {c} {d} {d}\n"
+    )
+}
+
+/// LIBI, bash and Python on four hosts, as an ordinary user.
+#[test]
+fn four_hosts() {
+    if let Some(obstacle) = Cluster::obstacle() {
+        eprintln!("SKIPPED: {obstacle}");
+        return;
+    }
+    let site = Site::up("collectives");
+    let place = site.place(USER, "job", &[]);
+    sdk(&place);
+    let exec = format!("{} exec --timeout 60 --agent '{}'", site.hpcrt.display(), site.cluster.agent_command());
+    let variable = format!("HPCRT_EXEC={exec}");
+    let hosts = ["hpc1", "hpc2", "hpc3", "hpc4"];
+    let words =
+        [&["env", &variable, "/shared/job/frontend", "/shared/job/middle", "/shared/job/back"], &hosts[..]].concat();
+    let done = site.cluster.exec("hpc1", USER, &words).unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), libi_says(hosts), "{}", String::from_utf8_lossy(&done.stderr));
+    for (interpreter, script, says) in [
+        ("bash", "/shared/job/collectives.sh", "5: a word from rank 0, value of 6"),
+        (
+            "python3",
+            "/shared/job/collectives.py",
+            "5: a word from rank 0, part 5, [0, 1, 2, 3, 4, 5, 6, 7], value of 6",
+        ),
+    ] {
+        let run = site.run(USER, "hpc[1-4]", &["-q", "--ppn", "2"], &[interpreter, script]).code(0);
+        assert!(run.out().contains("rank 6 on hpc4\nrank 7 on hpc4\n") && run.out().contains(says), "{}", run.out());
+    }
+}
+
 /// A program written against LIBI's C interface, built with what the binary brings along.
 #[test]
 fn a_program_for_libi() {
@@ -150,19 +221,51 @@ fn a_program_for_libi() {
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
-    run(Command::new(env!("CARGO_BIN_EXE_hpcrt")).args(["sdk", "."]));
-    for (program, compiler) in [("frontend", "gcc"), ("member", "gcc")] {
-        let flags = ["-Wall", "-Wextra", "-Werror", "-o", program, "libi.c"];
-        run(Command::new(compiler).args(flags).arg(format!("{program}.c")));
-    }
-    let exec = format!("{} exec --agent local --timeout 30", env!("CARGO_BIN_EXE_hpcrt"));
-    let out = run(Command::new("./frontend").args(["./member", "a", "b", "c", "d"]).env("HPCRT_EXEC", exec));
-    let expected = "6 members, sum 65, it's, -\na b a a b b\n4 members, sum 22, back end, of a session\nc c d d\n";
-    assert_eq!(out, expected);
+    sdk(place.path());
+    let hpcrt = env!("CARGO_BIN_EXE_hpcrt");
+    let exec = format!("{hpcrt} exec --agent local --timeout 30");
+    let words = ["./middle", "./back", "a", "b", "c", "d"];
+    let expected = libi_says(["a", "b", "c", "d"]);
+    assert_eq!(run(Command::new("./frontend").args(words).env("HPCRT_EXEC", exec)), expected);
+    // The same on hosts that are up already.
+    let start = run(Command::new(hpcrt).args(["session", "start", "--agent", "local", "--hosts", "a,b,c,d"]));
+    let session = format!("{hpcrt} session run {} --timeout 30", start.trim());
+    assert_eq!(run(Command::new("./frontend").args(words).env("HPCRT_EXEC", session)), expected);
+    run(Command::new(hpcrt).args(["session", "stop", start.trim()]));
     let mut command = Command::new("./frontend");
-    command.args(["./member", "a", "b"]).current_dir(place.path()).env("HPCRT_EXEC", "false");
+    command.args(words).current_dir(place.path()).env("HPCRT_EXEC", "false");
     let output = command.output().unwrap();
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr)), (Some(1), "launch: 5\n".into()));
+}
+
+/// Members that share memory with their agents: operations of all sizes, beside scripts, and when some are lost.
+#[test]
+fn members_of_libi() {
+    let place = tempfile::tempdir().unwrap();
+    let (program, sdk) = (place.path().join("libi"), format!("{}/sdk", env!("CARGO_MANIFEST_DIR")));
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-Wall", "-Wextra", "-Werror", "-O2", "-I", &sdk, "-o"]).arg(&program);
+    assert!(gcc.arg(site::source("libi.c")).arg(format!("{sdk}/libi.c")).status().unwrap().success());
+    let program = program.to_str().unwrap();
+    for flags in ["--hosts a --agent local -q -n 9", "--hosts a,b,c --agent local --fan-out 1 -q -n 7"] {
+        exec(flags).program(&[program, "rounds", "300"]).end().code(0);
+    }
+    for how in ["exit", "kill"] {
+        let done =
+            exec(&format!("{ABC} -n 6 --keep-going")).program(&[program, how]).within(Duration::from_secs(10)).end();
+        let told = done.lines().into_iter().filter(|line| {
+            // Who is first may have ended, too, before the last one asks.
+            let mut words = line.split(' ').skip(1);
+            words.next() == Some("10") && words.next().is_some_and(names_four)
+        });
+        assert_eq!(told.count(), 10, "{how}: {}{}", done.text(), done.err);
+    }
+    let lines = script("call barrier; call broadcast; echo $HPCRT_RANK ${reply[0]}");
+    let words = ["-n", "3", program, "mixed", ":", "-n", "3", "bash", "-c", &lines];
+    let done = exec("--hosts a,b --agent local -q").program(&words).within(Duration::from_secs(10)).end().code(0);
+    let mut said = done.lines();
+    said.sort();
+    assert_eq!(said, (0..6).map(|rank| format!("{rank} a word")).collect::<Vec<_>>());
 }
 
 #[test]

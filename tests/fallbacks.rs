@@ -30,7 +30,9 @@ enum Promise {
 }
 
 /// What is taken away, what is promised still, and a word of each line that says so.
-const CASES: &[(&str, Promise, &[&str])] = &[
+type Case = (&'static str, Promise, &'static [&'static str]);
+
+const CASES: &[Case] = &[
     ("tcp,ssh", Promise::Nothing, &["no TCP", "could not start it"]),
     ("memfd,ram", Promise::Nothing, &["from memory", "no RAM disk"]),
     ("exec", Promise::Nothing, &["from a RAM disk"]),
@@ -155,7 +157,7 @@ fn said(run: &Run, lines: &[&str], what: &str) {
     assert_eq!(told.len(), lines.len(), "{what}: {err}");
 }
 
-fn case(site: &Site, uid: u32, (without, promise, lines): &(&str, Promise, &[&str]), whole: bool) {
+fn case(site: &Site, uid: u32, (without, promise, lines): &Case, whole: bool) {
     let (begun, what) = (Instant::now(), format!("without {without} as {uid}"));
     // A program of many libraries: spared whatever the number of ranks.
     let driver = ["/shared/program/driver"];
@@ -201,7 +203,7 @@ fn case(site: &Site, uid: u32, (without, promise, lines): &(&str, Promise, &[&st
     eprintln!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
 }
 
-fn fallbacks(name: &str, libraries: usize, cases: &[(&str, Promise, &[&str])], users: &[u32], whole: bool) {
+fn fallbacks(name: &str, libraries: usize, cases: Vec<&Case>, users: &[u32], whole: bool) {
     if let Some(obstacle) = Cluster::obstacle() {
         return eprintln!("SKIPPED fallbacks: {obstacle}");
     }
@@ -238,12 +240,16 @@ fn fallbacks(name: &str, libraries: usize, cases: &[(&str, Promise, &[&str])], u
 /// Each at least once, as one user each.
 #[test]
 fn each_fallback_runs_programs_as_they_are() {
-    fallbacks("fallbacks", 40, &CASES[..6], &[65534, 20001, 0], false);
+    fallbacks("fallbacks", 40, CASES[..6].iter().collect(), &[65534, 20001, 0], false);
 }
 
-/// `cargo xtask proofs fallbacks`.
+/// `cargo xtask proofs fallbacks`; `WITHOUT='ram tcp,ssh'` takes these combinations only.
 #[test]
-#[ignore = "long: five minutes, 259 MB generated"]
+#[ignore = "long: a minute for each combination, 259 MB generated"]
 fn all_fallbacks_and_pairs_with_large_programs() {
-    fallbacks("fallwhole", 495, CASES, &[65534, 0, 20001], true);
+    let chosen = std::env::var("WITHOUT").unwrap_or_default();
+    let is_chosen = |case: &&Case| chosen.is_empty() || chosen.split(' ').any(|one| one == case.0);
+    let cases: Vec<_> = CASES.iter().filter(is_chosen).collect();
+    assert!(!cases.is_empty(), "WITHOUT is none of the combinations");
+    fallbacks("fallwhole", 495, cases, &[65534, 0, 20001], true);
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cluster::generate::libraries::Libraries;
 use cluster::{Cluster, Spec};
-use common::{Done, Role, Run, Running, marked, role, until};
+use common::{Done, GONE, Role, Run, Running, marked, role, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -23,8 +23,6 @@ use nix::unistd::Pid;
 const ENDED: Duration = Duration::from_secs(6);
 /// After this long a peer that says nothing is lost.
 const SILENCE: Duration = Duration::from_secs(15);
-/// From the end of the front end until nothing is left.
-const CLEAN: Duration = Duration::from_secs(5);
 /// Uid of the ordinary user on the hosts.
 const USER: u32 = 20001;
 const DRIVER: &str = "/shared/prog/driver";
@@ -149,7 +147,7 @@ fn output(done: &Done, right: &str, ranks: usize) {
     assert_eq!(done.lines(), vec![right; ranks], "{}", done.err);
 }
 
-/// Nothing is left [`CLEAN`] after the end; says how long it took.
+/// Nothing is left [`GONE`] after the end; says how long it took.
 #[track_caller]
 fn clean(cluster: &Cluster) -> Duration {
     let since = Instant::now();
@@ -161,7 +159,7 @@ fn clean(cluster: &Cluster) -> Duration {
             return looked;
         }
         let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-        assert!(looked < CLEAN, "left: {left:#?}");
+        assert!(looked < GONE, "left: {left:#?}");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -191,6 +189,14 @@ fn one_error(done: &Done, host: usize) {
     assert!(!done.err.contains("panicked"), "{}", done.err);
 }
 
+/// Three times at most, until a job ends within `limit` of the blow: a loaded machine is late now and then, who waits for silence always.
+#[track_caller]
+fn in_time(what: &str, limit: Duration, mut ends_after: impl FnMut() -> Duration) {
+    assert!(limit < SILENCE);
+    let late: Vec<Duration> = (0..3).map(|_| ends_after()).take_while(|took| *took >= limit).collect();
+    assert!(late.len() < 3, "{what}: {late:?}");
+}
+
 #[test]
 fn killed_in_the_broadcast() {
     let Some(cluster) = up("t-lf-kill", "200mbit") else { return };
@@ -204,35 +210,37 @@ fn killed_in_the_broadcast() {
         Victim(JobKeeper, 1),
         Victim(JobKeeper, 3),
     ];
-    for victim in victims {
+    let hit = |flags, victim: Victim| {
         let before = received(&cluster, 3);
-        let run = exec(&cluster, USER, "").start();
+        let run = exec(&cluster, USER, flags).start();
         broadcast(&cluster, before);
         let since = Instant::now();
         victim.hit(&cluster, &run, Signal::SIGKILL);
         let done = run.end();
         let took = since.elapsed();
-        report(&format!("broadcast, {victim:?}"), took, clean(&cluster), &done);
-        assert!(took < ENDED, "{victim:?}: {took:?}");
+        report(&format!("broadcast, {flags} {victim:?}"), took, clean(&cluster), &done);
         if victim.0 != FrontEnd {
-            assert_eq!(done.status.code(), Some(125), "{victim:?}: {}", done.err);
             one_error(&done, victim.1);
-            output(&done, &right, 0);
         }
+        (done, took)
+    };
+    for victim in victims {
+        in_time(&format!("{victim:?}"), ENDED, || {
+            let (done, took) = hit("", victim);
+            if victim.0 != FrontEnd {
+                assert_eq!(done.status.code(), Some(125), "{victim:?}: {}", done.err);
+                output(&done, &right, 0);
+            }
+            took
+        });
     }
     // The next in the chain goes to another feeder at once: no silence is waited for.
     for host in [0, 1, 3] {
-        let before = received(&cluster, 3);
-        let run = exec(&cluster, USER, "--keep-going").start();
-        broadcast(&cluster, before);
-        let since = Instant::now();
-        Victim(Agent, host).hit(&cluster, &run, Signal::SIGKILL);
-        let done = run.end();
-        let took = since.elapsed();
-        report(&format!("broadcast, --keep-going, agent {host}"), took, clean(&cluster), &done);
-        assert!(took < Duration::from_secs(10), "{took:?}");
-        one_error(&done, host);
-        output(&done, &right, 3);
+        in_time(&format!("--keep-going, {host}"), Duration::from_secs(10), || {
+            let (done, took) = hit("--keep-going", Victim(Agent, host));
+            output(&done, &right, 3);
+            took
+        });
     }
 }
 
@@ -242,24 +250,63 @@ fn killed_while_running() {
     let right = right(&cluster);
     use Role::{Agent, FrontEnd, JobKeeper, Keeper, Rank};
     for victim in [Victim(FrontEnd, 3), Victim(Agent, 1), Victim(Keeper, 2), Victim(JobKeeper, 3), Victim(Rank, 1)] {
-        let run = exec(&cluster, USER, HOLD).start();
-        running(&cluster, &run);
-        let since = Instant::now();
-        victim.hit(&cluster, &run, Signal::SIGKILL);
-        let done = run.end();
-        let took = since.elapsed();
-        report(&format!("running, {victim:?}"), took, clean(&cluster), &done);
-        assert!(took < ENDED, "{victim:?}: {took:?}");
-        match victim.0 {
-            FrontEnd => {}
-            Rank => assert_eq!(done.status.code(), Some(128 + 9), "{}", done.err),
-            _ => {
-                assert_eq!(done.status.code(), Some(125), "{victim:?}: {}", done.err);
-                one_error(&done, victim.1);
+        in_time(&format!("{victim:?}"), ENDED, || {
+            let run = exec(&cluster, USER, HOLD).start();
+            running(&cluster, &run);
+            let since = Instant::now();
+            victim.hit(&cluster, &run, Signal::SIGKILL);
+            let done = run.end();
+            let took = since.elapsed();
+            report(&format!("running, {victim:?}"), took, clean(&cluster), &done);
+            match victim.0 {
+                FrontEnd => {}
+                Rank => assert_eq!(done.status.code(), Some(128 + 9), "{}", done.err),
+                _ => {
+                    assert_eq!(done.status.code(), Some(125), "{victim:?}: {}", done.err);
+                    one_error(&done, victim.1);
+                }
             }
-        }
-        output(&done, &right, 4);
+            output(&done, &right, 4);
+            took
+        });
     }
+}
+
+/// Seconds from the start of a job until each rank of the program was in its main, by rank; the hosts' links carry 300 Mbit/s, but for `slower`.
+fn starts(slower: Option<(usize, String)>) -> Option<Vec<f64>> {
+    if let Some(obstacle) = Cluster::obstacle() {
+        eprintln!("SKIPPED: {obstacle}");
+        return None;
+    }
+    let (backing, rate) = (Some(backing("loading")), Some("300mbit".into()));
+    let slower = slower.into_iter().collect();
+    let cluster = Cluster::up(Spec { hosts: 5, rate, slower, backing, ..Spec::of("t-lf-slow") }).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let done = exec(&cluster, USER, &format!("-x GEN_T0={:.6}", now.as_secs_f64())).end().code(0);
+    let said = done.err.lines().filter_map(|line| line.split_once("main_at "));
+    let mut times: Vec<(usize, f64)> = said
+        .map(|(_, line)| {
+            let words: Vec<&str> = line.split(' ').collect();
+            (words[2].parse().unwrap(), words[4].parse().unwrap())
+        })
+        .collect();
+    times.sort_by_key(|(rank, _)| *rank);
+    assert_eq!(times.len(), 5, "{}", done.err);
+    clean(&cluster);
+    Some(times.into_iter().map(|(_, time)| time).collect())
+}
+
+/// In the chain of hosts, one in the middle has a tenth of the others' link: who comes after it is fed by the host before it.
+#[test]
+fn a_slow_host_delays_only_itself() {
+    const SLOW: usize = 1;
+    let (Some(usual), Some(times)) = (starts(None), starts(Some((SLOW, "30mbit".into())))) else { return };
+    eprintln!("seconds until main on each host: {usual:.2?}; with a tenth of the link at host {SLOW}: {times:.2?}");
+    let most = usual.iter().copied().fold(0.0, f64::max);
+    assert!(times[SLOW] > 60.0 * 8.0 / 30.0 * 0.9, "its own link sets its time");
+    let others = times.iter().enumerate().filter(|(host, _)| *host != SLOW).map(|(_, time)| *time).fold(0.0, f64::max);
+    // Found after a second at its pace; for those whom it fed, its feeder then sends everything twice.
+    assert!(others < 2.0 * most + 2.0 && others < times[SLOW] / 2.0, "{others} s instead of {most} s");
 }
 
 fn link(cluster: &Cluster, host: usize, state: &str) {

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+#[path = "memory/lending.rs"]
+mod lending;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -90,11 +92,17 @@ impl Servers {
     }
 
     fn start_at(who: Who, megabytes: &[u32], ip: &str) -> Servers {
+        Servers::start_in(who, megabytes, ip, None)
+    }
+
+    /// `runtime`: where `hpcrt status` finds them.
+    fn start_in(who: Who, megabytes: &[u32], ip: &str, runtime: Option<&Path>) -> Servers {
         let config = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(config.path(), who.uid, who.uid).unwrap();
         let start = |mb: &u32| {
             let mut command = who.command(config.path());
             command.args(["memserver", "--listen", &format!("{ip}:0"), "--mb", &mb.to_string()]);
+            command.envs(runtime.map(|directory| ("XDG_RUNTIME_DIR", directory)));
             let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
             let mut line = String::new();
             BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -209,7 +217,6 @@ fn refusals_are_clear() {
     strange.end().code(125).says("another key");
     for (flags, says) in [
         ("--local-mb 20", "no other memory"),
-        ("--memory 127.0.0.1:1", "--local-mb"),
         ("--memory 127.0.0.1:1 --local-mb 3", "less than 16"),
         ("--memory no-such-host.invalid --local-mb 20", "name is not known"),
     ] {

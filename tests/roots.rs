@@ -6,8 +6,9 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cluster::spec::Service;
 use cluster::{Cluster, Spec};
@@ -18,8 +19,8 @@ use nix::sys::signal::{Signal, kill};
 const COUNT: usize = 4;
 const LIBRARY: usize = 16 << 20;
 
-/// Four hosts whose own ways to the file server carry 40 MB/s, and a program that opens [`COUNT`] libraries; `None` without the means.
-fn up(name: &str) -> Option<(Cluster, tempfile::TempDir)> {
+/// Four hosts whose own ways to the file server carry so many MB/s, and a program that opens [`COUNT`] libraries; `None` without the means.
+fn up(name: &str, rate: f64) -> Option<(Cluster, tempfile::TempDir)> {
     if let Some(obstacle) = Cluster::obstacle() {
         eprintln!("SKIPPED: {obstacle}");
         return None;
@@ -28,7 +29,7 @@ fn up(name: &str) -> Option<(Cluster, tempfile::TempDir)> {
     File::open("/dev/urandom").unwrap().read_exact(&mut pad).unwrap();
     let names: Vec<String> = (0..COUNT).map(|nth| format!("lib{nth}.so")).collect();
     let backing = openers(&pad, &names.iter().map(String::as_str).collect::<Vec<_>>());
-    let service = Service { host_ns_per_byte: 25.0, ns_per_byte: 0.0, ..Spec::default().service };
+    let service = Service { host_ns_per_byte: 1e3 / rate, ns_per_byte: 0.0, ..Spec::default().service };
     let spec = Spec { backing: Some(backing.path().into()), service, ..Spec::of(&format!("t-roots-{name}")) };
     Some((Cluster::up(spec).unwrap(), backing))
 }
@@ -62,7 +63,7 @@ fn check(cluster: &Cluster, done: &Done, ranks: usize) -> (u64, Vec<u64>) {
 
 #[test]
 fn several_hosts_read_and_each_byte_is_read_once() {
-    let Some((cluster, _backing)) = up("share") else { return };
+    let Some((cluster, _backing)) = up("share", 40.0) else { return };
     let mut before = None;
     for (uid, flags) in [(0, ""), (0, "--roots 4"), (20001, "--roots 3"), (0, "--roots 4 --pull")] {
         let done = start(&cluster, uid, flags).end().code(0);
@@ -82,7 +83,7 @@ fn several_hosts_read_and_each_byte_is_read_once() {
 /// A host that reads is killed in the middle; the front end's reads what it did not.
 #[test]
 fn a_reader_that_dies_is_replaced() {
-    let Some((cluster, _backing)) = up("dies") else { return };
+    let Some((cluster, _backing)) = up("dies", 40.0) else { return };
     let run = start(&cluster, 0, "--roots 4 --keep-going");
     let there = || cluster.host_ops().unwrap().iter().map(|host| host.ops.read_bytes).nth(2).unwrap();
     until(|| (there() > LIBRARY as u64 / 4).then_some(()));
@@ -100,7 +101,7 @@ fn a_reader_that_dies_is_replaced() {
 /// A host that does not see the file as the front end's host does is not believed.
 #[test]
 fn a_reader_that_sees_something_else_is_not_believed() {
-    let Some((cluster, _backing)) = up("other") else { return };
+    let Some((cluster, _backing)) = up("other", 40.0) else { return };
     let other = "mount -t tmpfs none /shared/app";
     assert!(cluster.exec("hpc2", 0, &["sh", "-c", other]).unwrap().status.success());
     let other = "for run in 0 1 2 3 4 5 6 7 8 9; do mkdir -p /tmp/other/run$run; \
@@ -113,24 +114,51 @@ fn a_reader_that_sees_something_else_is_not_believed() {
     assert!(read[1].ops.read_bytes + read[2].ops.read_bytes == 0);
 }
 
-/// `cargo xtask proofs roots`.
-#[test]
-#[ignore = "a benchmark"]
-fn four_readers_beside_one() {
-    let Some((cluster, _backing)) = up("bench") else { return };
-    let times = ["", "--roots 2", "--roots 4"].map(|flags| {
-        let all = [(); 3].map(|()| {
-            let done = start(&cluster, 0, flags).end().code(0);
-            check(&cluster, &done, 4);
-            done.took.as_secs_f64()
+/// Seconds from the first byte that is read of the shared file system to the last.
+fn reading(cluster: &Cluster, flags: &str) -> f64 {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let (mut seen, mut first, mut last) = (0, None, Instant::now());
+            while !over.load(Ordering::Relaxed) {
+                let read = cluster.ops().unwrap().read_bytes;
+                if read > seen {
+                    (seen, last) = (read, Instant::now());
+                    first.get_or_insert(last);
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+            last.duration_since(first.unwrap()).as_secs_f64()
         });
-        let best = all.iter().copied().fold(f64::INFINITY, f64::min);
-        println!("{flags:>10}: {all:.2?} s");
-        best
-    });
-    let gain = times.map(|time| times[0] / time);
+        let done = start(cluster, 0, flags).end();
+        over.store(true, Ordering::Relaxed);
+        let (_, read) = check(cluster, &done.code(0), 4);
+        let (seconds, most) = (watch.join().unwrap(), *read.iter().max().unwrap() as f64 / 1e6);
+        println!("{flags:>10}: {seconds:.2} s, {most:.1} MB read by one host at most");
+        seconds
+    })
+}
+
+/// `cargo xtask proofs roots`. The ways to the file server are so slow that all else hardly counts, and the runs that are compared
+/// follow each other.
+#[test]
+#[ignore = "a benchmark: two minutes"]
+fn four_readers_beside_one() {
+    const RATE: f64 = 4.0;
+    let Some((cluster, _backing)) = up("bench", RATE) else { return };
+    let mut gains = Vec::new();
+    for _ in 0..3 {
+        let times = ["", "--roots 2", "--roots 4"].map(|flags| reading(&cluster, flags));
+        gains.push([times[0] / times[1], times[0] / times[2]]);
+    }
+    let median = |which: usize| {
+        let mut all: Vec<f64> = gains.iter().map(|gain| gain[which]).collect();
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    };
+    let (two, four, bytes) = (median(0), median(1), (COUNT * LIBRARY) as f64 / 1e6);
     println!(
-        "64 MiB over ways of 40 MB/s to the file server: {gain:.2?} times as fast with 1, 2 and 4 hosts that read"
+        "{bytes:.0} MB over ways of {RATE} MB/s to the file server: 2 and 4 hosts are {two:.2} and {four:.2} times as fast"
     );
-    assert!(gain[2] > gain[1] && gain[1] > 1.2, "{gain:?}");
+    assert!(two > 1.6 && four > 2.6, "{gains:?}");
 }

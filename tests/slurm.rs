@@ -2,18 +2,23 @@
 //! launcher with only its loading taken over.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "common/secret.rs"]
+mod secret;
 #[path = "common/site.rs"]
 mod site;
 #[path = "common/slurm.rs"]
 mod slurm;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::Cluster;
+use hpcrt::launch::invitation::Invitation;
+use secret::Secret;
 use site::Site;
 use slurm::Slurm;
 
@@ -75,6 +80,7 @@ fn all_three_ways() {
     place(&site);
     let hpcrt = site.hpcrt.display();
     agents_by_a_step(&slurm, &format!("{hpcrt}"));
+    the_key(&slurm, &format!("{hpcrt}"));
     signals_and_losses(&slurm, &format!("{hpcrt}"));
     slurms_own_launcher(&slurm, &format!("{hpcrt}"));
     processes_of_a_step(&slurm, &format!("{hpcrt}"));
@@ -108,6 +114,43 @@ fn agents_by_a_step(slurm: &Slurm<'_>, hpcrt: &str) {
     let (code, output) = slurm.batch(USER, [2, 2], "/tmp", &format!("HOME=/tmp {hpcrt} exec -q -- true"));
     assert_eq!(code, 125, "{output}");
     assert!(output.contains("is shared by the hosts") && output.contains("--agent ssh"), "{output}");
+}
+
+/// The session's key is in a file for its user only, until the agents are there, and nowhere else.
+fn the_key(slurm: &Slurm<'_>, hpcrt: &str) {
+    let place = slurm.site.backing("job");
+    let script = format!(
+        "HPCRT_LOG=debug exec {hpcrt} exec -v --stats /shared/job/stats -- sh -c 'echo begun; env; \
+         while [ ! -e /shared/job/go ]; do sleep 0.1; done'"
+    );
+    let job = slurm.submit(USER, [4, 4], "/shared/job", &script);
+    let posted = || {
+        let names = fs::read_dir(&place).unwrap().flatten().map(|entry| entry.path());
+        let path = names.into_iter().find(|path| path.to_string_lossy().contains(".hpcrt-join-"))?;
+        let (meta, text) = (fs::metadata(&path).ok()?, fs::read_to_string(&path).ok()?);
+        Some((path, meta, Secret::new(&Invitation::parse(&text)?.key.0)))
+    };
+    let begun = Instant::now();
+    let (path, meta, secret) = loop {
+        if let Some(posted) = posted() {
+            break posted;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "no invitation: {}", slurm.output(&job));
+    };
+    assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o600, USER));
+    running(slurm, &job);
+    assert!(!path.exists(), "it is gone as soon as the agents are there");
+    assert_eq!(secret.shown_by(), [""; 0]);
+    fs::write(place.join("go"), "").unwrap();
+    let (code, output) = slurm.end(USER, &job);
+    assert!(code == 0 && output.contains("HPCRT_RANK=3") && output.contains(" DEBUG] "), "{output}");
+    assert!(!secret.is_in(output.as_bytes()) && !secret.is_in(&fs::read(place.join("stats")).unwrap()));
+    let logs = slurm.files();
+    assert!(
+        logs.len() > 5 && logs.iter().all(|log| fs::read(log).is_ok_and(|bytes| !secret.is_in(&bytes))),
+        "{logs:?}"
+    );
+    nothing_left(slurm.site);
 }
 
 /// Waits until four ranks of a job have said that they began.
@@ -192,6 +235,25 @@ fn slurms_own_launcher(slurm: &Slurm<'_>, hpcrt: &str) {
         assert!(output.contains(expected), "{expected}: {output}");
     }
     assert_eq!(count(&output, "audited by /"), 4, "without namespaces its linker is told: {output}");
+    assert_eq!(count(&output, "hpcrt-guests"), 0, "{output}");
+    // In a session, also two at once.
+    let script = format!(
+        "id=$({hpcrt} session start)\n\
+         {hpcrt} session run $id -q -- srun --overlap -l -n 4 ./grep -c hpcrt /proc/self/mountinfo &\n\
+         {hpcrt} session run $id -q -- srun --overlap -n 4 ./sh -c 'sleep 1; exit $((SLURM_PROCID + 2))' 2>/dev/null\n\
+         echo code $?\nwait $!\necho other $?\n\
+         {hpcrt} session run $id -q -n 2 -- srun ./grep x\necho code $?\n{hpcrt} session stop $id\n\
+         ls /tmp | grep hpcrt-guests\ntrue"
+    );
+    let (code, output) = slurm.batch(USER, [4, 8], "/shared/job", &script);
+    assert_eq!(code, 0, "{output}");
+    for rank in 0..4 {
+        let line = output.lines().find(|line| line.starts_with(&format!("{rank}: "))).unwrap();
+        assert!(!line.ends_with(": 0"), "no mount of ours: {output}");
+    }
+    for expected in ["code 5", "other 0", "code 2", "use its own option"] {
+        assert!(output.contains(expected), "{expected}: {output}");
+    }
     assert_eq!(count(&output, "hpcrt-guests"), 0, "{output}");
     // A job that is cancelled takes its guests along.
     let script = format!("exec {hpcrt} exec -q -- srun ./sh -c 'echo begun; exec sleep 1000'");

@@ -94,7 +94,8 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-const OURSELVES: &str = "/proc/self/exe";
+/// This very binary, for a child.
+pub(super) const OURSELVES: &str = "/proc/self/exe";
 
 /// What an agent's command writes when the agent itself has taken over.
 pub const READY: &str = "hpcrt:ready";

@@ -6,11 +6,11 @@ use std::ffi::CString;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::root::Root;
+use super::root::{Root, Told};
 use super::timeline::{Line, Moment};
 use crate::loader::tally::{Tally, Why};
 use crate::net::wire::control::NodeId;
-use crate::net::wire::facts::JobFacts;
+use crate::net::wire::facts::{JobFacts, Paging};
 use crate::sys::mpir;
 
 /// Paths that ranks read themselves of which is remembered what they cost.
@@ -23,6 +23,8 @@ pub struct Card {
     pub program: String,
     pub path: Vec<u8>,
     pub ranks: u32,
+    /// The memory servers that it uses, as the user named them.
+    pub lenders: Vec<String>,
     /// Its nodes with their ranks, in order.
     pub nodes: Vec<(NodeId, Range<u32>)>,
     /// Its files are shown through a view.
@@ -52,6 +54,8 @@ pub struct Progress {
     pub avoided: u64,
     pub passed: (u64, u64),
     pub originals: Tally,
+    /// Of programs that use memory of other nodes.
+    pub paging: Option<Paging>,
 }
 
 impl Default for Progress {
@@ -66,6 +70,7 @@ impl Default for Progress {
             avoided: 0,
             passed: (0, 0),
             originals: Tally::new(ORIGINALS),
+            paging: None,
         }
     }
 }
@@ -78,6 +83,41 @@ impl Progress {
         self.passed.1 += facts.passed.1;
         for original in &facts.originals {
             self.originals.add(&original.path, Why::Rank, original.operations, original.bytes);
+        }
+        if let Some(paging) = &facts.paging {
+            self.paging.get_or_insert_default().add(paging);
+        }
+    }
+}
+
+/// What nodes told with the ends of their parts of a job.
+#[derive(Debug, Default)]
+pub struct Endings {
+    /// Bytes of files that nodes passed on to nodes, and of these to nodes that asked.
+    pub received: (u64, u64),
+    /// What their user should know: the same on many is said once.
+    pub warnings: Told,
+}
+
+impl Endings {
+    /// Adds what a node told.
+    pub fn add(
+        &mut self,
+        (root, card): (&Root, &Card),
+        node: NodeId,
+        warnings: Vec<String>,
+        received: (u64, u64),
+        facts: &JobFacts,
+    ) {
+        self.received = (self.received.0 + received.0, self.received.1 + received.1);
+        for warning in warnings {
+            self.warnings.entry(warning).or_default().insert(node);
+        }
+        let mut progress = card.progress.borrow_mut();
+        progress.done.insert(node);
+        progress.add(facts);
+        if let Some((birth, offset)) = root.clocks().get(node) {
+            progress.lines.push(Line::new(root.host(node), birth, offset, card.ordered, facts, root.now()));
         }
     }
 }
@@ -102,7 +142,7 @@ impl Card {
     /// `loading`, `running` or `ending`.
     pub fn phase(&self) -> &'static str {
         let progress = self.progress.borrow();
-        if progress.ending || !progress.done.is_empty() || progress.ended >= self.ranks {
+        if progress.ending || !progress.done.is_empty() || self.ranks > 0 && progress.ended >= self.ranks {
             "ending"
         } else if self.view && self.nodes.iter().any(|(node, _)| !progress.loaded.contains(node)) {
             "loading"

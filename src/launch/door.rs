@@ -1,5 +1,5 @@
 //! The socket through which a front end is talked to: in a directory that only its owner can enter. Jobs have one while they run, their
-//! names begin with [`JOB`]; resident sessions have one for good.
+//! names begin with [`JOB`]; resident sessions have one for good, and so have memory servers, whose names begin with [`MEMORY`].
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -18,6 +18,9 @@ use crate::{Error, Result, error::Context};
 
 /// First letter of the name of a job that is no session's; a session's name is hexadecimal.
 pub const JOB: char = 'x';
+
+/// That of a memory server's.
+pub const MEMORY: char = 'm';
 
 /// A socket that is being made has a name with this in front.
 const UNFINISHED: char = '.';
@@ -121,6 +124,11 @@ pub fn session_name() -> String {
 /// A fresh name for a job of its own.
 pub fn job_name() -> String {
     format!("{JOB}{}", session_name())
+}
+
+/// A fresh name for a memory server.
+pub fn lender_name() -> String {
+    format!("{MEMORY}{}", session_name())
 }
 
 /// A process that removes the socket when the front end is gone, however it ended.

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use crate::error::say;
 use crate::net::seqpacket::{Listener, Seqpacket};
+use crate::net::wire::control::JobId;
 use crate::net::wire::guest::{Guest, Welcome};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
@@ -30,21 +31,26 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// An agent that is being started is there within this time.
 const AGENT: Duration = Duration::from_secs(90);
 
-/// Where guests of a session find its agent: the same path on every node, whatever the environment of agents and launchers.
+/// What guests of a session's job are told to enter.
+pub fn name(session: &str, job: JobId) -> String {
+    format!("{session}-{job}")
+}
+
+/// Where guests of a job find its agent: the same path on every node, whatever the environment of agents and launchers.
 #[derive(Debug, Clone)]
 pub struct Porch(PathBuf);
 
 impl Porch {
-    /// Of a session by its name in `HPCRT_SESSION`.
+    /// Of a job by its [`name`].
     ///
     /// # Errors
-    /// That is no such name.
-    pub fn of(session: &str) -> Result<Porch> {
-        if session.is_empty() || !session.bytes().all(|b| b.is_ascii_alphanumeric()) {
-            return Err(Error::usage("find the session", "that is not a session's name").on(session));
+    /// That is none.
+    pub fn of(job: &str) -> Result<Porch> {
+        if job.is_empty() || !job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+            return Err(Error::usage("find the job", "that is not what another launcher's programs enter").on(job));
         }
         let user = rustix::process::geteuid().as_raw();
-        Ok(Porch(format!("/tmp/hpcrt-guests-{user}/{session}").into()))
+        Ok(Porch(format!("/tmp/hpcrt-guests-{user}/{job}").into()))
     }
 
     /// The socket at which the agent answers.
@@ -122,12 +128,12 @@ fn sweep(above: &Path) {
     }
 }
 
-/// Becomes the program, shown the files of the session's job where this node has an agent of it. For a process without threads.
+/// Becomes the program, shown the job's files where this node has an agent of it. For a process without threads.
 ///
 /// # Errors
 /// The program cannot be executed, or the view not be entered.
-pub fn enter(session: &str, program: &[OsString]) -> Result<u8> {
-    let porch = Porch::of(session)?;
+pub fn enter(job: &str, program: &[OsString]) -> Result<u8> {
+    let porch = Porch::of(job)?;
     let mut command = Command::new(&program[0]);
     command.args(&program[1..]);
     match knock(&porch) {
@@ -138,15 +144,15 @@ pub fn enter(session: &str, program: &[OsString]) -> Result<u8> {
 }
 
 /// The same for a child of a process that is part of the session, which waits until the agent is there and dies with its parent. Without a
-/// session there is nothing to enter.
+/// job there is nothing to enter.
 ///
 /// # Errors
 /// As [`enter`]; the agent does not come.
-pub fn become_program(session: Option<&str>, program: &[OsString], env: &[(&str, String)], parent: Pid) -> Result<u8> {
+pub fn become_program(job: Option<&str>, program: &[OsString], env: &[(&str, String)], parent: Pid) -> Result<u8> {
     let mut command = Command::new(&program[0]);
     command.args(&program[1..]).envs(env.iter().map(|(name, value)| (name, value)));
-    if let Some(session) = session {
-        let (porch, begun) = (Porch::of(session)?, Instant::now());
+    if let Some(job) = job {
+        let (porch, begun) = (Porch::of(job)?, Instant::now());
         let welcome = loop {
             match knock(&porch) {
                 Err(error) if begun.elapsed() > AGENT => return Err(error),
@@ -201,8 +207,8 @@ fn follow(fds: Vec<OwnedFd>) -> Result<()> {
     std::env::set_current_dir(&here).op_on("enter the working directory", here)
 }
 
-/// `hpcrt enter SESSION --`, as a launcher is told to run it in front of the program.
-pub fn prefix(session: &str) -> Result<Vec<OsString>> {
-    let binary = Porch::of(session)?.binary().into_os_string();
-    Ok(vec![binary, "enter".into(), session.into(), "--".into()])
+/// `hpcrt enter JOB --`, as a launcher is told to run it in front of the program.
+pub fn prefix(job: &str) -> Result<Vec<OsString>> {
+    let binary = Porch::of(job)?.binary().into_os_string();
+    Ok(vec![binary, "enter".into(), job.into(), "--".into()])
 }

@@ -2,38 +2,32 @@
 //! ([`super::guest`]); streams and exit codes are the other launcher's.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_channel::Receiver;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::{Async, Timer};
 
-use super::card::Card;
+use super::card::{Card, Endings};
 use super::console::Console;
 use super::exit::Ends;
 use super::foreign::Foreign;
 use super::guest;
 use super::hostlist::Host;
 use super::keeper::KILLED;
+use super::launcher;
 use super::loading::Needs;
 use super::placement::Placement;
-use super::root::{News, Root};
-use super::run::{Outcome, noted};
+use super::root::{News, Root, Told};
+use super::run::Outcome;
 use crate::error::EXIT_FAILED;
+use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::collective::Wiring;
 use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, StdinTo, Target};
-use crate::net::wire::session::JobSpec;
-use crate::sys::process;
+use crate::net::wire::session::{JobSpec, SessionTell};
 use crate::{Error, Result, error::Context};
 
 /// Who starts the ranks.
@@ -43,8 +37,18 @@ pub enum Ranks<'a> {
     Ours,
     /// This command, which is run here when every node is ready.
     By(&'a Foreign),
+    /// A command that another process runs when it hears that every node is ready.
+    Elsewhere(Elsewhere<'a>),
     /// Who started hpcrt: so many come on each node.
     Coming(&'a [u32]),
+}
+
+/// Who runs a launcher in a session: the command that asked for the job.
+#[derive(Debug, Clone, Copy)]
+pub struct Elsewhere<'a> {
+    pub command: &'a Async<Seqpacket>,
+    /// The launcher's exit code, when it has ended.
+    pub over: &'a Receiver<u8>,
 }
 
 /// See the module.
@@ -57,9 +61,8 @@ struct Hosting<'a> {
     closed: BTreeSet<NodeId>,
     busy: BTreeSet<NodeId>,
     /// What failed, by host.
-    errors: BTreeMap<String, BTreeSet<NodeId>>,
-    warnings: BTreeMap<String, BTreeSet<NodeId>>,
-    received: (u64, u64),
+    errors: Told,
+    endings: Endings,
     card: Rc<Card>,
 }
 
@@ -90,6 +93,7 @@ pub async fn run(
     let card = Rc::new(Card {
         program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
         ranks: 0,
+        lenders: Vec::new(),
         path: main.program.clone(),
         nodes: up.iter().map(|(node, _)| (*node, 0..0)).collect(),
         view: !needs.roots.is_empty(),
@@ -134,9 +138,8 @@ pub async fn run(
         news,
         closed: nodes.clone(),
         busy: nodes,
-        errors: BTreeMap::new(),
-        warnings: BTreeMap::new(),
-        received: (0, 0),
+        errors: Told::new(),
+        endings: Endings::default(),
         card,
     };
     let started = Instant::now();
@@ -147,6 +150,7 @@ pub async fn run(
         match (ready, ranks) {
             (Err(error), _) => Err(error),
             (Ok(()), Ranks::By(launcher)) => hosting.launcher(launcher, job).await,
+            (Ok(()), Ranks::Elsewhere(command)) => hosting.elsewhere(command).await,
             (Ok(()), _) => hosting.all_done().await.map(|()| 0),
         },
     );
@@ -154,7 +158,7 @@ pub async fn run(
     hosting.close().await;
     root.forget(id);
     console.clear();
-    let limits = root.say_told(console, &hosting.warnings, &hosting.errors);
+    let limits = root.say_told(console, &hosting.endings.warnings, &hosting.errors);
     let code = code?;
     Ok(Outcome {
         code: if hosting.errors.is_empty() { code } else { EXIT_FAILED },
@@ -163,7 +167,7 @@ pub async fn run(
         loading: opened - started,
         ran: ended - opened,
         cleanup: ended.elapsed(),
-        received: hosting.received,
+        received: hosting.endings.received,
         card: hosting.card,
         limits,
     })
@@ -182,11 +186,7 @@ impl Hosting<'_> {
                 }
             }
             News::Done { node, warnings, received, facts, .. } => {
-                self.received = (self.received.0 + received.0, self.received.1 + received.1);
-                noted(self.root, &self.card, node, &facts);
-                for warning in warnings {
-                    self.warnings.entry(warning).or_default().insert(node);
-                }
+                self.endings.add((self.root, &self.card), node, warnings, received, &facts);
                 self.closed.remove(&node);
                 self.busy.remove(&node);
             }
@@ -194,6 +194,8 @@ impl Hosting<'_> {
             | News::Exited(_)
             | News::StdinTaken { .. }
             | News::Collective { .. }
+            | News::Lent { .. }
+            | News::Unlent { .. }
             | News::Pids(_) => {}
         }
     }
@@ -227,60 +229,32 @@ impl Hosting<'_> {
     /// Runs the launcher; its exit code.
     async fn launcher(&mut self, launcher: &Foreign, job: &JobSpec) -> Result<u8> {
         self.console.clear();
-        let command = launcher.with(&guest::prefix(&self.root.session)?);
-        let mut launcher = command_of(&command, job);
-        let child = process::with_given_nofile(|| launcher.spawn()).op_on("run", &command[0])?;
-        let pid = Pid::from_raw(child.id().cast_signed());
-        let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
-        // What is typed at a terminal reaches it without us: it is in our group.
-        let typed = std::io::stdin().is_terminal();
-        let mut ending: Option<Instant> = None;
-        loop {
-            enum Next {
-                Died,
-                Signal(Signal),
-                News(News),
-                Late,
-            }
-            let (news, signals) = (self.news.clone(), self.console.signals.clone());
-            let died = async {
-                let _ = died.readable().await;
-                Next::Died
-            };
-            let signal = async {
-                match signals.recv().await {
-                    Ok(signal) => Next::Signal(signal),
-                    Err(_) => smol::future::pending().await,
-                }
-            };
-            let heard = async {
+        let words = launcher.with(&guest::prefix(&guest::name(&self.root.session, self.job))?);
+        let (news, signals) = (self.news.clone(), self.console.signals.clone());
+        let signal = async || match signals.recv().await {
+            Ok(signal) => signal,
+            Err(_) => smol::future::pending().await,
+        };
+        let failed = async || {
+            loop {
                 match news.recv().await {
-                    Ok(news) => Next::News(news),
+                    Ok(news) => self.hear(news),
                     Err(_) => smol::future::pending().await,
                 }
-            };
-            let late = async {
-                match ending {
-                    Some(at) => Timer::at(at).await,
-                    None => smol::future::pending().await,
-                };
-                Next::Late
-            };
-            match died.or(signal).or(late).or(heard).await {
-                Next::Died => return ended(child),
-                Next::Late => drop(kill(pid, Signal::SIGKILL)),
-                Next::Signal(Signal::SIGTSTP) if typed => process::stop_here(),
-                Next::Signal(Signal::SIGINT | Signal::SIGQUIT | Signal::SIGCONT | Signal::SIGWINCH) if typed => {}
-                Next::Signal(signal) => drop(kill(pid, signal)),
-                Next::News(news) => {
-                    self.hear(news);
-                    if !self.errors.is_empty() && ending.is_none() {
-                        let _ = kill(pid, Signal::SIGTERM);
-                        ending = Some(Instant::now() + KILLED);
-                    }
+                if !self.errors.is_empty() {
+                    return;
                 }
             }
-        }
+        };
+        launcher::run(&words, job, signal, failed).await
+    }
+
+    /// Has somebody else run the launcher; its exit code.
+    async fn elsewhere(&mut self, Elsewhere { command, over }: Elsewhere<'_>) -> Result<u8> {
+        let job = guest::name(&self.root.session, self.job);
+        command.get_ref().send(&SessionTell::Open { job }, &[]).op("tell who runs the launcher")?;
+        let ended = async { over.recv().await.op("hear who runs the launcher") };
+        ended.or(async { self.until(|_| false).await.map(|()| EXIT_FAILED) }).await
     }
 
     /// Has the nodes end what is there, and waits until nothing is.
@@ -303,34 +277,5 @@ impl Hosting<'_> {
             let error = "it did not confirm in time that nothing of the job is left there".to_owned();
             self.errors.entry(error).or_default().insert(node);
         }
-    }
-}
-
-/// The exit code of a launcher that ended.
-fn ended(mut child: Child) -> Result<u8> {
-    let status = child.wait().op("wait for the launcher")?;
-    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(EXIT_FAILED.into());
-    Ok(u8::try_from(code).unwrap_or(EXIT_FAILED))
-}
-
-/// A launcher's command line, with the job's directory and variables.
-fn command_of(words: &[OsString], job: &JobSpec) -> Command {
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).current_dir(OsStr::from_bytes(&job.blocks[0].cwd));
-    for line in &job.blocks[0].env {
-        let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
-        command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
-    }
-    command
-}
-
-impl Foreign {
-    /// Becomes the launcher, with nothing taken over.
-    ///
-    /// # Errors
-    /// It cannot be executed.
-    pub fn alone(&self, job: &JobSpec) -> Result<u8> {
-        let words = self.with(&[]);
-        Err(command_of(&words, job).exec()).op_on("execute", &words[0])
     }
 }

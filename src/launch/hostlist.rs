@@ -5,7 +5,7 @@
 //! | `a,b c` | hosts in this order; commas or blanks separate |
 //! | `n[1-4,07-12/2]` | ranges, zero padding kept per range, steps; any number of brackets per name |
 //! | `item:4` | slots of each host of the item; a host named k times has k slots (more with `:n`) |
-//! | `list!item` or `list,-item` | without these hosts (ClusterShell's and pdsh's spelling), from left to right |
+//! | `list!item` or `list,-item` | without these hosts (ClusterShell's and pdsh's spelling), from left to right; `^` is refused: pdsh's is a file |
 //! | `user@item` | log in as `user` |
 //! | `::1`, `[::1]:2` | IPv6 literal: a bracket with two colons is an address, not a range |
 //! | `-` or `@-` | hosts from standard input, as a hostfile |
@@ -206,6 +206,11 @@ impl Hosts {
         slots: Option<u32>,
         max_slots: Option<u32>,
     ) -> Result<(), Bad> {
+        if let Some(at) = item.text.find('^') {
+            // pdsh's file of hosts, ClusterShell's symmetric difference, others' exclusion.
+            let what = "'^' is not used here (!HOST leaves a host out, --hostfile FILE reads hosts from a file)";
+            return Err(Bad::new(text, &item.text[at..], what));
+        }
         let pattern = Pattern::parse(text, item.text)?;
         self.expanded = self.expanded.saturating_add(pattern.count());
         if self.expanded > MAX_HOSTS {
@@ -517,6 +522,8 @@ mod tests {
             ("a,n]", "']' cannot be in a host name at character 4"),
             ("u@-oProxyCommand", "cannot start with \"-\" at character 3"),
             ("-x,a", "no host before this"),
+            ("n[1-5]^n3", "(!HOST leaves a host out, --hostfile FILE reads hosts from a file) at character 7"),
+            ("^file", "at character 1"),
             ("a,!", "a host name is missing at character 4"),
             ("[1:2:z]", "not an IPv6 address at character 2"),
             ("u@a,v@a", "different users at character 5"),

@@ -133,7 +133,7 @@ impl JobKeeper {
                 }
                 Ok(())
             }
-            Ask::Share { session } => self.share(&session),
+            Ask::Share { name } => self.share(&name),
             Ask::Plan => match <[OwnedFd; 1]>::try_from(fds) {
                 Ok([plan]) => self.starter.follow(plan),
                 Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
@@ -226,11 +226,11 @@ impl JobKeeper {
         Ok(())
     }
 
-    fn share(&mut self, session: &str) -> io::Result<()> {
+    fn share(&mut self, name: &str) -> io::Result<()> {
         let Some(base) = &self.base else {
             return self.failed("share the job's files", "the session has no namespaces".to_owned());
         };
-        self.porch = Porch::of(session).ok();
+        self.porch = Porch::of(name).ok();
         let mounts = std::fs::File::open("/proc/self/ns/mnt")?;
         let fds: Vec<_> = std::iter::once(mounts.as_fd()).chain(base.user.as_ref().map(AsFd::as_fd)).collect();
         self.agent.send(&Tell::Inside, &fds)

@@ -22,6 +22,7 @@ use super::guest;
 use super::invitation::Invitation;
 use super::keeper::{ended, wait, watch_children};
 use super::outer::{Outer, Relay};
+use super::root::FIRST_JOB;
 use crate::error::EXIT_FAILED;
 use crate::net::auth::{self, SessionKey};
 use crate::net::listen;
@@ -131,7 +132,8 @@ pub fn run(
     let parent = getpid();
     let Some(child) = process::fork().op("start the program")? else {
         drop((outer, ours));
-        let became = become_program(met.as_ref().map(|(session, _)| session.as_str()), program, &theirs, parent);
+        let job = met.as_ref().map(|(session, _)| guest::name(session, FIRST_JOB));
+        let became = become_program(job.as_deref(), program, &theirs, parent);
         if let Err(error) = &became {
             crate::error::say(error);
         }
@@ -145,10 +147,10 @@ pub fn run(
 }
 
 /// In a fresh child: the program in place of this process.
-fn become_program(session: Option<&str>, program: &[OsString], launcher: &UnixStream, parent: Pid) -> Result<u8> {
+fn become_program(job: Option<&str>, program: &[OsString], launcher: &UnixStream, parent: Pid) -> Result<u8> {
     rustix::io::fcntl_setfd(launcher, rustix::io::FdFlags::empty()).op("hand the launcher on")?;
     let number = launcher.as_raw_fd().to_string();
-    guest::become_program(session, program, &[("PMI_FD", number)], parent)
+    guest::become_program(job, program, &[("PMI_FD", number)], parent)
 }
 
 /// Starts this node's agent.

@@ -30,9 +30,10 @@ use crate::net::topology::{CostModel, Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId, Order, Target};
 use crate::net::wire::record::{CHUNK_MAX, Codec, LoadId, Piece, Record};
 
-/// Bytes per second and core that are worth compressing: a third of what zstd's fast end does with libraries, since the other two thirds
-/// have their own use for the cores.
-const COMPRESSED_PER_CORE: u64 = 100_000_000;
+/// Nanoseconds of a core to compress a byte: three times what zstd's fast end takes for libraries, since whoever else runs here has his
+/// own use for the cores. And what each further host on the machine takes to receive, decompress and store it (`cargo bench --bench bytes`).
+const COMPRESS: u128 = 10;
+const TAKE: u128 = 2;
 /// So much content goes ahead before anything is known of the links, and then the first of them has so long to be told of: what is sent
 /// meanwhile goes as it is.
 const AHEAD: u64 = 4 << 20;
@@ -73,8 +74,10 @@ pub struct Loading {
     couriers: Couriers,
     /// Who waits for pieces that are not here yet.
     waiting: RefCell<HashMap<Piece, BTreeSet<NodeId>>>,
-    /// A link's speed was told; `None`: there is no link.
-    told: Option<(Sender<()>, Receiver<()>)>,
+    /// A link's speed was told.
+    told: (Sender<()>, Receiver<()>),
+    /// `None`: there is no link.
+    machine: Option<Machine>,
 }
 
 impl Needs {
@@ -111,19 +114,30 @@ fn topology(nodes: u32) -> Topology {
     if trees.estimate(&cost) < chain.estimate(&cost).mul_f64(GAIN) { trees } else { chain }
 }
 
-/// Whether a link of so many bytes per second is slower than a machine with so many cores compresses; nodes decompress faster than that.
-fn is_slow(rate: u64, cores: usize) -> bool {
-    rate < COMPRESSED_PER_CORE * cores.min(READERS) as u64
+/// The root's machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    pub cores: usize,
+    /// Nodes on it: more than one only in containers and tests.
+    pub hosts: usize,
+}
+
+impl Machine {
+    /// Whether a link of so many bytes per second is slower than compression.
+    fn outpaces(self, rate: u64) -> bool {
+        let others = self.hosts.saturating_sub(1) as u128;
+        u128::from(rate) * (COMPRESS + TAKE * others) < 1_000_000_000 * self.cores.min(READERS) as u128
+    }
 }
 
 impl Loading {
-    /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system. `apart`: they are not all on this host.
+    /// A log for `nodes` nodes (the root included), fed by a reader of the shared file system. `machine`: `None` when they are all on this host.
     pub fn start(
         tasks: &Spawner,
         arrivals: &Arrivals,
         children: &Rc<Children>,
         nodes: u32,
-        apart: bool,
+        machine: Option<Machine>,
         source: Arc<Source>,
         found: Receiver<Finding>,
     ) -> Rc<Loading> {
@@ -131,8 +145,7 @@ impl Loading {
         let log = Log::new(true, topology.stripes());
         let couriers = Couriers::new(Rc::clone(tasks), Rc::clone(children));
         let waiting = RefCell::default();
-        let told = apart.then(|| bounded(1));
-        let this = Rc::new(Loading { source, log, topology, couriers, waiting, told });
+        let this = Rc::new(Loading { source, log, topology, couriers, waiting, told: bounded(1), machine });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         tasks.spawn(Rc::clone(&this).hand_out()).detach();
         tasks.spawn(order(Arc::clone(&this.source), Rc::clone(children))).detach();
@@ -160,14 +173,12 @@ impl Loading {
                 Timer::after(ATTACH).await;
             })
             .await;
-        let (mut ahead, mut told) = (0, self.told.as_ref().filter(|_| self.source.chooses_compression()));
+        let (mut ahead, mut may_compress) = (0, self.machine.is_some() && self.source.chooses_compression());
         while let Ok(Finding { record, body, hash, .. }) = found.recv().await {
             ahead += body.len() as u64;
-            if ahead > AHEAD
-                && let Some((_, told)) = told.take()
-            {
+            if ahead > AHEAD && std::mem::take(&mut may_compress) {
                 let heard = async {
-                    let _ = told.recv().await;
+                    let _ = self.told.1.recv().await;
                 };
                 let late = async {
                     Timer::after(TOLD).await;
@@ -206,14 +217,11 @@ impl FeedsLog for Loading {
 
     /// Also of a link between two nodes.
     fn hear_rate(&self, rate: u64) -> bool {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         log::debug!("a link carries {} MB/s", rate / 1_000_000);
-        if is_slow(rate, cores) {
+        if self.machine.is_some_and(|machine| machine.outpaces(rate)) {
             self.source.compress_slow_links();
         }
-        if let Some((told, _)) = &self.told {
-            let _ = told.try_send(());
-        }
+        let _ = self.told.0.try_send(());
         true
     }
 }
@@ -347,11 +355,12 @@ mod tests {
 
     #[test]
     fn compression_pays_on_links_that_are_slower_than_it() {
-        let mbit = |rate: u64| rate * 1_000_000 / 8;
-        for (rate, cores, slow) in [(100, 1, true), (1_000, 2, true), (1_000, 1, false), (10_000, 2, false)] {
-            assert_eq!(is_slow(mbit(rate), cores), slow, "{rate} Mbit/s, {cores} cores");
+        let outpaces = |mbit: u64, cores, hosts| Machine { cores, hosts }.outpaces(mbit * 1_000_000 / 8);
+        for (mbit, cores, slow) in [(100, 1, true), (1_000, 2, true), (1_000, 1, false), (10_000, 2, false)] {
+            assert_eq!(outpaces(mbit, cores, 1), slow, "{mbit} Mbit/s, {cores} cores");
         }
-        assert!(is_slow(mbit(5_000), 64) && !is_slow(mbit(10_000), 64), "no more cores than read");
-        assert!(!is_slow(u64::MAX, 64));
+        assert!(outpaces(5_000, 64, 1) && !outpaces(10_000, 64, 1), "no more cores than read");
+        assert!(outpaces(1_000, 2, 3) && !outpaces(1_000, 2, 8) && outpaces(100, 2, 8), "hosts that share the cores");
+        assert!(!Machine { cores: 64, hosts: 1 }.outpaces(u64::MAX));
     }
 }

@@ -50,8 +50,7 @@ impl Mpi {
         let cause = format!(
             "it is linked with Open MPI 5, which finds its ranks through PMIx only: each of the {ranks} would be a job of its own"
         );
-        let remedy =
-            "build it with MPICH or Open MPI 4, or let its own mpirun start it: hpcrt exec -n 1 -- mpirun PROGRAM";
+        let remedy = "build it with MPICH or Open MPI 4, or let its own mpirun start it: hpcrt exec -- mpirun PROGRAM";
         Err(Error::usage("run the MPI program", cause).on(program).remedy(remedy))
     }
 }

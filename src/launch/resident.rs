@@ -13,11 +13,12 @@ use smol::{Async, Timer};
 
 use super::console::Console;
 use super::door::Door;
-use super::hosting::Ranks;
+use super::hosting::{Elsewhere, Ranks};
 use super::overlay::Spawner;
 use super::session::Session;
 use super::stats::Phases;
 use super::status::Subject;
+use crate::error::EXIT_FAILED;
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::session::{SessionAsk, SessionTell};
@@ -94,9 +95,9 @@ impl Resident {
     async fn hear(self: Rc<Self>, command: Seqpacket) {
         let Ok(command) = Async::new(command) else { return };
         match command.read_with(Seqpacket::receive_now::<SessionAsk>).await {
-            Ok(Some((SessionAsk::Run, fds))) => {
+            Ok(Some((SessionAsk::Run { front, launcher }, fds))) => {
                 self.count(self.jobs.get() + 1);
-                let code = self.run(&command, fds).await;
+                let code = self.run(&command, fds, front, launcher).await;
                 self.count(self.jobs.get() - 1);
                 let _ = command.get_ref().send(&SessionTell::Ended { code }, &[]);
             }
@@ -114,25 +115,33 @@ impl Resident {
         }
     }
 
-    async fn run(&self, command: &Async<Seqpacket>, fds: Vec<OwnedFd>) -> u8 {
-        let mut fds = fds.into_iter().map(File::from);
-        let (Some(spec), Some(stdout), Some(stderr)) = (fds.next(), fds.next(), fds.next()) else { return 125 };
+    async fn run(&self, command: &Async<Seqpacket>, fds: Vec<OwnedFd>, front: bool, launcher: bool) -> u8 {
+        let mut fds = fds.into_iter();
+        let (Some(spec), Some(stdout), Some(stderr)) = (fds.next(), fds.next(), fds.next()) else {
+            return EXIT_FAILED;
+        };
+        let front = if front { fds.next() } else { None };
         let (sender, signals) = unbounded();
+        let (ended, over) = bounded(1);
         let console = Console {
-            stdin: fds.next(),
-            stdout,
-            stderr,
+            stdin: fds.next().map(File::from),
+            stdout: stdout.into(),
+            stderr: stderr.into(),
             signals,
             own: false,
             progress: RefCell::default(),
-            front: RefCell::default(),
+            front: RefCell::new(front),
         };
         // A command that is gone wants its job ended; its signals are passed on.
         let listen = async {
-            while let Ok(Some((SessionAsk::Signal { signal }, _))) =
-                command.read_with(Seqpacket::receive_now::<SessionAsk>).await
-            {
-                let _ = Signal::try_from(signal).map(|signal| sender.try_send(signal));
+            loop {
+                match command.read_with(Seqpacket::receive_now::<SessionAsk>).await {
+                    Ok(Some((SessionAsk::Signal { signal }, _))) => {
+                        let _ = Signal::try_from(signal).map(|signal| sender.try_send(signal));
+                    }
+                    Ok(Some((SessionAsk::Over { code }, _))) => drop(ended.try_send(code)),
+                    _ => break,
+                }
             }
             for _ in 0..2 {
                 let _ = sender.try_send(Signal::SIGTERM);
@@ -140,9 +149,10 @@ impl Resident {
             smol::future::pending().await
         };
         let job = async {
-            let spec = memory_file::read(spec.into(), SPEC_MAX).op("read the request")?;
+            let spec = memory_file::read(spec, SPEC_MAX).op("read the request")?;
             let resolving = self.session.resolve(&self.tasks, &spec);
-            self.session.run(&spec, resolving, Phases::default(), &console, Ranks::Ours).await
+            let ranks = if launcher { Ranks::Elsewhere(Elsewhere { command, over: &over }) } else { Ranks::Ours };
+            self.session.run(&spec, resolving, Phases::default(), &console, ranks).await
         };
         job.or(listen).await.unwrap_or_else(|error: Error| {
             console.say(&error);

@@ -16,7 +16,7 @@ use super::invitation::{Invitation, Posted};
 use super::joined::Meeting;
 use super::keeper::KILLED;
 use super::limits;
-use super::loading::{self, Loading};
+use super::loading::{self, Loading, Machine};
 use super::overlay::{Children, Event, Spawner};
 use super::rendezvous::Names;
 use super::slurm::Step;
@@ -35,8 +35,12 @@ use crate::net::wire::control::{
     AgentKind, Enroll, Exit, JobId, Limits, NodeId, NodeSpec, Order, Report, Stream, Target, View,
 };
 use crate::net::wire::facts::{Facts, JobFacts};
+use crate::sys::node;
 use crate::sys::without::Without;
 use crate::{Error, Result};
+
+/// Number of a session's first job.
+pub const FIRST_JOB: JobId = 1;
 
 /// Packets that wait for a job, at most.
 const INBOX: usize = 256;
@@ -48,6 +52,10 @@ pub const GATHER: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub hosts: Vec<String>,
+    /// The last so many of them lend memory and run no ranks.
+    pub lenders: usize,
+    /// The first is this machine, however the others are reached.
+    pub first_here: bool,
     pub agent: AgentKind,
     /// What it costs to start an agent, and how many a node starts at most.
     pub start: StartCost,
@@ -79,6 +87,8 @@ pub enum News {
     StdinTaken { node: NodeId },
     Loaded { node: NodeId },
     Open { node: NodeId },
+    Lent { node: NodeId, addresses: Vec<String> },
+    Unlent { node: NodeId, error: String },
     Pids(Vec<(u32, u32)>),
     Collective { word: Word, packet: Packet },
     Lost { node: NodeId, error: String },
@@ -91,7 +101,7 @@ pub type Told = BTreeMap<String, BTreeSet<NodeId>>;
 #[derive(Debug, Clone)]
 pub enum State {
     Starting,
-    Up { addresses: Vec<String>, limits: Limits },
+    Up { addresses: Vec<String>, machine: Option<u64>, limits: Box<Limits> },
     Gone { error: String },
 }
 
@@ -201,12 +211,15 @@ impl Root {
             said: RefCell::default(),
             facts: RefCell::default(),
             asked: Cell::new(None),
-            next_job: Cell::new(1),
+            next_job: Cell::new(FIRST_JOB),
             names: Names::default(),
         });
         tasks.spawn(Rc::clone(&root).hear(events)).detach();
 
         progress(&root);
+        if setup.first_here {
+            root.subtree.start_here(1);
+        }
         let specs = (1..=count).zip(&setup.hosts).zip(root.parents.borrow().clone());
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
@@ -308,6 +321,13 @@ impl Root {
         nodes.values().filter_map(error).collect()
     }
 
+    /// Nodes on this machine, as containers are.
+    fn crowd(&self) -> usize {
+        let here = node::machine();
+        let is_here = |state: &State| matches!(state, State::Up { machine, .. } if here.is_some() && *machine == here);
+        self.nodes.borrow().values().filter(|state| is_here(state)).count()
+    }
+
     /// Lays the log over the nodes that can show captured files, once in a session; what the reader finds is written into it. What nodes
     /// lack is among the reader's warnings then.
     pub async fn start_log(self: &Rc<Self>, source: Arc<Source>, found: Receiver<Finding>) {
@@ -315,7 +335,7 @@ impl Root {
         let able: Vec<_> = {
             let nodes = self.nodes.borrow();
             let able = |(node, state): (&NodeId, &State)| match state {
-                State::Up { addresses, limits } if limits.view.is_none() => Some((*node, addresses.clone())),
+                State::Up { addresses, limits, .. } if limits.view.is_none() => Some((*node, addresses.clone())),
                 _ => None,
             };
             nodes.iter().filter_map(able).collect()
@@ -333,7 +353,9 @@ impl Root {
         }
         source.forest.plant(readers);
         let nodes = u32::try_from(able.len() + 1).unwrap_or(u32::MAX);
-        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, apart, source, found);
+        let machine = Machine { cores: node::cores(), hosts: self.crowd() };
+        let links = apart.then_some(machine);
+        let loading = Loading::start(&self.tasks, &self.arrivals, &self.children, nodes, links, source, found);
         let two_trees = loading.two_trees();
         *self.loading.borrow_mut() = Some(loading);
         let nodes = loading::feeders(self.addresses.clone(), able);
@@ -516,10 +538,10 @@ impl Root {
     /// `direct`: said by this process itself about a node it started.
     async fn note(self: &Rc<Self>, report: Report, direct: bool) {
         match report {
-            Report::Joined { node, addresses, mut limits, birth } => {
+            Report::Joined { node, addresses, machine, mut limits, birth } => {
                 limits.ssh = self.restarted.borrow_mut().remove(&node);
                 self.clocks.borrow_mut().handle_join(node, birth, 0, self.now());
-                self.nodes.borrow_mut().insert(node, State::Up { addresses, limits });
+                self.nodes.borrow_mut().insert(node, State::Up { addresses, machine, limits });
             }
             Report::NotStarted { node, error } if direct => {
                 self.nodes.borrow_mut().insert(node, State::Gone { error });
@@ -544,6 +566,8 @@ impl Root {
             Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
             Report::Open { job, node } => self.tell(job, News::Open { node }).await,
+            Report::Lent { job, node, addresses } => self.tell(job, News::Lent { node, addresses }).await,
+            Report::Unlent { job, node, error } => self.tell(job, News::Unlent { node, error }).await,
             Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)).await,
             Report::Facts { node, facts } => {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));

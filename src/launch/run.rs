@@ -1,7 +1,7 @@
 //! One job, seen from the front end: places its ranks, relays its streams, decides when it is over and with which exit code.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::rc::Rc;
@@ -15,24 +15,23 @@ use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::{Timer, Unblock};
 
 use super::blocks::Blocks;
-use super::card::Card;
+use super::card::{Card, Endings};
 use super::console::{Console, ends};
 use super::exit::{End, Ends};
 use super::hostlist::Host;
 use super::keeper::KILLED;
+use super::lending::Lending;
 use super::loading::Needs;
 use super::mpi::Mpi;
 use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
 use super::rendezvous::{self, Aborted, Ask, Rendezvous};
-use super::root::{News, Root};
-use super::timeline::Line;
+use super::root::{News, Root, Told};
 use crate::error::EXIT_FAILED;
 use crate::loader::catalog::as_path;
 use crate::net::auth::nonce;
 use crate::net::wire::borrow::Borrow;
 use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
-use crate::net::wire::facts::JobFacts;
 use crate::net::wire::session::{Block, JobSpec};
 use crate::sys::{mpir, process};
 use crate::{Result, error::Context};
@@ -93,9 +92,8 @@ struct Running<'a> {
     ends: Ends,
     output: Presenter,
     errors: Vec<String>,
-    /// What failed on nodes, and what their user should know: the same on many is said once.
-    failures: BTreeMap<String, BTreeSet<NodeId>>,
-    warnings: BTreeMap<String, BTreeSet<NodeId>>,
+    /// What failed on nodes: the same on many is said once.
+    failures: Told,
     /// hpcrt itself failed or the job's time is over.
     failed: bool,
     /// The job is being ended; nodes that are not done by then are given up.
@@ -103,7 +101,7 @@ struct Running<'a> {
     interrupts: u32,
     last_loaded: Option<Instant>,
     last_exit: Option<Instant>,
-    received: (u64, u64),
+    endings: Endings,
     card: Rc<Card>,
     /// The ranks wait until a debugger has seen their processes.
     held: bool,
@@ -114,7 +112,7 @@ struct Running<'a> {
 /// # Errors
 /// The ranks cannot be placed, or the output cannot be written.
 pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, console: &Console) -> Result<Outcome> {
-    let up = root.up();
+    let up: Vec<_> = root.up().into_iter().filter(|(_, at)| *at < hosts.len()).collect();
     let up_hosts: Vec<Host> = up.iter().map(|(_, at)| hosts[*at].clone()).collect();
     let Blocks { placement, parts } = Blocks::new(&up_hosts, &job.blocks)?;
     let placement = Arc::new(placement);
@@ -126,6 +124,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let card = Rc::new(Card {
         program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
         ranks: placement.ranks(),
+        lenders: job.memory.iter().flat_map(|wish| wish.servers.iter().map(|server| server.name.clone())).collect(),
         path: main.program.clone(),
         nodes: nodes.iter().copied().zip(placement.shares.iter().map(|s| s.ranks.clone())).collect(),
         view: !needs.roots.is_empty(),
@@ -138,6 +137,11 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let held = mpir::is_debugged();
     let front = console.front.take();
     let wiring = rendezvous::wiring(&placement, &nodes, root.is_local(), front.is_some());
+    let mut memory = job.memory.clone();
+    let lending = match &mut memory {
+        Some(wish) => Some(Lending::start(root, id, wish, &news, console).await.inspect_err(|_| root.forget(id))?),
+        None => None,
+    };
     let launch = |(part, block): (u32, &Block)| Launch {
         job: id,
         part,
@@ -152,14 +156,15 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         roots: needs.roots.clone(),
         view: job.view,
         stdin: job.stdin,
-        memory: job.memory.as_ref().map(|wish| {
+        memory: memory.as_ref().map(|wish| {
             let nonce = nonce();
             Borrow { key: root.key.hide(&nonce, &wish.key), nonce, ..wish.clone() }
         }),
         guests: false,
         hold: held,
         wiring: wiring.clone(),
-        client: needs.mpi.contains(&(part, Mpi::OpenMpi4)),
+        // Whatever it starts or loads later may be linked with Open MPI.
+        client: placement.ranks() > 1 && !needs.mpi.contains(&(part, Mpi::Pmi1)),
     };
     let launches: Vec<Launch> = (0..).zip(&job.blocks).map(launch).collect();
     let mut running = Running {
@@ -174,14 +179,13 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         output: Presenter::new(job, &placement, console)?,
         placement,
         errors: Vec::new(),
-        failures: BTreeMap::new(),
-        warnings: BTreeMap::new(),
+        failures: Told::new(),
         failed: false,
         give_up: None,
         interrupts: 0,
         last_loaded: None,
         last_exit: None,
-        received: (0, 0),
+        endings: Endings::default(),
         card,
         held,
     };
@@ -190,6 +194,9 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
     }
     running.drive(job, &news).await;
+    if let Some(lending) = lending {
+        lending.end(root).await;
+    }
     if root.is_stopping() {
         running.fail("the session was stopped".to_owned());
     }
@@ -201,7 +208,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for error in &running.errors {
         console.say(error);
     }
-    let limits = root.say_told(console, &running.warnings, &running.failures);
+    let limits = root.say_told(console, &running.endings.warnings, &running.failures);
     let code = match &running {
         Running { failed: true, .. } => EXIT_FAILED,
         // As a program that writes to a closed pipe.
@@ -216,7 +223,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         loading: loaded - started,
         ran: ended.saturating_duration_since(loaded),
         cleanup: ended.elapsed(),
-        received: running.received,
+        received: running.endings.received,
         card: running.card,
         limits,
     })
@@ -239,16 +246,6 @@ fn places(placement: &Placement, nodes: &[NodeId], bind: Binding) -> Vec<Place> 
     }
     places.iter_mut().for_each(|place| place.locals = locals[&place.node]);
     places
-}
-
-/// Notes what a node that is done told of its part.
-pub(super) fn noted(root: &Root, card: &Card, node: NodeId, facts: &JobFacts) {
-    let mut progress = card.progress.borrow_mut();
-    progress.done.insert(node);
-    progress.add(facts);
-    if let Some((birth, offset)) = root.clocks().get(node) {
-        progress.lines.push(Line::new(root.host(node), birth, offset, card.ordered, facts, root.now()));
-    }
 }
 
 impl Running<'_> {
@@ -383,17 +380,16 @@ impl Running<'_> {
                 self.end(Duration::ZERO).await;
             }
             News::Done { part, node, warnings, received, facts } => {
-                self.received = (self.received.0 + received.0, self.received.1 + received.1);
-                noted(self.root, &self.card, node, &facts);
-                for warning in warnings {
-                    self.warnings.entry(warning).or_default().insert(node);
-                }
+                self.endings.add((self.root, &self.card), node, warnings, received, &facts);
                 self.busy.remove(&(node, part));
                 // What it was sent last may have come after its readers were gone.
                 input.taken(node);
             }
             News::StdinTaken { node } => input.taken(node),
-            News::Open { .. } => {}
+            News::Open { .. } | News::Lent { .. } => {}
+            News::Unlent { node, error } => {
+                self.console.say(format_args!("{}: {error}", self.root.host(node)));
+            }
             News::Loaded { node } => {
                 self.last_loaded = Some(Instant::now());
                 self.card.progress.borrow_mut().loaded.insert(node);

@@ -66,6 +66,8 @@ struct Resolved {
 pub struct Session {
     root: Rc<Root>,
     hosts: Vec<Host>,
+    /// The last so many of the hosts run no ranks.
+    lenders: usize,
     source: Arc<Source>,
     /// Closed when the log is laid over the nodes.
     log: Receiver<()>,
@@ -137,8 +139,8 @@ impl Session {
         };
         tasks.spawn(lay).detach();
         let missing = root.lost().len();
-        let (fresh, min_hosts, started) = (setup.fresh, setup.min_hosts, begun.elapsed());
-        Ok(Session { root, hosts, source, log, fresh, min_hosts, missing, started })
+        let (fresh, min_hosts, lenders, started) = (setup.fresh, setup.min_hosts, setup.lenders, begun.elapsed());
+        Ok(Session { root, hosts, lenders, source, log, fresh, min_hosts, missing, started })
     }
 
     /// Begins to find and read what a job needs.
@@ -211,9 +213,10 @@ impl Session {
             let tolerant = !console.own || job.keep_going;
             self.root.enough(if tolerant { Some(1) } else { self.min_hosts }, |line| console.say(line))?;
         }
+        let hosts = &self.hosts[..self.hosts.len() - self.lenders];
         let outcome = match ranks {
-            Ranks::Ours => run::run(&self.root, &self.hosts, job, needs, console).await?,
-            others => hosting::run(&self.root, &self.hosts, job, needs, console, others).await?,
+            Ranks::Ours => run::run(&self.root, hosts, job, needs, console).await?,
+            others => hosting::run(&self.root, hosts, job, needs, console, others).await?,
         };
         let long = begun.elapsed() > self.fresh;
         if long || hints.is_some() {
@@ -251,6 +254,7 @@ impl Session {
             originals: progress.originals.clone(),
             spreads: timeline::spreads(&progress.lines),
             clock_error: progress.lines.iter().map(|line| line.error).max().unwrap_or(0) as f64 / 1e6,
+            paging: progress.paging.clone().map(|paging| (paging, outcome.card.lenders.clone())),
             exit_code: outcome.code,
             failures: outcome.ends.to_json(&outcome.placement),
             limits: outcome.limits.clone(),

@@ -8,6 +8,10 @@ use serde_json::{Map, Value, json};
 use super::placement::plural;
 use super::timeline::Spread;
 use crate::loader::tally::{Cost, Tally, Why};
+use crate::net::wire::facts::{Paging, Part};
+use crate::sys::counts::kind;
+use crate::sys::page::PAGE;
+use crate::sys::places::PLACES;
 
 /// Version of the object's layout: changes when a field changes its meaning or goes; new fields do not change it.
 pub const SCHEMA: u32 = 1;
@@ -79,6 +83,8 @@ pub struct Stats {
     pub spreads: Vec<Spread>,
     /// Seconds by which hosts may be misplaced against each other.
     pub clock_error: f64,
+    /// Of programs that used memory of other nodes, and the names of its servers.
+    pub paging: Option<(Paging, Vec<String>)>,
     /// The code hpcrt exits with.
     pub exit_code: u8,
     /// [`super::exit::Ends::to_json`].
@@ -117,6 +123,7 @@ impl Stats {
             "originals": paths_json(&self.originals),
             "phases": self.spreads.iter().map(Spread::to_json).collect::<Vec<_>>(),
             "clock_error": self.clock_error,
+            "memory": self.paging.as_ref().map(|(paging, lenders)| memory_json(paging, lenders)),
             "exit_code": self.exit_code,
             "failures": self.failures,
             "limits": self.limits.iter().map(|(hosts, what)| json!({ "hosts": hosts, "what": what })).collect::<Vec<_>>(),
@@ -169,6 +176,43 @@ pub fn paths_json(paths: &Tally) -> Value {
     paths.top(SHOWN).into_iter().map(path).collect()
 }
 
+/// What the pagers of a job counted; `lenders`: names of the servers.
+pub fn memory_json(paging: &Paging, lenders: &[String]) -> Value {
+    let at = |list: &[u64], at: usize| list.get(at).copied().unwrap_or(0);
+    let away = lenders.iter().enumerate().map(|(nth, name)| json!({ "server": name, "bytes": at(&paging.away, nth) }));
+    let units = paging.units.iter().enumerate().filter(|(_, faults)| **faults > 0);
+    let units = units.map(|(order, faults)| json!({ "bytes": PAGE << order, "faults": faults }));
+    let part = |part: &Part| json!({ "from": format!("{:#x}", part.begin), "unit": part.unit, "faults": part.faults });
+    let ahead = |which| at(&paging.ahead, which);
+    json!({
+        "programs": paging.programs,
+        "running": paging.running,
+        "budget": paging.budget,
+        "resident": paging.resident,
+        "away": away.collect::<Vec<_>>(),
+        "most_away": paging.most_away,
+        "without_copy": (paging.running > 0).then(|| paging.bare as f64 / (u64::from(paging.running) * PLACES as u64) as f64),
+        "faults": {
+            "fetched": at(&paging.faults, kind::FETCHED),
+            "foreseen": at(&paging.faults, kind::FORESEEN),
+            "fresh": at(&paging.faults, kind::FRESH),
+            "awaited": at(&paging.faults, kind::AWAITED),
+        },
+        "fault_seconds": { "p50": paging.percentile(0.5), "p99": paging.percentile(0.99) },
+        "units": units.collect::<Vec<_>>(),
+        "regions": paging.parts.iter().map(part).collect::<Vec<_>>(),
+        "ahead": {
+            "bytes": ahead(0),
+            "used": ahead(1),
+            "in_vain": ahead(2),
+            "hit_rate": (ahead(0) > 0).then(|| ahead(1) as f64 / ahead(0) as f64),
+        },
+        "bytes": { "received": paging.received, "sent": paging.sent },
+        "evicted": { "bytes": at(&paging.evicted, 0), "unchanged": at(&paging.evicted, 1), "zero": at(&paging.evicted, 2) },
+        "stalls": { "count": paging.stalls.0, "seconds": paging.stalls.1 as f64 / 1e9 },
+    })
+}
+
 /// `1,234 files`.
 pub(super) fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", HumanCount(count), if count == 1 { "" } else { "s" })
@@ -191,6 +235,8 @@ mod tests {
         let (mut paths, mut originals) = (Tally::new(1), Tally::new(1));
         Why::ALL.iter().for_each(|why| paths.add(b"/a", *why, 1, 1));
         originals.add(b"/b", Why::Rank, 1, 1);
+        let parts = vec![Part { begin: 1, unit: 2, faults: 3 }];
+        let paging = Paging { units: vec![1], times: vec![1], parts, ahead: vec![1], ..Paging::default() };
         let counts = (1234, 5 << 20, 3 << 30, 17, 20, 98_765);
         let (files, bytes_read, bytes_sent, cache_hits, operations_done, operations_avoided) = counts;
         Stats {
@@ -217,6 +263,7 @@ mod tests {
                 slowest: "a".to_owned(),
             }],
             clock_error: 0.001,
+            paging: Some((paging, vec!["m".to_owned()])),
             exit_code: 3,
             failures: ends.to_json(&placement),
             limits: vec![("n1".to_owned(), "no".to_owned())],

@@ -179,6 +179,10 @@ fn job_json(job: JobId, card: &Card, told: Option<&Progress>, pids: Option<&Rc<R
     for (path, cost) in told.iter().flat_map(|told| told.originals.top(usize::MAX)) {
         originals.add(path, Why::Rank, cost.operations, cost.bytes);
     }
+    let mut paging = progress.paging.clone();
+    if let Some(told) = told.and_then(|told| told.paging.as_ref()) {
+        paging.get_or_insert_default().add(told);
+    }
     let told = told.map_or((0, (0, 0)), |told| (told.avoided, told.passed));
     json!({
         "job": job,
@@ -195,6 +199,7 @@ fn job_json(job: JobId, card: &Card, told: Option<&Progress>, pids: Option<&Rc<R
         "operations": { "avoided": progress.avoided + told.0, "original": progress.passed.0 + told.1.0 },
         "bytes": { "original": progress.passed.1 + told.1.1 },
         "originals": stats::paths_json(&originals),
+        "memory": paging.map(|paging| stats::memory_json(&paging, &card.lenders)),
         "processes": pids.map(|root| processes_json(card, &progress, root)),
     })
 }

@@ -13,6 +13,9 @@ use super::stats::counted;
 /// Hosts that are named one by one, at most.
 const SLOWEST: usize = 10;
 
+/// Kind of a memory server.
+const LENDER: &str = "memserver";
+
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
@@ -39,6 +42,14 @@ fn time(seconds: &Value) -> String {
 pub fn list(all: &[Value]) -> String {
     let mut rows = vec![["id", "kind", "state", "hosts up", "jobs", "since", "program"].map(str::to_owned)];
     for one in all {
+        if one["kind"] == LENDER {
+            let clients = plural(items(&one["clients"]).len() as u64, "client");
+            let (used, lends) = (HumanBytes(number(&one["used"])), HumanBytes(number(&one["lends"])));
+            let (id, kind, phase) = (text(&one["id"]), text(&one["kind"]), text(&one["phase"]));
+            let words = format!("{used} of {lends} in use by {clients}");
+            rows.push([id, kind, phase, "", "", &time(&one["seconds"]), &words].map(str::to_owned));
+            continue;
+        }
         let jobs = items(&one["jobs"]);
         let program = one["program"].as_str().map(str::to_owned).unwrap_or_else(|| {
             let mut programs: Vec<&str> = jobs.iter().map(|job| text(&job["program"])).collect();
@@ -74,8 +85,73 @@ fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     shown
 }
 
+/// All about a memory server.
+fn lender(status: &Value) -> String {
+    let mut shown = format!(
+        "memory server {}: {}, process {}\n  at        {}\n  in use    {} of {}\n",
+        text(&status["id"]),
+        time(&status["seconds"]),
+        status["pid"],
+        items(&status["addresses"]).iter().map(text).collect::<Vec<_>>().join(", "),
+        HumanBytes(number(&status["used"])),
+        HumanBytes(number(&status["lends"])),
+    );
+    let mut rows = vec![["bytes", "host, process, program"].map(str::to_owned)];
+    for client in items(&status["clients"]) {
+        let bytes = format!("{:>10}", HumanBytes(number(&client["bytes"])).to_string());
+        rows.push([bytes, text(&client["client"]).to_owned()]);
+    }
+    if rows.len() > 1 {
+        shown += &columns(&rows);
+    }
+    shown
+}
+
+/// What a job's programs have of other nodes' memory, a line each.
+fn memory(memory: &Value) -> Vec<String> {
+    let (faults, ahead, seconds) = (&memory["faults"], &memory["ahead"], &memory["fault_seconds"]);
+    let away = items(&memory["away"]).iter().map(|one| (number(&one["bytes"]), text(&one["server"])));
+    let away: Vec<String> = away.map(|(bytes, server)| format!("{} with {server}", HumanBytes(bytes))).collect();
+    let bare = memory["without_copy"].as_f64().filter(|part| *part > 0.0);
+    let bare = bare.map_or(String::new(), |part| format!("; {:.0} % without a copy", part * 100.0));
+    let micros = |which: &str| seconds[which].as_f64().map_or("-".to_owned(), |s| format!("{:.0} us", s * 1e6));
+    let hits = ahead["hit_rate"].as_f64().map_or(String::new(), |rate| format!(", {:.0} % of it used", rate * 100.0));
+    vec![
+        format!(
+            "{} borrow: {} of {} here; {}",
+            plural(number(&memory["running"]), "program"),
+            HumanBytes(number(&memory["resident"])),
+            HumanBytes(number(&memory["budget"])),
+            away.join(", ") + &bare,
+        ),
+        format!(
+            "{}: {} waited for a server ({} half of them, {} nearly all), {} foreseen, {} fresh",
+            counted(
+                ["fetched", "foreseen", "fresh", "awaited"].iter().map(|kind| number(&faults[*kind])).sum(),
+                "fault"
+            ),
+            HumanCount(number(&faults["fetched"])),
+            micros("p50"),
+            micros("p99"),
+            HumanCount(number(&faults["foreseen"])),
+            HumanCount(number(&faults["fresh"])),
+        ),
+        format!(
+            "{} received, {} sent; {} ahead{hits}; {} for room, {:.1} s",
+            HumanBytes(number(&memory["bytes"]["received"])),
+            HumanBytes(number(&memory["bytes"]["sent"])),
+            HumanBytes(number(&ahead["bytes"])),
+            counted(number(&memory["stalls"]["count"]), "wait"),
+            memory["stalls"]["seconds"].as_f64().unwrap_or(0.0),
+        ),
+    ]
+}
+
 /// All about one.
 pub fn one(status: &Value) -> String {
+    if status["kind"] == LENDER {
+        return lender(status);
+    }
     let hosts = &status["hosts"];
     let mut shown = format!(
         "{} {}: {}, {}, process {}\n",
@@ -131,6 +207,9 @@ pub fn one(status: &Value) -> String {
                 plural(number(&ranks["all"]), "rank"),
             ),
         );
+        if !job["memory"].is_null() {
+            memory(&job["memory"]).into_iter().for_each(|words| line("memory", words));
+        }
         let (operations, bytes) = (&job["operations"], &job["bytes"]);
         if captures {
             line(

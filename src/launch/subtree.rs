@@ -1,6 +1,6 @@
 //! Starting the nodes below this one, and the connections they make back to it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -98,6 +98,8 @@ pub struct Subtree {
     at_once: Rc<Semaphore>,
     /// Starts under way.
     starting: RefCell<Vec<Task<()>>>,
+    /// A node that is this machine, however the others are reached.
+    here: Cell<Option<NodeId>>,
 }
 
 impl std::fmt::Debug for Subtree {
@@ -124,7 +126,13 @@ impl Subtree {
             processes: Rc::default(),
             at_once: Rc::new(Semaphore::new(AT_ONCE)),
             starting: RefCell::default(),
+            here: Cell::new(None),
         }
+    }
+
+    /// This node is on this machine: no way has to be found there.
+    pub fn start_here(&self, node: NodeId) {
+        self.here.set(Some(node));
     }
 
     /// Whether all nodes are this machine.
@@ -148,14 +156,16 @@ impl Subtree {
                 (Rc::clone(&self.tasks), Rc::clone(&self.children), self.arrivals.clone());
             let (processes, at_once) = (Rc::clone(&self.processes), Rc::clone(&self.at_once));
             // Before anybody is told to come.
-            let coming = enroll.agent.come().then(|| arrivals.expect(spec.node));
+            let here = self.here.get() == Some(spec.node);
+            let coming = (enroll.agent.come() && !here).then(|| arrivals.expect(spec.node));
+            let kind = if here { AgentKind::Local } else { enroll.agent.clone() };
             let work = async move {
                 let ids: Vec<NodeId> = below.iter().map(|s| s.node).chain([spec.node]).collect();
                 let started = match coming {
                     Some(coming) => let_in(coming, enroll).await,
                     None => {
                         let _one = at_once.acquire().await;
-                        bring_up(&tasks, &arrivals, enroll, &processes).await
+                        bring_up(&tasks, &arrivals, &kind, enroll, &processes).await
                     }
                 };
                 match started {
@@ -212,15 +222,16 @@ fn below(nodes: &[NodeSpec], top: NodeId) -> Vec<NodeSpec> {
 async fn bring_up(
     tasks: &Spawner,
     arrivals: &Arrivals,
+    kind: &AgentKind,
     enroll: Enroll,
     processes: &RefCell<Vec<Process>>,
 ) -> Result<(Arrival, Report)> {
     let host = enroll.host.clone();
-    let Agent { mut reader, mut writer, process, said } = agent::start(tasks, &enroll.agent, &host).await?;
+    let Agent { mut reader, mut writer, process, said } = agent::start(tasks, kind, &host).await?;
     processes.borrow_mut().push(process);
     let node = enroll.node;
     let arrived = arrivals.expect(node);
-    let local = enroll.agent == AgentKind::Local;
+    let local = *kind == AgentKind::Local;
     let enroll = if local { Enroll { parent: Vec::new(), ..enroll } } else { enroll };
     let order = Packet::new(&Down { to: Target::Node(node), order: Order::Enroll(enroll) }, Vec::new());
     let joining = async {

@@ -10,12 +10,11 @@ use smol::future::FutureExt;
 
 use super::job::{self, Where};
 use crate::cli::{Exec, Part, PartFlags};
-use crate::error::{Context, say};
+use crate::error::say;
 use crate::launch;
 use crate::launch::blocks::Blocks;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
-use crate::launch::foreign::Foreign;
 use crate::launch::hosting::Ranks;
 use crate::launch::hostlist::Host;
 use crate::launch::outer::Outer;
@@ -25,7 +24,7 @@ use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::start_tree::StartCost;
 use crate::launch::stats::Phases;
 use crate::launch::status::Subject;
-use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
+use crate::net::wire::control::{AgentKind, View};
 use crate::net::wire::session::JobSpec;
 use crate::sys::process;
 use crate::{Error, Result};
@@ -37,12 +36,12 @@ use crate::{Error, Result};
 pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     let begun = Instant::now();
     // Before anything is opened.
-    let mut front = flags.front.map(process::inherited).transpose().op("use the descriptor of --front")?;
+    let mut front = job::front(flags.front)?;
     let named = flags.hosts.is_some() || flags.hostfile.is_some() || flags.agent.is_some();
     if !flags.dry_run
         && let Some(outer) = Outer::find()?
     {
-        if named || not_ours(flags).is_some() {
+        if named || job::not_ours!(flags).is_some() {
             let cause = format!("a launcher started {} of it", outer.size);
             let remedy =
                 "leave hosts, ranks and streams to it; or unset PMI_SIZE, PMI_RANK and PMI_FD for a job of each";
@@ -59,33 +58,20 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     process::keep_freed_memory();
     let mut parts = job::parts(parts, flags.ranks, flags.ppn, flags.hosts.as_deref());
     let named = job::hosts_of(&parts, flags.hosts.as_deref());
-    let Where { hosts, agent, here } = job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
-    // Without views there is nothing to take over.
-    let launcher = match &parts[..] {
-        [Part { words, .. }] if flags.view != View::None => Foreign::of(words)?,
-        _ => None,
-    };
-    if let Some(launcher) = &launcher {
-        if let Some(word) = not_ours(flags) {
-            let error = Error::usage("run a launcher's job", "streams and ranks are the launcher's").on(word);
-            return Err(error.remedy("use its own option"));
-        }
-        parts[0].words = launcher.program().to_vec();
-    }
+    let lending = job::lenders(flags.memory.as_deref())?;
+    let Where { hosts, lenders, agent, here } =
+        job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), lending)?;
+    let launcher = job::launcher(&mut parts, flags.view, job::not_ours!(flags))?;
     let mut spec = job::spec!(flags, &parts, &agent)?;
     if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
-        if !flags.quiet {
-            let program = parts[0].words[0].display();
-            say(format_args!("{program} lies on no shared file system: nothing is taken over"));
-        }
-        return launcher.alone(&spec);
+        return job::alone(launcher, &spec);
     }
     // Without hosts, without an allocation and without a number a program runs once, as it does without hpcrt.
     let alone = here && launcher.is_none();
     for block in spec.blocks.iter_mut().filter(|block| alone && block.per_host.is_none()) {
         block.ranks.get_or_insert(1);
     }
-    let Blocks { placement, .. } = Blocks::new(&hosts, &spec.blocks)?;
+    let Blocks { placement, .. } = Blocks::new(&hosts[..hosts.len() - lenders], &spec.blocks)?;
     if flags.dry_run {
         let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, &job::start_cost(flags.fan_out)?));
         return Ok(0);
@@ -94,6 +80,9 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
         placement.notes.iter().for_each(say);
     }
     let mut setup = job::setup!(flags, &hosts, agent);
+    setup.lenders = lenders;
+    // Nobody logs in where he is.
+    setup.first_here = here && lenders > 0 && !setup.agent.come();
     // Else the agents prepare no view, and nobody needs to know what the program loads.
     if !may_share(&spec) {
         spec.view = View::None;
@@ -162,22 +151,6 @@ fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
             code
         }))
     })
-}
-
-/// A flag that is for ranks that hpcrt starts itself.
-fn not_ours(flags: &Exec) -> Option<&'static str> {
-    let given = [
-        ("-n", flags.ranks.is_some()),
-        ("--ppn", flags.ppn.is_some()),
-        ("--stdin", flags.stdin != StdinTo::First),
-        ("--bind", flags.bind != Binding::None),
-        ("--label", flags.label),
-        ("--gather", flags.gather),
-        ("--output", flags.output.is_some()),
-        ("--timeout", flags.timeout.is_some()),
-        ("--keep-going", flags.keep_going),
-    ];
-    given.iter().find_map(|(flag, given)| given.then_some(*flag))
 }
 
 /// The control tree as `--dry-run` shows it.

@@ -4,19 +4,25 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::cli::Part;
+use crate::error::say;
 use crate::launch::allocation::{self, Source};
+use crate::launch::donors::{self, Donor};
+use crate::launch::foreign::Foreign;
 use crate::launch::hostlist::Host;
 use crate::launch::start_tree::StartCost;
 use crate::net::auth::SessionKey;
-use crate::net::wire::borrow::Borrow;
-use crate::net::wire::control::AgentKind;
-use crate::net::wire::session::Block;
-use crate::pager::{key, list};
+use crate::net::wire::borrow::{Borrow, Lender};
+use crate::net::wire::control::{AgentKind, View};
+use crate::net::wire::session::{Block, JobSpec};
+use crate::pager::{budget, key, list};
+use crate::sys::process;
+use crate::sys::resident::SERVERS;
 use crate::{Error, Result, error::Context};
 
 /// Variables of this process that mean nothing, or something wrong, on another host or in another launcher's job.
@@ -40,27 +46,38 @@ const NOT_PASSED: [&str; 14] = [
 /// The hosts, and how agents get there.
 pub(super) struct Where {
     pub(super) hosts: Vec<Host>,
+    /// The last so many of them only lend memory.
+    pub(super) lenders: usize,
     pub(super) agent: AgentKind,
     /// Nobody named hosts: this machine.
     pub(super) here: bool,
 }
 
-/// Finds the hosts.
-pub(super) fn place(list: Option<&str>, file: Option<&Path>, agent: Option<AgentKind>) -> Result<Where> {
+/// Finds the hosts. `lenders`: hosts that have to be there, too.
+pub(super) fn place(
+    list: Option<&str>,
+    file: Option<&Path>,
+    agent: Option<AgentKind>,
+    lenders: Vec<Host>,
+) -> Result<Where> {
     let text = |path: &Path| match path.to_str() {
         Some(text) => Ok(text.to_owned()),
         None => Err(Error::usage("read the hostfile", "its name is not UTF-8").on(path)),
     };
     let found = allocation::hosts(list, file.map(text).transpose()?.as_deref(), &allocation::Here)?;
     let here = found.source == Source::Localhost;
+    let mut hosts = found.hosts;
+    let others: Vec<Host> = lenders.into_iter().filter(|one| hosts.iter().all(|host| host.name != one.name)).collect();
+    let lenders = others.len();
+    hosts.extend(others);
     let agent = agent.unwrap_or_else(|| match found.source {
-        Source::Localhost => AgentKind::Local,
+        Source::Localhost if lenders == 0 => AgentKind::Local,
         // Neither a step nor a login is needed to get where we are.
-        Source::Slurm if matches!(&found.hosts[..], [host] if is_this(&host.name)) => AgentKind::Local,
+        Source::Slurm if matches!(&hosts[..], [host] if is_this(&host.name)) => AgentKind::Local,
         Source::Slurm => AgentKind::Srun,
         _ => AgentKind::Ssh,
     });
-    Ok(Where { hosts: found.hosts, agent, here })
+    Ok(Where { hosts, lenders, agent, here })
 }
 
 /// Whether a host of an allocation is the one that this process runs on.
@@ -83,6 +100,8 @@ macro_rules! setup {
     ($flags:expr, $hosts:expr, $agent:expr) => {
         $crate::launch::root::Setup {
             hosts: $hosts.iter().map($crate::launch::hostlist::Host::login).collect(),
+            lenders: 0,
+            first_here: false,
             agent: $agent,
             start: $crate::modes::job::start_cost($flags.fan_out)?,
             min_hosts: $flags.min_hosts,
@@ -121,7 +140,7 @@ macro_rules! spec {
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
-                memory: job::memory($flags.memory.as_deref(), $flags.local_mb)?,
+                memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
             })
@@ -129,6 +148,59 @@ macro_rules! spec {
     };
 }
 pub(super) use spec;
+
+/// A flag that is for ranks that hpcrt starts itself, if one is given.
+macro_rules! not_ours {
+    ($flags:expr) => {{
+        use $crate::net::wire::control::{Binding, StdinTo};
+        let given = [
+            ("-n", $flags.ranks.is_some()),
+            ("--ppn", $flags.ppn.is_some()),
+            ("--stdin", $flags.stdin != StdinTo::First),
+            ("--bind", $flags.bind != Binding::None),
+            ("--label", $flags.label),
+            ("--gather", $flags.gather),
+            ("--output", $flags.output.is_some()),
+            ("--timeout", $flags.timeout.is_some()),
+            ("--keep-going", $flags.keep_going),
+            ("--front", $flags.front.is_some()),
+        ];
+        given.iter().find_map(|(flag, given)| given.then_some(*flag))
+    }};
+}
+pub(super) use not_ours;
+
+/// The descriptor of `--front`; before anything is opened.
+pub(super) fn front(number: Option<u32>) -> Result<Option<OwnedFd>> {
+    number.map(process::inherited).transpose().op("use the descriptor of --front")
+}
+
+/// The launcher that is to start the ranks, if the words are one's; its program takes their place. `not_ours`: a flag that it makes
+/// impossible.
+pub(super) fn launcher(parts: &mut [Part], view: View, not_ours: Option<&'static str>) -> Result<Option<Foreign>> {
+    // Without views there is nothing to take over.
+    let launcher = match &parts[..] {
+        [Part { words, .. }] if view != View::None => Foreign::of(words)?,
+        _ => None,
+    };
+    if let Some(launcher) = &launcher {
+        if let Some(word) = not_ours {
+            let error = Error::usage("run a launcher's job", "streams and ranks are the launcher's").on(word);
+            return Err(error.remedy("use its own option"));
+        }
+        parts[0].words = launcher.program().to_vec();
+    }
+    Ok(launcher)
+}
+
+/// Becomes the launcher of a program that lies on no shared file system.
+pub(super) fn alone(launcher: &Foreign, spec: &JobSpec) -> Result<u8> {
+    if !spec.quiet {
+        let program = launcher.program()[0].display();
+        say(format_args!("{program} lies on no shared file system: nothing is taken over"));
+    }
+    launcher.alone(spec)
+}
 
 /// The programs of a job. The flags `-n` and `--ppn` before the first are its own, if it has none; `--hosts` are, if others have some.
 pub(super) fn parts(
@@ -239,31 +311,56 @@ pub(super) fn environment(set: &[String], here: bool) -> Result<Vec<Vec<u8>>> {
     Ok(vars.into_iter().map(line).collect())
 }
 
-/// The memory servers that programs are to use.
-pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>) -> Result<Option<Borrow>> {
-    /// Less would be taken by what is on its way.
-    const LEAST: u32 = 16;
-    let (list, local_mb) = match (list, local_mb) {
-        (None, None) => return Ok(None),
-        (None, Some(_)) => {
-            let error = Error::usage("use --local-mb", "there is no other memory to use");
-            return Err(error.remedy("name memory servers with --memory"));
-        }
-        (Some(_), None) => {
-            let error = Error::usage("use --memory", "how much each program may keep on its own node is not said");
-            return Err(error.remedy("say it with --local-mb"));
-        }
-        (Some(list), Some(local_mb)) => (list, local_mb),
+/// The hosts on which the job is to start memory servers.
+pub(super) fn lenders(list: Option<&str>) -> Result<Vec<Host>> {
+    let donors = list.map_or_else(|| Ok(Vec::new()), donors::parse)?;
+    let started = |donor| match donor {
+        Donor::Started { host, .. } => Some(host),
+        Donor::Running { .. } => None,
     };
-    if local_mb < LEAST {
-        let error = Error::usage("use --local-mb", format!("it is less than {LEAST}"));
-        return Err(error.on(local_mb.to_string()));
+    Ok(donors.into_iter().filter_map(started).collect())
+}
+
+/// The memory that programs are to use.
+pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>, mirror: bool) -> Result<Option<Borrow>> {
+    let Some(list) = list else {
+        let flag = if mirror { "use --mirror" } else { "use --local-mb" };
+        let error =
+            Error::usage(flag, "there is no other memory to use").remedy("name hosts that lend some with --memory");
+        return if mirror || local_mb.is_some() { Err(error) } else { Ok(None) };
+    };
+    let local = local_mb.map(|mb| u64::from(mb) * 1_000_000 / 4096 * 4096);
+    if let Some(mb) = local_mb.filter(|mb| u64::from(*mb) * 1_000_000 < budget::LEAST) {
+        let error = Error::usage("use --local-mb", format!("it is less than {}", budget::LEAST.div_ceil(1_000_000)));
+        return Err(error.on(mb.to_string()));
     }
-    let SessionKey(key) = key::read(&key::place()?).map_err(|error| {
-        error.remedy("the first hpcrt memserver of yours makes it; it must be the same on all hosts")
-    })?;
-    let servers = list::find(list)?;
-    Ok(Some(Borrow { servers, local: u64::from(local_mb) * 1_000_000 / 4096 * 4096, key, nonce: [0; 32] }))
+    let donors = donors::parse(list)?;
+    let lender = |donor: &Donor| {
+        Ok(match donor {
+            Donor::Running { host, port } => {
+                let name = if *port == list::PORT { host.clone() } else { format!("{host}:{port}") };
+                Lender { name, addresses: vec![list::address(host, *port)?.to_string()], lend: 0 }
+            }
+            Donor::Started { host, bytes } => Lender { name: host.login(), addresses: Vec::new(), lend: *bytes },
+        })
+    };
+    let servers = donors.iter().map(lender).collect::<Result<Vec<_>>>()?;
+    if servers.len() > SERVERS {
+        let cause = format!("it names {} servers, {SERVERS} can be used", servers.len());
+        return Err(Error::usage("use --memory", cause).on(list));
+    }
+    if mirror && servers.len() < 2 {
+        let error = Error::usage("use --mirror", "copies take two memory servers, and one is named");
+        return Err(error.on(list));
+    }
+    // Those that the job starts take any key; those that run have the user's.
+    let running = servers.iter().any(|server| server.lend == 0);
+    let SessionKey(key) = if running { key::read(&key::place()?).map_err(no_key)? } else { SessionKey::random() };
+    Ok(Some(Borrow { servers, local, mirror, key, nonce: [0; 32] }))
+}
+
+fn no_key(error: Error) -> Error {
+    error.remedy("the first hpcrt memserver of yours makes it; it must be the same on all hosts")
 }
 
 pub(super) fn bytes(text: impl AsRef<OsStr>) -> Vec<u8> {

@@ -6,22 +6,28 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
 use super::job::{self, Where};
 use crate::cli::{Part, SessionRun, SessionStart};
+use crate::error::EXIT_FAILED;
 use crate::launch::console::{self, Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
 use crate::launch::fold::fold;
+use crate::launch::foreign::Foreign;
+use crate::launch::guest;
+use crate::launch::launcher;
 use crate::launch::progress::Progress;
 use crate::launch::resident;
-use crate::launch::session::{Reading, Session};
+use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::status::Subject;
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::AgentKind;
-use crate::net::wire::session::{SessionAsk, SessionTell};
+use crate::net::wire::session::{JobSpec, SessionAsk, SessionTell};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -33,7 +39,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let begun = Instant::now();
     let signals = catch_signals()?;
     let Where { hosts, agent, .. } =
-        job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone())?;
+        job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), Vec::new())?;
     let setup = job::setup!(flags, &hosts, agent);
     let name = door::session_name();
     // Before there are threads, and before the pipe, whose end it would keep open.
@@ -48,7 +54,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         ready.read_to_end(&mut word).op("wait for the session")?;
         // Without a word it failed, and said why.
         if word.is_empty() {
-            return Ok(crate::error::EXIT_FAILED);
+            return Ok(EXIT_FAILED);
         }
         let _ = writeln!(io::stdout(), "{name}");
         return Ok(0);
@@ -98,10 +104,16 @@ fn detach(console: &mut Console) -> io::Result<()> {
 
 /// Runs a job in a session.
 pub(super) fn run(flags: &SessionRun, parts: &[Part]) -> Result<u8> {
+    // Before anything is opened.
+    let front = job::front(flags.front)?;
     let signals = catch_signals()?;
     // What belongs to this host only is not passed on: the session's hosts may be others.
-    let parts = job::parts(parts, flags.ranks, flags.ppn, None);
+    let mut parts = job::parts(parts, flags.ranks, flags.ppn, None);
+    let launcher = job::launcher(&mut parts, flags.view, job::not_ours!(flags))?;
     let spec = job::spec!(flags, &parts, &AgentKind::Ssh)?;
+    if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
+        return job::alone(launcher, &spec);
+    }
     let session = connect(&flags.session)?;
     let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("hand over the standard streams");
     let mut fds = vec![
@@ -109,44 +121,104 @@ pub(super) fn run(flags: &SessionRun, parts: &[Part]) -> Result<u8> {
         copy(io::stdout().as_fd())?,
         copy(io::stderr().as_fd())?,
     ];
-    fds.extend(console::readable_stdin());
-    resident::ask(&session, &SessionAsk::Run, &fds)?;
+    let asked = SessionAsk::Run { front: front.is_some(), launcher: launcher.is_some() };
+    fds.extend(front);
+    if launcher.is_none() {
+        fds.extend(console::readable_stdin());
+    }
+    resident::ask(&session, &asked, &fds)?;
     drop::<Vec<OwnedFd>>(fds);
     smol::block_on(async {
         let (session, signals) =
             (Async::new(session).op("hear the session")?, Async::new(signals).op("watch signals")?);
-        let ended = async {
-            match session.read_with(Seqpacket::receive_now::<SessionTell>).await {
-                Ok(Some((SessionTell::Ended { code }, _))) => Ok(code),
-                _ => Err(Error::new("run the job", "the session ended")),
-            }
-        };
-        let pass_on = async {
-            loop {
-                let signal = console::next_signal(&signals).await?;
-                resident::ask(session.get_ref(), &SessionAsk::Signal { signal: signal as i32 }, &[])?;
-                if signal == nix::sys::signal::Signal::SIGTSTP {
-                    process::stop_here();
-                    let resumed = nix::sys::signal::Signal::SIGCONT as i32;
-                    resident::ask(session.get_ref(), &SessionAsk::Signal { signal: resumed }, &[])?;
-                }
-            }
-        };
-        ended.or(pass_on).await
+        match launcher {
+            Some(launcher) => launch(&session, &signals, &launcher, &spec).await,
+            None => hear_end(&session).or(pass_on(&session, &signals)).await,
+        }
     })
+}
+
+/// What the session says next.
+async fn hear(session: &Async<Seqpacket>) -> Result<SessionTell> {
+    match session.read_with(Seqpacket::receive_now::<SessionTell>).await {
+        Ok(Some((tell, _))) => Ok(tell),
+        _ => Err(Error::new("run the job", "the session ended")),
+    }
+}
+
+/// Waits for the job's end: its exit code.
+async fn hear_end(session: &Async<Seqpacket>) -> Result<u8> {
+    loop {
+        if let SessionTell::Ended { code } = hear(session).await? {
+            return Ok(code);
+        }
+    }
+}
+
+/// Passes signals on to the job; never ends.
+async fn pass_on(session: &Async<Seqpacket>, signals: &Async<SignalFd>) -> Result<u8> {
+    loop {
+        let signal = console::next_signal(signals).await?;
+        resident::ask(session.get_ref(), &SessionAsk::Signal { signal: signal as i32 }, &[])?;
+        if signal == Signal::SIGTSTP {
+            process::stop_here();
+            resident::ask(session.get_ref(), &SessionAsk::Signal { signal: Signal::SIGCONT as i32 }, &[])?;
+        }
+    }
+}
+
+/// Runs another launcher when the session's hosts are ready for its programs. The exit code is its own.
+async fn launch(
+    session: &Async<Seqpacket>,
+    signals: &Async<SignalFd>,
+    launcher: &Foreign,
+    spec: &JobSpec,
+) -> Result<u8> {
+    let opened = async {
+        match hear(session).await? {
+            SessionTell::Open { job } => Ok(Ok(job)),
+            SessionTell::Ended { code } => Ok(Err(code)),
+            other => Err(Error::new("run the job", format!("the session answered {other:?}"))),
+        }
+    };
+    // While the hosts prepare, signals are for them.
+    let job = match opened.or(async { pass_on(session, signals).await.map(Err) }).await? {
+        Ok(job) => job,
+        Err(code) => return Ok(code),
+    };
+    let words = launcher.with(&guest::prefix(&job)?);
+    let mut failed = None;
+    let signal = async || match console::next_signal(signals).await {
+        Ok(signal) => signal,
+        Err(_) => smol::future::pending().await,
+    };
+    let fails = async || match failed {
+        None => failed = Some(hear_end(session).await),
+        Some(_) => smol::future::pending().await,
+    };
+    let code = launcher::run(&words, spec, signal, fails).await;
+    if let Some(failed) = failed {
+        return failed;
+    }
+    let over = SessionAsk::Over { code: code.as_ref().copied().unwrap_or(EXIT_FAILED) };
+    resident::ask(session.get_ref(), &over, &[])?;
+    let ended = hear_end(session).await;
+    code.and(ended)
 }
 
 /// Connects to a session; a job of its own is none.
 fn connect(name: &str) -> Result<Seqpacket> {
-    if name.starts_with(door::JOB) {
-        return Err(Error::usage("find the session", "that is a job, not a session").on(name));
-    }
-    door::connect(name)
+    let what = match name.chars().next() {
+        Some(door::JOB) => "that is a job, not a session",
+        Some(door::MEMORY) => "that is a memory server, not a session",
+        _ => return door::connect(name),
+    };
+    Err(Error::usage("find the session", what).on(name))
 }
 
 /// Shows the sessions.
 pub(super) fn list() -> Result<u8> {
-    for name in door::names()?.into_iter().filter(|name| !name.starts_with(door::JOB)) {
+    for name in door::names()?.into_iter().filter(|name| !name.starts_with([door::JOB, door::MEMORY])) {
         let Ok(session) = connect(&name) else { continue };
         resident::ask(&session, &SessionAsk::About, &[])?;
         if let Some((SessionTell::About { hosts, jobs, stored }, _)) = answer(session)? {

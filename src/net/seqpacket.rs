@@ -111,8 +111,11 @@ impl Seqpacket {
         let mut space = [MaybeUninit::uninit(); SPACE];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut bytes)];
+        let mut left = false;
         let len = loop {
             match recvmsg(&self.0, &mut slices, &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
+                // The kernel looks for a message first and for the peer's end afterwards: between the two it may have sent one and left.
+                Ok(end) if end.bytes == 0 && !left => left = true,
                 // A peer that left without reading everything: said once, before what it sent and its end can be read.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
                 result => break result?.bytes,
@@ -198,5 +201,21 @@ mod tests {
         assert_eq!(b.receive_now::<Ask>().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(a);
         assert!(b.receive::<Ask>().unwrap().is_none());
+    }
+
+    #[test]
+    fn the_last_words_of_a_peer_that_leaves_are_heard() {
+        for round in 0..20_000 {
+            let (a, b) = Seqpacket::pair().unwrap();
+            let leaves = std::thread::spawn(move || a.send(&Ask::Go, &[]).unwrap());
+            let heard = loop {
+                match b.receive_now::<Ask>() {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    heard => break heard.unwrap(),
+                }
+            };
+            assert!(matches!(heard, Some((Ask::Go, _))), "round {round}");
+            leaves.join().unwrap();
+        }
     }
 }

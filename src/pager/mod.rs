@@ -1,6 +1,8 @@
-//! Memory of other nodes: who lends it ([`server`], [`store`], [`promise`], [`key`]), and who borrows it ([`list`], [`borrow`]).
+//! Memory of other nodes: who lends it ([`server`], [`store`], [`promise`], [`key`]), and who borrows it ([`list`], [`borrow`], [`budget`], [`counts`]).
 
 pub mod borrow;
+pub mod budget;
+pub mod counts;
 pub mod key;
 pub mod list;
 pub mod promise;

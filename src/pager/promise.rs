@@ -26,7 +26,7 @@ fn against(bytes: u64, limits: &[Limit]) -> Result<()> {
     let most = left.saturating_sub(OWN) / 1_000_000;
     Err(Error::usage("lend", cause)
         .on(HumanBytes(bytes).to_string())
-        .remedy(format!("at most --mb {most} can be kept")))
+        .remedy(format!("at most {most} MB can be lent here")))
 }
 
 #[cfg(test)]
@@ -41,7 +41,10 @@ mod tests {
         let error = against(1 << 30, &limits).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         let said = error.to_string();
-        assert!(said.contains("group is 2.00 GiB, of which 1.00 GiB are left") && said.contains("--mb 1006"), "{said}");
+        assert!(
+            said.contains("group is 2.00 GiB, of which 1.00 GiB are left") && said.contains("at most 1006 MB"),
+            "{said}"
+        );
         assert!(against(u64::MAX, &limits).is_err());
     }
 }

@@ -50,8 +50,8 @@ impl Session {
         const NONE: Bits = [0; 4];
         let plain = |op, data| Ok(Answer { page: page.answer(op, data, NONE), span: None });
         match (ask, &self.lease) {
-            (Ask::Open { client }, None) => {
-                let lease = self.store.open(client);
+            (Ask::Open { client, label }, None) => {
+                let lease = self.store.open(client, label);
                 let (capacity, used) = (lease.store().capacity(), lease.store().used());
                 self.lease = Some(lease);
                 plain(op::OPENED, [capacity, used, 0, 0])
@@ -113,6 +113,32 @@ fn parts_mut(mut bytes: &mut [u8], data: Bits) -> Vec<&mut [u8]> {
         (bytes, at) = (rest, (first + count) * PAGE);
     }
     parts
+}
+
+/// What a server is to do that an agent starts, as it is told: one line on its standard input, which also takes its answer: its
+/// addresses, a line each, and an empty one.
+#[derive(Debug)]
+pub struct Terms {
+    /// To be lent.
+    pub bytes: u64,
+    /// It is asked over the loopback interface only.
+    pub here: bool,
+    pub key: SessionKey,
+}
+
+impl Terms {
+    /// As a line, with its end.
+    pub fn to_line(&self) -> String {
+        format!("{} {} {}\n", self.bytes, u8::from(self.here), blake3::Hash::from(self.key.0).to_hex())
+    }
+
+    /// From such a line.
+    pub fn parse(line: &str) -> Option<Terms> {
+        let mut words = line.split_whitespace();
+        let (bytes, here) = (words.next()?.parse().ok()?, words.next()? == "1");
+        let key = SessionKey(*blake3::Hash::from_hex(words.next()?).ok()?.as_bytes());
+        Some(Terms { bytes, here, key })
+    }
 }
 
 /// Lends what is in `store` to whoever has the key, for ever.

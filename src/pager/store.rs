@@ -29,6 +29,17 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Pages {
     spans: Mutex<HashMap<u64, Kept>>,
+    label: Bits,
+    /// Pages that hold something.
+    count: AtomicU64,
+}
+
+/// What a client takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Use {
+    /// What it calls itself.
+    pub label: Bits,
+    pub pages: u64,
 }
 
 /// A span, and which of its pages hold something.
@@ -89,9 +100,16 @@ impl Store {
         lock(&self.clients).len()
     }
 
-    /// A client's lease; the first makes it known.
-    pub fn open(self: &Arc<Store>, client: Client) -> Lease {
-        let pages = Arc::clone(lock(&self.clients).entry(client).or_default());
+    /// What each client takes, in no order.
+    pub fn uses(&self) -> Vec<Use> {
+        let taken = |pages: &Arc<Pages>| Use { label: pages.label, pages: pages.count.load(Ordering::Relaxed) };
+        lock(&self.clients).values().map(taken).collect()
+    }
+
+    /// A client's lease; the first makes it known, under a label.
+    pub fn open(self: &Arc<Store>, client: Client, label: Bits) -> Lease {
+        let fresh = || Arc::new(Pages { label, ..Pages::default() });
+        let pages = Arc::clone(lock(&self.clients).entry(client).or_insert_with(fresh));
         Lease { store: Arc::clone(self), client, pages }
     }
 
@@ -143,8 +161,10 @@ impl Lease {
         let after = std::array::from_fn(|at| (before[at] | data[at]) & !zero[at]);
         let (less, more) = (count(&before) as u64, count(&after) as u64);
         let left = without(after, data);
+        let taken = || self.pages.count.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
         if spans.get(&number).is_some_and(|kept| Arc::strong_count(&kept.owner) > 1) {
             self.store.take(more)?;
+            taken();
             let Some(old) = spans.remove(&number) else { return Ok(()) };
             copy(&mut fresh, &old.span, left);
             fresh.forget(without([u64::MAX; 4], after));
@@ -157,6 +177,7 @@ impl Lease {
         }
         self.store.take(more.saturating_sub(less))?;
         self.store.used.fetch_sub(less.saturating_sub(more), Ordering::Relaxed);
+        taken();
         match spans.get_mut(&number) {
             _ if count(&after) == 0 => drop(spans.remove(&number)),
             // All that counts is in the fresh one, if what it held before is put right.
@@ -195,15 +216,19 @@ impl Lease {
     pub fn forget(&self, first: u64, spans: u64) {
         let mut kept = lock(&self.pages.spans);
         let before = kept.len();
-        let mut pages = 0;
-        let mut forget = |kept: Kept| pages += kept.let_go();
+        let (mut pages, mut freed) = (0, 0);
+        let mut forget = |kept: Kept| {
+            pages += count(&kept.data) as u64;
+            freed += kept.let_go();
+        };
         if spans < before as u64 {
             (first..first.saturating_add(spans)).filter_map(|number| kept.remove(&number)).for_each(&mut forget);
         } else {
             let last = first.saturating_add(spans);
             kept.extract_if(|number, _| (first..last).contains(number)).for_each(|(_, kept)| forget(kept));
         }
-        self.store.used.fetch_sub(pages, Ordering::Relaxed);
+        self.store.used.fetch_sub(freed, Ordering::Relaxed);
+        self.pages.count.fetch_sub(pages, Ordering::Relaxed);
     }
 
     /// Keeps from now on what another client keeps now: false if there is none, or this one keeps something already.
@@ -215,6 +240,7 @@ impl Lease {
         let mut ours = lock(&self.pages.spans);
         let allowed = ours.is_empty();
         if allowed {
+            self.pages.count.fetch_add(other.count.load(Ordering::Relaxed), Ordering::Relaxed);
             *ours = copied;
         }
         allowed
@@ -287,22 +313,23 @@ mod tests {
     #[test]
     fn clients_see_their_own_and_leave_nothing() {
         let store = Store::new(10 << 20);
-        let (one, two) = (store.open([1, 1]), store.open([1, 2]));
+        let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
         put(&one, 5, bits(0..256), bits([]), 1).unwrap();
         put(&two, 5, bits([3]), bits([]), 2).unwrap();
         assert_eq!((seen(&one, 5)[3], seen(&two, 5)[3], seen(&two, 5)[4], store.used()), (1, 2, 0, 257));
-        let again = store.open([1, 1]);
+        let again = store.open([1, 1], Bits::default());
         drop(one);
         assert_eq!((seen(&again, 5)[255], store.clients()), (1, 2), "another connection holds it");
         drop(again);
         assert_eq!((store.used(), store.clients()), (1, 1));
-        assert_eq!(seen(&store.open([1, 1]), 5), vec![0; 256], "who comes back finds nothing");
+        assert_eq!(store.uses(), [Use { label: Bits::default(), pages: 1 }]);
+        assert_eq!(seen(&store.open([1, 1], Bits::default()), 5), vec![0; 256], "who comes back finds nothing");
     }
 
     #[test]
     fn full_is_said_and_changes_nothing() {
         let store = Store::new(4 * PAGE as u64);
-        let lease = store.open([0, 0]);
+        let lease = store.open([0, 0], Bits::default());
         put(&lease, 0, bits([0, 1, 2]), bits([]), 1).unwrap();
         assert_eq!(put(&lease, 0, bits([2, 3, 4]), bits([]), 2), Err(Full { capacity: 4, used: 3 }));
         assert_eq!(seen(&lease, 0)[..5], [1, 1, 1, 0, 0]);
@@ -315,7 +342,7 @@ mod tests {
     #[test]
     fn what_is_being_sent_does_not_change() {
         let store = Store::new(10 << 20);
-        let lease = store.open([0, 0]);
+        let lease = store.open([0, 0], Bits::default());
         put(&lease, 0, bits([0, 1]), bits([]), 1).unwrap();
         let (sent, data) = lease.get(0, bits([0, 1])).unwrap();
         put(&lease, 0, bits([1]), bits([0]), 2).unwrap();
@@ -326,11 +353,12 @@ mod tests {
     #[test]
     fn a_copy_is_what_it_was_and_counts_what_differs() {
         let store = Store::new(8 * PAGE as u64);
-        let (one, two) = (store.open([1, 1]), store.open([1, 2]));
+        let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
         put(&one, 5, bits([0, 1, 2]), bits([]), 1).unwrap();
         put(&one, 6, bits([0]), bits([]), 1).unwrap();
         assert!(!two.copy([9, 9]) && !two.copy([1, 2]) && two.copy([1, 1]) && !two.copy([1, 1]));
         assert_eq!((seen(&two, 5)[..4].to_vec(), store.used()), (vec![1, 1, 1, 0], 4));
+        assert!(store.uses().iter().all(|one| one.pages == 4));
         put(&one, 5, bits([3]), bits([0]), 3).unwrap();
         assert_eq!((seen(&one, 5)[..4].to_vec(), seen(&two, 5)[..4].to_vec()), (vec![0, 1, 1, 3], vec![1, 1, 1, 0]));
         assert_eq!(store.used(), 7);
@@ -339,7 +367,7 @@ mod tests {
         put(&two, 6, bits([]), bits([0]), 0).unwrap();
         assert_eq!((seen(&one, 6)[0], store.used()), (1, 7));
         put(&one, 8, bits([0]), bits([]), 1).unwrap();
-        let three = store.open([1, 3]);
+        let three = store.open([1, 3], Bits::default());
         assert!(three.copy([1, 1]));
         assert_eq!(put(&three, 5, bits([0]), bits([]), 1), Err(Full { capacity: 8, used: 8 }));
         drop((one, two));
@@ -353,7 +381,7 @@ mod tests {
         #[test]
         fn as_a_table_of_pages(steps in prop::collection::vec((0..3u64, prop::collection::vec(0..256usize, 0..40), 0..4u8, any::<bool>()), 1..40)) {
             let store = Store::new(600 * PAGE as u64);
-            let lease = store.open([7, 7]);
+            let lease = store.open([7, 7], Bits::default());
             let mut model = HashMap::<(u64, usize), u8>::new();
             for (span, pages, value, hold) in steps {
                 let held = hold.then(|| lease.get(span, [u64::MAX; 4]));

@@ -17,7 +17,7 @@ pub struct Limit {
     pub left: u64,
 }
 
-/// Everything that bounds it: the machine, its memory cgroup and those above it, its resource limits.
+/// Everything that bounds it: what it shares with others, and its resource limits.
 pub fn limits() -> Vec<Limit> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let resource = |name: &str, resource, used: &str| {
@@ -25,17 +25,34 @@ pub fn limits() -> Vec<Limit> {
         let used = kib(&status, used).unwrap_or(0);
         Some(Limit { name: name.to_owned(), bytes, left: bytes.saturating_sub(used) })
     };
+    let own = [
+        resource("RLIMIT_AS (ulimit -v)", Resource::As, "VmSize:"),
+        resource("RLIMIT_DATA (ulimit -d)", Resource::Data, "VmData:"),
+    ];
+    own.into_iter().flatten().chain(shared()).collect()
+}
+
+/// What it shares with other processes: the machine's memory, its memory cgroup and those above it, what Slurm gave the job here.
+pub fn shared() -> Vec<Limit> {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let machine = kib(&meminfo, "MemTotal:").map(|bytes| {
         let left = kib(&meminfo, "MemAvailable:").unwrap_or(bytes);
         Limit { name: "this machine's memory".to_owned(), bytes, left }
     });
-    let own = [
-        machine,
-        resource("RLIMIT_AS (ulimit -v)", Resource::As, "VmSize:"),
-        resource("RLIMIT_DATA (ulimit -d)", Resource::Data, "VmData:"),
-    ];
-    own.into_iter().flatten().chain(cgroups()).collect()
+    let slurm = slurm(|name| std::env::var(name).ok()?.parse().ok());
+    [machine, slurm].into_iter().flatten().chain(cgroups()).collect()
+}
+
+/// What Slurm says in the environment: the same on all nodes of a job, in MiB. Sites that have no cgroups for memory enforce it, too.
+fn slurm(number: impl Fn(&str) -> Option<u64>) -> Option<Limit> {
+    let limit = |name: &str, mib: u64| {
+        let bytes = mib.checked_mul(1 << 20)?;
+        (bytes > 0).then(|| Limit { name: name.to_owned(), bytes, left: bytes })
+    };
+    if let Some(mib) = number("SLURM_MEM_PER_NODE") {
+        return limit("SLURM_MEM_PER_NODE", mib);
+    }
+    limit("SLURM_MEM_PER_CPU", number("SLURM_MEM_PER_CPU")?.checked_mul(number("SLURM_CPUS_ON_NODE")?)?)
 }
 
 fn kib(text: &str, name: &str) -> Option<u64> {
@@ -53,11 +70,20 @@ fn cgroups() -> Vec<Limit> {
             let group = Path::new(mount).join(group);
             let [limit, usage] = files.map(|file| group.join(file));
             let Some(bytes) = number(&limit) else { continue };
-            let used = number(usage).unwrap_or(0);
+            // What can be had back without writing anything is not in the way.
+            let used = number(usage).unwrap_or(0).saturating_sub(idle_files(&group));
             found.push(Limit { name: limit.display().to_string(), bytes, left: bytes.saturating_sub(used) });
         }
     }
     found
+}
+
+/// Bytes of file pages of a group that nobody has used for a while.
+fn idle_files(group: &Path) -> u64 {
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    // Version 1 counts those of the groups below in the second.
+    let line = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    line("total_inactive_file ").or_else(|| line("inactive_file ")).unwrap_or(0)
 }
 
 /// Where the limits of the groups named by `/proc/self/cgroup` can be: mount point, files of limit and usage, path of the group.
@@ -112,6 +138,17 @@ mod tests {
             machine.left > 0 && machine.left <= machine.bytes && limits.iter().all(|limit| limit.left <= limit.bytes)
         );
         assert_eq!(kib("VmSize:\t  12 kB\nX: 1 kB\n", "VmSize:"), Some(12 << 10));
+    }
+
+    #[test]
+    fn slurm_says_it_by_node_or_by_processor() {
+        let of = |vars: &[(&str, u64)]| {
+            slurm(|name| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| *value))
+                .map(|limit| limit.bytes >> 20)
+        };
+        assert_eq!(of(&[("SLURM_MEM_PER_NODE", 512)]), Some(512));
+        assert_eq!(of(&[("SLURM_MEM_PER_CPU", 100), ("SLURM_CPUS_ON_NODE", 4)]), Some(400));
+        assert_eq!((of(&[("SLURM_MEM_PER_NODE", 0)]), of(&[("SLURM_MEM_PER_CPU", 100)]), of(&[])), (None, None, None));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The few places with unsafe and raw system calls. Everything above is safe Rust.
 
+pub mod board;
 pub mod boot;
 pub mod memory;
 pub mod mpir;
@@ -29,6 +30,16 @@ pub mod page;
 /// The same of the resident in a program and its node's agent.
 #[path = "../../static-bootstrap/sys/src/resident.rs"]
 pub mod resident;
+
+/// What the pager in a program counts, shared with it by file and, while it runs, in memory.
+#[path = "../../static-bootstrap/sys/src/counts.rs"]
+pub mod counts;
+
+/// Which memory servers keep what, shared by file likewise.
+#[path = "../../static-bootstrap/sys/src/places.rs"]
+pub mod places;
+#[cfg(test)]
+mod places_tests;
 
 /// The tags of frames as the resident makes them; here for their tests.
 #[cfg(test)]

@@ -14,6 +14,17 @@ pub fn number(path: impl AsRef<Path>) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// A number that this machine has until it is started again: the same for all containers on it, and for nobody else.
+pub fn machine() -> Option<u64> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    u64::from_str_radix(&boot.get(..18)?.replace('-', ""), 16).ok()
+}
+
+/// Processors that this process may use, as far as that can be found out; at least one.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 /// A directory in which files could be staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Directory {

@@ -263,6 +263,8 @@ pub enum Role {
     Agent,
     Keeper,
     JobKeeper,
+    /// A memory server of the job.
+    Lender,
     Rank,
 }
 
@@ -286,6 +288,7 @@ fn role_of(pid: Pid) -> Option<Role> {
                 Role::Keeper
             }
         }
+        Some(&b"serve") if words.get(2) == Some(&&b"--lend"[..]) => Role::Lender,
         Some(&b"serve") => Role::Agent,
         Some(&b"exec") if ours => Role::FrontEnd,
         _ => Role::Rank,

@@ -123,6 +123,12 @@ impl<'a> Slurm<'a> {
         }
     }
 
+    /// What it keeps and logs, without its directories.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let files = fs::read_dir(&self.place).unwrap().flatten().map(|entry| entry.path());
+        files.filter(|path| path.is_file()).collect()
+    }
+
     /// What a job wrote so far.
     pub fn output(&self, job: &str) -> String {
         fs::read_to_string(self.place.join(format!("{job}.out"))).unwrap_or_default()

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::run::{run, succeeds};
 
 /// Package and what for.
-const PACKAGES: [(&str, &str); 18] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("gcc", "test programs"),
     ("libc6-dev", "test programs"),
     ("musl-tools", "test programs with another C library"),
@@ -23,6 +23,7 @@ const PACKAGES: [(&str, &str); 18] = [
     ("openmpi-bin", "programs of Open MPI 4"),
     ("libopenmpi-dev", "programs of Open MPI 4"),
     ("lammps", "a real program of MPI"),
+    ("hpcc", "a real program of MPI"),
     ("rsync", "the reference for distribution"),
 ];
 

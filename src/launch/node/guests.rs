@@ -11,7 +11,7 @@ use smol::future::FutureExt;
 use smol::{Async, Timer};
 
 use super::job::{Job, misunderstood, unheard};
-use crate::launch::guest::Porch;
+use crate::launch::guest::{self, Porch};
 use crate::launch::keeper::KILLED;
 use crate::loader::audit::Audit;
 use crate::net::seqpacket::Seqpacket;
@@ -46,7 +46,7 @@ struct Present {
 impl Job {
     /// Asks the keeper for the namespaces that guests enter.
     pub(super) async fn share(&self) -> Result<()> {
-        let ask = Ask::Share { session: self.node.session.clone() };
+        let ask = Ask::Share { name: guest::name(&self.node.session, self.launch.job) };
         self.tell_keeper(&ask, &[]).await.map_err(|e| unheard("show the program's files", e))?;
         match self.heard().await? {
             (Tell::Inside, fds) => {
@@ -60,9 +60,8 @@ impl Job {
     /// Lets guests in until as many as expected have come and ended, or the job is ended; then nobody of them is left.
     pub(super) async fn have_guests(self: &Rc<Self>) -> Result<()> {
         self.started.set(true);
-        let porch = Porch::of(&self.node.session)?;
-        let opened = porch.open()?;
         let (job, node) = (self.launch.job, self.node.id);
+        let opened = Porch::of(&guest::name(&self.node.session, job))?.open()?;
         self.node.report(&Report::Open { job, node }).await;
         let present = Rc::new(RefCell::new(Present::default()));
         let serve = async {

@@ -67,7 +67,7 @@ pub(super) struct Job {
     pub(super) times: Cell<JobTimes>,
     /// Ranks that have not ended.
     pub(super) running: Cell<u32>,
-    memory: RefCell<Option<Memory>>,
+    pub(super) memory: RefCell<Option<Memory>>,
 }
 
 impl Job {
@@ -100,7 +100,7 @@ impl Job {
     }
 
     fn hand_over(node: &Rc<Node>, mut launch: Launch, place: Place) -> Result<Rc<Job>> {
-        let memory = Memory::open(node, &mut launch)?;
+        let memory = Memory::open(node, &mut launch, &place)?;
         let members = node.members_of(launch.job);
         let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;

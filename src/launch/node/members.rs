@@ -1,7 +1,7 @@
 //! The members of a job on this node: their descriptors, and what is said on them. One epoll set, one buffer, and no work for who says
 //! nothing.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,6 +15,7 @@ use smol::future::FutureExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use crate::Error;
 use crate::launch::fold::fold_ranks;
 use crate::launch::pmi;
 use crate::net::collective::text::{self, Pmi, Request};
@@ -22,6 +23,7 @@ use crate::net::collective::{Answer, Branch, TOTAL_MAX, pieces};
 use crate::net::link::Packet;
 use crate::net::wire::collective::{Act, Name, Verdict, Word};
 use crate::net::wire::control::{JobId, Launch, NodeId, Report};
+use crate::sys::board::Board;
 
 /// A member waits this long for the others, unless it says how long.
 const WITHIN: Duration = Duration::from_secs(600);
@@ -40,7 +42,7 @@ pub(super) struct Members {
     set: Epoll,
     ready: Async<OwnedFd>,
     branch: RefCell<Branch>,
-    ends: RefCell<Vec<Option<End>>>,
+    pub(super) ends: RefCell<Vec<Option<End>>>,
     /// There are words to send, or something to wait for has changed.
     woken: (Sender<()>, Receiver<()>),
     /// When those who wait do not want to any longer.
@@ -50,11 +52,19 @@ pub(super) struct Members {
     words: RefCell<VecDeque<(Word, Vec<u8>)>>,
     /// Ranks of this node that are not over.
     left: Cell<u32>,
+    /// Shared with members that want it ([`super::board`]): with how many, and how many of them have called and are not answered.
+    pub(super) board: OnceCell<Board>,
+    pub(super) sharing: Cell<u32>,
+    pub(super) held: Cell<u32>,
+    /// There are answers on it that nobody was woken for.
+    pub(super) answered: Cell<bool>,
+    pub(super) looking: Cell<bool>,
+    pub(super) look_again: Cell<bool>,
 }
 
 /// The agent's end of a member's descriptor.
-struct End {
-    socket: OwnedFd,
+pub(super) struct End {
+    pub(super) socket: OwnedFd,
     inbox: Vec<u8>,
     /// What the socket did not take.
     outbox: Vec<u8>,
@@ -66,6 +76,12 @@ struct End {
     naming: &'static str,
     /// Its program's number in the job.
     app: u32,
+    /// It shares the board.
+    pub(super) shares: bool,
+    /// Its request stands there, and the reply will.
+    pub(super) on_board: bool,
+    /// Its call is counted there and not answered.
+    pub(super) held: bool,
 }
 
 /// Between front end and master, on the master's node.
@@ -106,6 +122,12 @@ impl Members {
             ready,
             ends: RefCell::new(all.iter().map(|_| None).collect()),
             left: Cell::new(u32::try_from(all.len()).unwrap_or(u32::MAX)),
+            board: OnceCell::new(),
+            sharing: Cell::new(0),
+            held: Cell::new(0),
+            answered: Cell::new(false),
+            looking: Cell::new(false),
+            look_again: Cell::new(false),
             branch: RefCell::new(Branch::new(node.id, launch.size, all, expected)),
             woken: bounded(1),
             deadline: Cell::new(None),
@@ -124,7 +146,18 @@ impl Members {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let member = self.branch.borrow().ranks().binary_search(&rank).map_err(|_| io::ErrorKind::InvalidInput)?;
         self.set.add(&ours, EpollEvent::new(EpollFlags::EPOLLIN, member as u64))?;
-        let end = End { socket: ours, inbox: Vec::new(), outbox: Vec::new(), pmi: false, full: false, naming: "", app };
+        let end = End {
+            socket: ours,
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            pmi: false,
+            full: false,
+            naming: "",
+            app,
+            shares: false,
+            on_board: false,
+            held: false,
+        };
         self.ends.borrow_mut()[member] = Some(end);
         Ok(theirs)
     }
@@ -166,7 +199,13 @@ impl Members {
                     self.reply(member, &pmi::named(kind, port.as_deref().map_err(String::as_str)));
                 }
             }
-            other => self.branch.borrow_mut().handle_verdict(other, body),
+            other => {
+                // What has been called is said of all who did.
+                if matches!(other, Verdict::Roll { .. } | Verdict::Broken { .. }) {
+                    self.look();
+                }
+                self.branch.borrow_mut().handle_verdict(other, body);
+            }
         }
         self.deliver();
         self.answer();
@@ -216,6 +255,7 @@ impl Members {
     fn expire(&self) {
         let now = Instant::now();
         if self.deadline.get().is_some_and(|at| at <= now) {
+            self.look();
             self.deadline.set(None);
             self.branch.borrow_mut().handle_late();
         }
@@ -257,13 +297,13 @@ impl Members {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
             // It has closed its end. What it must do with others it does not do any more; its end is told when it ends.
             Ok(_) | Err(_) => {
-                ends[member] = None;
-                return;
+                drop(ends);
+                return self.close(member);
             }
         };
         if let Err(why) = heard {
             self.reply(member, &text::error(&why));
-            self.ends.borrow_mut()[member] = None;
+            self.close(member);
         }
     }
 
@@ -292,10 +332,11 @@ impl Members {
         Ok(())
     }
 
-    fn obey(&self, member: usize, request: Request<'_>) {
+    pub(super) fn obey(&self, member: usize, request: Request<'_>) {
         match request {
             Request::Pmi(pmi) => self.obey_pmi(member, pmi),
             Request::Call(act, items, within) => {
+                self.count_call(member);
                 if let Err(why) = self.call(member, act, &items, Some(within.unwrap_or(WITHIN)), false) {
                     self.reply(member, &text::error(&why));
                 }
@@ -330,6 +371,8 @@ impl Members {
                 self.deliver();
             }
             Request::Members => self.reply(member, &text::error("only the front end asks that")),
+            Request::Board => self.share_board(member),
+            Request::Look => self.look(),
             Request::Unknown(why) => self.reply(member, &text::error(&why)),
         }
     }
@@ -343,6 +386,18 @@ impl Members {
             self.say(Word::Name { node: self.node.id, rank, ask });
         };
         match request {
+            Pmi::Init { version } if version != b"1" => {
+                let version = String::from_utf8_lossy(version);
+                let cause = format!("its library speaks version {version} of PMI, hpcrt version 1");
+                let error = Error::new("run the MPI program", cause)
+                    .remedy("its own launcher can start it: hpcrt exec -- srun --mpi=pmi2 PROGRAM");
+                let (node, job) = (Rc::clone(&self.node), self.job);
+                let fail = async move {
+                    let failed = Report::Failed { job, node: node.id, error: error.to_string() };
+                    node.report(&failed).await;
+                };
+                self.node.tasks.spawn(fail).detach();
+            }
             Pmi::Barrier => {
                 // Others may compute for hours before they finalize.
                 if let Err(why) = self.call(member, Act::Barrier, &[], None, true) {
@@ -415,35 +470,57 @@ impl Members {
     /// Hands out what the branch answers.
     fn answer(&self) {
         loop {
-            let next = self.branch.borrow_mut().poll_answer();
-            let Some((member, answer)) = next else { return };
-            let mut ends = self.ends.borrow_mut();
-            let Some(Some(end)) = ends.get_mut(member) else { continue };
-            match answer {
-                Answer::Done(_) if end.pmi => self.write(member, end, &pmi::barrier(None)),
-                Answer::Done(reply) => self.write(member, end, &reply),
-                Answer::Failed(broken) => {
-                    let ranks = fold_ranks(&broken.ranks);
-                    let reply = if end.pmi {
-                        pmi::barrier(Some(&format!("ranks {ranks}: {}", broken.why)))
-                    } else {
-                        format!("{} {ranks} {}\n", broken.word(), broken.why).into_bytes()
-                    };
-                    self.write(member, end, &reply);
+            let answers: Vec<_> = std::iter::from_fn(|| self.branch.borrow_mut().poll_answer()).collect();
+            if answers.is_empty() {
+                return;
+            }
+            let more = self.release(answers.iter().map(|(member, _)| *member));
+            for (member, answer) in answers {
+                let mut ends = self.ends.borrow_mut();
+                let Some(Some(end)) = ends.get_mut(member) else { continue };
+                match answer {
+                    Answer::Done(_) if end.pmi => self.write(member, end, &pmi::barrier(None)),
+                    Answer::Done(reply) => self.write(member, end, &reply),
+                    Answer::Failed(broken) => {
+                        let ranks = fold_ranks(&broken.ranks);
+                        let reply = if end.pmi {
+                            pmi::barrier(Some(&format!("ranks {ranks}: {}", broken.why)))
+                        } else {
+                            format!("{} {ranks} {}\n", broken.word(), broken.why).into_bytes()
+                        };
+                        self.write(member, end, &reply);
+                    }
                 }
+            }
+            self.ring();
+            if more {
+                self.look();
             }
         }
     }
 
-    fn reply(&self, member: usize, reply: &[u8]) {
+    pub(super) fn reply(&self, member: usize, reply: &[u8]) {
+        let more = self.release(std::iter::once(member));
         if let Some(Some(end)) = self.ends.borrow_mut().get_mut(member) {
             self.write(member, end, reply);
+        }
+        self.ring();
+        if more {
+            self.look();
         }
     }
 
     /// Writes to a member; what its socket does not take follows when it does. A member that does not read its replies only holds up
     /// itself: it gets none to what it has not asked.
     fn write(&self, member: usize, end: &mut End, mut reply: &[u8]) {
+        if std::mem::take(&mut end.on_board)
+            && let Some(board) = self.board.get()
+        {
+            self.answered.set(true);
+            if board.answer(member, reply) {
+                return;
+            }
+        }
         if end.outbox.is_empty() {
             match rustix::net::send(&end.socket, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(taken) if taken == reply.len() => return self.watch(member, end, false),

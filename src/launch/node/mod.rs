@@ -1,10 +1,12 @@
 //! A node: what the agent process runs. Relays orders down and reports up, starts its own children, and runs its part of each job.
 
 mod audit;
+mod board;
 mod facts;
 mod forest;
 mod guests;
 mod job;
+mod lend;
 mod members;
 mod memory;
 mod pull;
@@ -29,6 +31,7 @@ use smol::{Async, LocalExecutor, Timer};
 
 use self::facts::Clock;
 use self::job::Job;
+use self::lend::Lend;
 use self::members::Members;
 use self::replica::{Replica, feeders};
 use self::view::Views;
@@ -188,6 +191,8 @@ pub(super) struct Node {
     jobs: RefCell<HashMap<(JobId, u32), Rc<Job>>>,
     /// What the ranks of each job here do together.
     members: RefCell<HashMap<JobId, Rc<Members>>>,
+    /// The memory servers that jobs have here.
+    lends: RefCell<HashMap<JobId, Lend>>,
 }
 
 /// A store in a directory of the user's: where, and its own directory.
@@ -270,9 +275,11 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
         members: RefCell::default(),
+        lends: RefCell::default(),
     });
     birth.joined = clock.now();
-    node.report(&Report::Joined { node: node.id, addresses, limits, birth }).await;
+    let machine = sys::node::machine();
+    node.report(&Report::Joined { node: node.id, addresses, machine, limits: Box::new(limits), birth }).await;
     tasks.spawn(Rc::clone(&node).relay_up(events)).detach();
     tasks.spawn(Rc::clone(&node).watch_keeper(keeper_pid)).detach();
     let ended = Rc::clone(&node).follow(&mut reader).await;
@@ -538,6 +545,11 @@ impl Node {
             }
             Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
             Order::Read(extent) => self.read(extent),
+            Order::Lend { job, bytes, key, nonce } => {
+                let key = SessionKey(self.key.hide(&nonce, &key));
+                self.lends.borrow_mut().insert(job, Lend::start(self, job, bytes, key));
+            }
+            Order::Unlend { job } => drop(self.lends.borrow_mut().remove(&job)),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
@@ -627,6 +639,7 @@ impl Node {
             Timer::after(keeper::KILLED).await;
         })
         .await;
+        self.lends.borrow_mut().clear();
         self.subtree.reap().await;
     }
 

@@ -12,6 +12,7 @@ use smol::lock::Mutex;
 use super::replica::Replica;
 use crate::loader::view::{Serving, Skeleton};
 use crate::net::wire::record::FileId;
+use crate::sys::node;
 use crate::{Error, Result};
 
 /// Views that no job uses, at most.
@@ -87,7 +88,7 @@ impl View {
         if fds.is_empty() || self.service.get().is_some() {
             return Err(Error::new("serve the view", "it was served before"));
         }
-        let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let threads = node::cores();
         let serving = self.skeleton.serve(fds.remove(0), threads.clamp(2, 8));
         let (service, result) = match serving {
             Ok(serving) => (Some(serving), Ok(())),

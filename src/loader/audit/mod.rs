@@ -24,11 +24,13 @@ use self::mirror::{Mirror, file_systems};
 use self::program::Audited;
 use self::table::Entries;
 use self::walk::{Found, Walker};
-use self::watch::Watch;
-use super::catalog::{Catalog, Change, Known, Listing, as_path, is_within, kind as name_kind, parent};
+use self::watch::{Now, Watch};
+use super::catalog::{
+    Catalog, Change, Known, Listing, as_path, file_name, is_code, is_within, kind as name_kind, parent,
+};
 use super::closure::{self, Closure, Environment};
 use super::store::Store;
-use super::version::now;
+use super::version::{self, now};
 use super::view::Upcall;
 use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Listener;
@@ -41,6 +43,8 @@ use crate::sys::audit_table::{
 static AUDITOR: &[u8] = include_bytes!(env!("HPCRT_AUDIT"));
 /// Its name in the store.
 const NAME: &str = "audit.so";
+/// Where nothing is in the store.
+const ABSENT: &[u8] = b"/absent";
 
 /// See the module. All methods may wait for the log, and may be called from any thread.
 pub struct Audit {
@@ -66,6 +70,9 @@ struct State {
     /// Directories of files that the log told of: watched, and still to be.
     watched: HashSet<Vec<u8>>,
     unwatched: Vec<Vec<u8>>,
+    /// Directories that were as the log lists them when they were watched already: what is made in them here is told, and what others make
+    /// is in the log.
+    followed: HashSet<Vec<u8>>,
     /// The spellings under which a file was told.
     spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
     /// Files that were changed, under all their spellings: their originals are used until the next job begins. The root may see them as
@@ -101,6 +108,7 @@ impl Audit {
             mirror,
             watched: HashSet::new(),
             unwatched: Vec::new(),
+            followed: HashSet::new(),
             spelled,
             changed,
             programs: 0,
@@ -194,22 +202,32 @@ impl Audit {
     pub fn look_for_changes(&self) {
         let mut watch = self.watch();
         let unwatched = std::mem::take(&mut self.state().unwatched);
-        unwatched.iter().for_each(|directory| watch.add(directory));
+        unwatched.iter().for_each(|directory| _ = watch.add(directory));
         let Some(changed) = watch.changed() else {
             log::warn!("too much was changed at once: all libraries are read from where they are");
             let mut state = self.state();
+            state.followed.clear();
             let all: Vec<Vec<u8>> = state.watched.iter().cloned().collect();
             return all.iter().for_each(|directory| state.outdate(directory));
         };
-        drop(watch);
-        for (path, exists) in changed {
+        // With the lock: who finds that nothing is told any more finds it taken in, too.
+        for (path, new) in changed {
             let mut catalog = self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner);
             let kind = match catalog.lookup(&path) {
                 Known::File { .. } | Known::Link { .. } => name_kind::REG,
                 Known::Dir { .. } => name_kind::DIR,
+                // Who looked for it may have been told that there is none.
+                Known::Absent(_) if new == Now::Directory => name_kind::DIR,
+                Known::Absent(_) if new != Now::Gone && is_code(file_name(&path)) => name_kind::UNKNOWN,
                 _ => continue,
             };
-            let exists = exists.then_some(kind);
+            if new == Now::Begun {
+                // For those here: others are to hear of it when it is whole.
+                drop(catalog);
+                self.state().outdate(&path);
+                continue;
+            }
+            let exists = (new != Now::Gone).then_some(kind);
             // Nobody else on this node holds anything: there are no views.
             let (tell, _) = catalog.changed_here(&path, Change::Named(exists), now());
             if tell {
@@ -261,7 +279,10 @@ impl Audit {
         let mut words = message.splitn(2, |byte| *byte == 0);
         let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let mut answer = match first.split_first() {
-            Some((&ASK_FILE, path)) if path.starts_with(b"/") => self.stage(path).unwrap_or_default(),
+            Some((&ASK_FILE, path)) if path.starts_with(b"/") => {
+                let nowhere = || self.is_absent(path).then(|| [&self.place, ABSENT].concat());
+                self.stage(path).or_else(nowhere).unwrap_or_default()
+            }
             Some((&ASK_PROGRAM, path)) if path.starts_with(b"/") => {
                 let library_path = (!second.is_empty()).then(|| OsStr::from_bytes(second).to_owned());
                 let environment = Environment { cwd: "/".into(), library_path, ..Environment::default() };
@@ -301,6 +322,27 @@ impl Audit {
             state.unwritten = true;
         }
         Some(staged)
+    }
+
+    /// Whether nothing that could be loaded is there, also now.
+    fn is_absent(&self, path: &[u8]) -> bool {
+        let find = || self.walker.find(path, true, |_| {});
+        let Some(Found::Absent { canonical, listed: Some(attr), .. }) = is_code(file_name(path)).then(find) else {
+            return false;
+        };
+        let directory = parent(&canonical).unwrap_or_default();
+        let state = self.state();
+        if state.is_changed(&canonical) || state.followed.contains(directory) {
+            return !state.is_changed(&canonical);
+        }
+        drop(state);
+        // In this order: what is made after the comparison is told.
+        let watched = self.watch().add(directory);
+        let follow = watched && rustix::fs::lstat(directory).is_ok_and(|stat| version::attr(&stat).mtime == attr.mtime);
+        if follow {
+            self.state().followed.insert(directory.to_vec());
+        }
+        follow
     }
 
     /// Whether something is known that the table does not say yet.

@@ -39,7 +39,12 @@ pub(super) enum Found {
         attr: Attr,
         listing: Arc<Listing>,
     },
-    Absent(Errno),
+    /// There is nothing at `canonical`; `listed`: its directory's attributes, where the log's listing of that says so.
+    Absent {
+        errno: Errno,
+        canonical: Vec<u8>,
+        listed: Option<Attr>,
+    },
     /// Not the log's business: whoever wants it goes to the file system.
     Original,
 }
@@ -114,7 +119,7 @@ impl Walker {
                 Look::Link(target) => {
                     links += 1;
                     if links > LINKS_MAX {
-                        return Found::Absent(Errno::LOOP);
+                        return Found::Absent { errno: Errno::LOOP, canonical: here, listed: None };
                     }
                     if target.starts_with(b"/") {
                         at = b"/".to_vec();
@@ -129,8 +134,11 @@ impl Walker {
                     (at, listing) = (here, None);
                 }
                 Look::File(attr, id) if rest.is_empty() => return Found::File { canonical: here, attr, id },
-                Look::File(..) => return Found::Absent(Errno::NOTDIR),
-                Look::Absent(errno) => return Found::Absent(errno),
+                Look::File(..) => return Found::Absent { errno: Errno::NOTDIR, canonical: here, listed: None },
+                Look::Absent(errno) => {
+                    let listed = listing.map(|(attr, _)| attr);
+                    return Found::Absent { errno, canonical: here, listed };
+                }
                 Look::Original => return Found::Original,
                 Look::Wait { .. } => {
                     log::warn!("{}: no answer in time; the original is used", String::from_utf8_lossy(&here));
@@ -240,7 +248,7 @@ impl Probe for Walker {
                 let stat = self.stat(&file, &canonical)?;
                 Ok(Opened { file: file.into(), canonical: path_buf(canonical), stat })
             }
-            Found::Absent(errno) => Err(errno.into()),
+            Found::Absent { errno, .. } => Err(errno.into()),
             Found::File { .. } | Found::Dir { .. } | Found::Original => FileSystem.open(path),
         }
     }
@@ -251,7 +259,7 @@ impl Probe for Walker {
                 let stat = self.stat(self.store.directory(), &canonical)?;
                 Ok(Opened { file: Directory::Known(listing), canonical: path_buf(canonical), stat })
             }
-            Found::Absent(errno) => Err(errno.into()),
+            Found::Absent { errno, .. } => Err(errno.into()),
             Found::File { .. } => Err(Errno::NOTDIR.into()),
             Found::Original => {
                 let Opened { file, canonical, stat } = FileSystem.open_dir(path)?;

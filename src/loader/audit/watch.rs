@@ -5,11 +5,22 @@ use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
+use rustix::fs::FileType;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, Result};
 use crate::loader::catalog::{as_path, join};
+
+/// What has a name that changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Now {
+    Gone,
+    Directory,
+    /// A new file, still empty or being written.
+    Begun,
+    File,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -29,16 +40,20 @@ impl Watch {
         self.events.try_clone()
     }
 
-    /// Watches a directory (a canonical path).
-    pub(super) fn add(&mut self, directory: &[u8]) {
+    /// Watches a directory (a canonical path). False: it cannot be.
+    pub(super) fn add(&mut self, directory: &[u8]) -> bool {
         let flags = WatchFlags::CLOSE_WRITE
             | WatchFlags::MOVED_FROM
             | WatchFlags::MOVED_TO
+            | WatchFlags::CREATE
             | WatchFlags::DELETE
             | WatchFlags::ONLYDIR
             | WatchFlags::EXCL_UNLINK;
         match inotify::add_watch(&self.events, directory, flags) {
-            Ok(number) => drop(self.directories.insert(number, directory.to_vec())),
+            Ok(number) => {
+                self.directories.insert(number, directory.to_vec());
+                return true;
+            }
             // It is gone: nothing in it is loaded.
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             Err(error) => {
@@ -46,10 +61,11 @@ impl Watch {
                 log::warn!("{directory} is not watched ({error}): what the job replaces there may be seen as it was");
             }
         }
+        false
     }
 
-    /// What changed since this was asked last: paths, and whether something has that name now. `None`: too much to tell.
-    pub(super) fn changed(&self) -> Option<Vec<(Vec<u8>, bool)>> {
+    /// What changed since this was asked last. `None`: too much to tell.
+    pub(super) fn changed(&self) -> Option<Vec<(Vec<u8>, Now)>> {
         let mut buffer = [MaybeUninit::uninit(); 16 << 10];
         let mut events = Reader::new(&self.events, &mut buffer);
         let mut changed = Vec::new();
@@ -58,12 +74,24 @@ impl Watch {
                 return None;
             }
             if let (Some(directory), Some(name)) = (self.directories.get(&event.wd()), event.file_name()) {
-                let gone = event.events().intersects(ReadFlags::MOVED_FROM | ReadFlags::DELETE);
-                changed.push((join(directory, name.to_bytes()), !gone));
+                let path = join(directory, name.to_bytes());
+                let is = |flags| event.events().intersects(flags);
+                let now = match is(ReadFlags::ISDIR) {
+                    _ if is(ReadFlags::MOVED_FROM | ReadFlags::DELETE) => Now::Gone,
+                    true => Now::Directory,
+                    false if is(ReadFlags::CREATE) && is_being_written(&path) => Now::Begun,
+                    false => Now::File,
+                };
+                changed.push((path, now));
             }
         }
         Some(changed)
     }
+}
+
+/// Whether what was made is a file, of whose last byte we will be told. Nobody will be told of links.
+fn is_being_written(path: &[u8]) -> bool {
+    rustix::fs::lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1)
 }
 
 #[cfg(test)]
@@ -84,7 +112,13 @@ mod tests {
         fs::write(place.path().join("new"), "b").unwrap();
         fs::rename(place.path().join("new"), place.path().join("a.so")).unwrap();
         fs::remove_file(place.path().join("a.so")).unwrap();
-        let expected = [("new", true), ("new", false), ("a.so", true), ("a.so", false)];
-        assert_eq!(watch.changed(), Some(expected.map(|(name, exists)| (path(name), exists)).to_vec()));
+        let expected =
+            [("new", Now::File), ("new", Now::File), ("new", Now::Gone), ("a.so", Now::File), ("a.so", Now::Gone)];
+        assert_eq!(watch.changed(), Some(expected.map(|(name, now)| (path(name), now)).to_vec()));
+        fs::write(place.path().join("b.so"), "b").unwrap();
+        fs::create_dir(place.path().join("c")).unwrap();
+        std::os::unix::fs::symlink("b.so", place.path().join("l.so")).unwrap();
+        let expected = [("b.so", Now::Begun), ("b.so", Now::File), ("c", Now::Directory), ("l.so", Now::File)];
+        assert_eq!(watch.changed(), Some(expected.map(|(name, now)| (path(name), now)).to_vec()));
     }
 }

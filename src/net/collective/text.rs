@@ -28,6 +28,10 @@ pub enum Request<'a> {
     Receive(Option<Duration>),
     /// Of the front end: who is there.
     Members,
+    /// A place on the board that members share with their agent.
+    Board,
+    /// There are requests on it.
+    Look,
     Pmi(Pmi<'a>),
     /// None of these; why, without a line end.
     Unknown(String),
@@ -144,6 +148,8 @@ fn ours<'a>(len: usize, line: &'a [u8], mut rest: &'a [u8]) -> Result<Option<(Re
         (_, b"send", [message]) => Request::Send(message),
         (_, b"receive", []) => Request::Receive(within),
         (_, b"members", []) => Request::Members,
+        (_, b"board", []) => Request::Board,
+        (_, b"look", []) => Request::Look,
         _ => Request::Unknown(format!("{} with {count} items is no request", printable(verb))),
     };
     Ok(Some((request, len - rest.len())))

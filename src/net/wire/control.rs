@@ -46,6 +46,10 @@ pub enum Order {
     End { job: JobId, grace_ms: u32 },
     /// Of what the job's members do together.
     Collective { job: JobId, verdict: Verdict },
+    /// Run a memory server for a job, with this key, hidden under the session's and `nonce`: [`Report::Lent`].
+    Lend { job: JobId, bytes: u64, key: [u8; 32], nonce: [u8; 32] },
+    /// End the job's memory server.
+    Unlend { job: JobId },
     /// Tell what you know of yourself: [`Report::Facts`].
     Facts,
     /// Tell which processes are the job's ranks: [`Report::Pids`].
@@ -218,8 +222,8 @@ pub struct Limits {
 /// A frame from a child to its parent; passed on to the root, with what concerns the sub-tree noted on the way.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone)]
 pub enum Report {
-    /// This node is up.
-    Joined { node: NodeId, addresses: Vec<String>, limits: Limits, birth: Birth },
+    /// This node is up. `machine`: see [`crate::sys::node::machine`].
+    Joined { node: NodeId, addresses: Vec<String>, machine: Option<u64>, limits: Box<Limits>, birth: Birth },
     /// This node's child could not be started, nor what should have been below it.
     NotStarted { node: NodeId, error: String },
     /// The link to this node broke.
@@ -249,6 +253,11 @@ pub enum Report {
     Open { job: JobId, node: NodeId },
     /// The node has the job's files and starts its ranks.
     Loaded { job: JobId, node: NodeId },
+    /// The answer to [`Order::Lend`]: where the server is, best first; or [`Report::Unlent`].
+    Lent { job: JobId, node: NodeId, addresses: Vec<String> },
+    /// The job's memory server on this node could not be started, or has ended though it should not have; or programs on this node go on
+    /// without one.
+    Unlent { job: JobId, node: NodeId, error: String },
     /// The answer to [`Order::Facts`].
     Facts { node: NodeId, facts: Facts },
     /// Ranks and their processes, as the node numbers them; several of these together tell of all.

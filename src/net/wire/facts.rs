@@ -6,6 +6,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::control::JobId;
+use crate::sys::counts::time_of;
 
 /// Microseconds since the agent began.
 pub type Micros = u64;
@@ -68,6 +69,103 @@ pub struct JobFacts {
     pub passed: (u64, u64),
     /// Of that, the paths that cost most, [`ORIGINALS`] at most.
     pub originals: Vec<Original>,
+    /// Of programs that use memory of other nodes.
+    pub paging: Option<Box<Paging>>,
+}
+
+/// What the pagers of programs counted: of one, or of several together. All sizes are bytes.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default)]
+pub struct Paging {
+    /// Programs that had asked for more than they may keep, and how many of them run.
+    pub programs: u32,
+    pub running: u32,
+    /// What those that run may keep, and keep.
+    pub budget: u64,
+    pub resident: u64,
+    /// What each server has of them, in the order in which the job names the servers; and the most that all had of each, summed.
+    pub away: Vec<u64>,
+    pub most_away: u64,
+    /// Parts of the memory of those that run of which there is to be a copy and is none (`sys::places::PLACES` of each program).
+    pub bare: u64,
+    /// By kind (`sys::counts::kind`).
+    pub faults: Vec<u64>,
+    /// Faults by time in nanoseconds (`sys::counts::time_bucket`).
+    pub times: Vec<u64>,
+    /// Fetches by the logarithm of their pages.
+    pub units: Vec<u64>,
+    /// Fetched ahead; of that, missed later, and let go of.
+    pub ahead: Vec<u64>,
+    /// Pages from and to servers.
+    pub received: u64,
+    pub sent: u64,
+    /// Evicted; of that, what the server had already, and zeros.
+    pub evicted: Vec<u64>,
+    /// How often a pager waited for room, and nanoseconds.
+    pub stalls: (u64, u64),
+    /// The parts of memory that were fetched from most.
+    pub parts: Vec<Part>,
+}
+
+/// A part of a program's memory.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Its address.
+    pub begin: u64,
+    /// Bytes fetched at a time, lately.
+    pub unit: u64,
+    pub faults: u64,
+}
+
+/// Parts told of, at most.
+const PARTS: usize = 10;
+
+impl Paging {
+    /// Adds those of another.
+    pub fn add(&mut self, other: &Paging) {
+        let sum = |into: &mut Vec<u64>, more: &[u64]| {
+            into.resize(into.len().max(more.len()), 0);
+            into.iter_mut().zip(more).for_each(|(into, more)| *into += more);
+        };
+        self.programs += other.programs;
+        self.running += other.running;
+        for (into, more) in [
+            (&mut self.away, &other.away),
+            (&mut self.faults, &other.faults),
+            (&mut self.times, &other.times),
+            (&mut self.units, &other.units),
+            (&mut self.ahead, &other.ahead),
+            (&mut self.evicted, &other.evicted),
+        ] {
+            sum(into, more);
+        }
+        self.budget += other.budget;
+        self.resident += other.resident;
+        self.most_away += other.most_away;
+        self.bare += other.bare;
+        self.received += other.received;
+        self.sent += other.sent;
+        self.stalls = (self.stalls.0 + other.stalls.0, self.stalls.1 + other.stalls.1);
+        self.parts.extend_from_slice(&other.parts);
+        self.parts.sort_unstable_by_key(|part| std::cmp::Reverse(part.faults));
+        self.parts.truncate(PARTS);
+    }
+
+    /// As of programs that have ended: they keep nothing anywhere.
+    pub fn ended(self) -> Paging {
+        Paging { running: 0, budget: 0, resident: 0, bare: 0, away: vec![0; self.away.len()], ..self }
+    }
+
+    /// The time in seconds within which this part of the faults (0 to 1) was answered; `None` without any.
+    pub fn percentile(&self, part: f64) -> Option<f64> {
+        let all: u64 = self.times.iter().sum();
+        let rank = (all as f64 * part).ceil() as u64;
+        let mut seen = 0;
+        let found = self.times.iter().position(|count| {
+            seen += count;
+            seen >= rank && all > 0
+        })?;
+        Some((time_of(found) + time_of(found + 1)) as f64 / 2e9)
+    }
 }
 
 /// A node as a whole.

@@ -25,8 +25,8 @@ pub enum Ask {
     Plan,
     /// To a job's keeper: the view is complete, leave it with a copy for the job; answered by [`Tell::Shown`].
     Leave,
-    /// To a job's keeper: let others into the job's namespaces, whose place is to be removed in the end; answered by [`Tell::Inside`].
-    Share { session: String },
+    /// To a job's keeper: let others, who know the job by this name, into its namespaces; their place is to be removed in the end; answered by [`Tell::Inside`].
+    Share { name: String },
     /// To a job's keeper: the ranks shall have this descriptor, too, under this number.
     Inherit { number: i32 },
     /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr and the way to the agent of each.

@@ -26,7 +26,7 @@ impl Message for Page {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
     /// Be this client.
-    Open { client: Client },
+    Open { client: Client, label: Bits },
     /// Give these pages.
     Get { span: u64, pages: Bits },
     /// Keep the pages of the body; those in `zero` are zero from now on.
@@ -40,6 +40,15 @@ pub enum Ask {
 /// A client's name, chosen by itself at random: who does not know it reaches nothing of it.
 pub type Client = [u64; 2];
 
+/// Bytes of a client's label.
+const LABEL: usize = size_of::<Bits>();
+
+/// A client's label as it can be shown.
+pub fn label(bits: &Bits) -> String {
+    let bytes: Vec<u8> = bits.iter().flat_map(|word| word.to_le_bytes()).take_while(|byte| *byte > 0).collect();
+    bytes.iter().map(|byte| if byte.is_ascii_graphic() || *byte == b' ' { *byte as char } else { '?' }).collect()
+}
+
 /// Spans that an address space can have: 2^57 bytes.
 const SPANS: u64 = (1 << 57) / SPAN as u64;
 
@@ -51,7 +60,7 @@ impl Page {
     pub fn ask(&self, body: usize) -> Result<Ask, FrameError> {
         let Page { span, data, zero, .. } = *self;
         let ask = match self.op {
-            op::OPEN => Ask::Open { client: [data[0], data[1]] },
+            op::OPEN => Ask::Open { client: [data[0], data[1]], label: self.zero },
             op::GET => Ask::Get { span, pages: data },
             op::PUT if data.iter().zip(&zero).all(|(data, zero)| data & zero == 0) => Ask::Put { span, data, zero },
             op::COPY => Ask::Copy { client: [data[0], data[1]] },
@@ -60,6 +69,15 @@ impl Page {
         };
         let expected = if let Ask::Put { data, .. } = &ask { count(data) * PAGE } else { 0 };
         if body == expected && span < SPANS { Ok(ask) } else { Err(FrameError::Header) }
+    }
+
+    /// The question with which a client begins; of its label the first [`LABEL`] bytes are taken.
+    pub fn open(client: Client, label: &str) -> Page {
+        let mut bytes = [0; LABEL];
+        label.bytes().zip(&mut bytes).for_each(|(from, to)| *to = from);
+        let mut zero = Bits::default();
+        zero.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
+        Page { op: op::OPEN, data: [client[0], client[1], 0, 0], zero, ..Page::default() }
     }
 
     /// The answer to this question.
@@ -98,6 +116,9 @@ mod tests {
     fn questions_must_mean_something() {
         let put = Page { op: op::PUT, data: [0, 3, 0, 0], zero: [1, 0, 0, 0], ..Page::default() };
         assert_eq!(put.ask(2 * PAGE), Ok(Ask::Put { span: 0, data: put.data, zero: put.zero }));
+        let open = Page::open([1, 2], "node1 7 a\u{e9} much too long for its place");
+        let Ok(Ask::Open { client: [1, 2], label: shown }) = open.ask(0) else { panic!() };
+        assert_eq!(label(&shown), "node1 7 a?? much too long for it");
         assert!(put.ask(PAGE).is_err() && Page { zero: [0, 1, 0, 0], ..put }.ask(2 * PAGE).is_err());
         assert!(Page { op: op::GET, ..put }.ask(1).is_err() && Page { op: 99, ..put }.ask(0).is_err());
         assert!(Page { op: op::GET, span: SPANS, ..put }.ask(0).is_err());

@@ -52,8 +52,17 @@ pub struct Block {
 /// What a command asks of a session.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum SessionAsk {
-    /// Run a job. Descriptors: a file with a [`JobSpec`], standard output, standard error, and standard input if it may be read.
-    Run,
+    /// Run a job. Descriptors: a file with a [`JobSpec`], standard output, standard error, with `front` a socket for who talks to the master,
+    /// and standard input if it may be read. `launcher`: the command runs another launcher for the ranks when it hears
+    /// [`SessionTell::Open`].
+    Run {
+        front: bool,
+        launcher: bool,
+    },
+    /// The launcher has ended, with this exit code.
+    Over {
+        code: u8,
+    },
     /// The command got a signal.
     Signal {
         signal: i32,
@@ -72,6 +81,10 @@ pub enum SessionAsk {
 /// What a session answers.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum SessionTell {
+    /// Programs that enter this job find its files on every host.
+    Open {
+        job: String,
+    },
     /// The job is over; the command exits with this code.
     Ended {
         code: u8,

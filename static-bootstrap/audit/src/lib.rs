@@ -138,16 +138,17 @@ impl Auditor {
         }
     }
 
-    /// What to open instead of an absolute path; without an answer, the path itself. It may begin with the store's root.
-    fn path(&mut self, path: &'static CStr) -> *const c_char {
+    /// What to open instead of an absolute path; without an answer, the path itself. It may begin with the store's root. `one_of`: other
+    /// paths are tried after it, and the linker names none of them should it find nothing.
+    fn path(&mut self, path: &'static CStr, one_of: bool) -> *const c_char {
         let original = self.original(path);
-        match self.staged(original.to_bytes()) {
+        match self.staged(original.to_bytes(), one_of) {
             Some(staged) => staged,
             None => original.as_ptr(),
         }
     }
 
-    fn staged(&mut self, path: &[u8]) -> Option<*const c_char> {
+    fn staged(&mut self, path: &[u8], one_of: bool) -> Option<*const c_char> {
         if let Some(staged) = self.table.get(&[kind::PATH, path]) {
             return Some(staged.as_ptr().cast());
         }
@@ -155,7 +156,8 @@ impl Auditor {
             return None;
         }
         let answer = self.door.ask(ASK_FILE, &[path])?;
-        (!answer.is_empty()).then_some(answer.as_ptr().cast())
+        let is_there = answer.to_bytes().starts_with(self.table.root());
+        (is_there || one_of && !answer.is_empty()).then_some(answer.as_ptr().cast())
     }
 
     /// The path without the store's root.
@@ -177,7 +179,7 @@ impl Auditor {
         }
         let path = door::join(&[directory, rest])?;
         let path: &'static CStr = path;
-        self.staged(path.to_bytes()).or(Some(path.as_ptr()))
+        self.staged(path.to_bytes(), false).or(Some(path.as_ptr()))
     }
 }
 
@@ -193,7 +195,7 @@ pub unsafe extern "C" fn la_objsearch(name: *const c_char, cookie: *const *const
     let text: &'static CStr = unsafe { CStr::from_ptr(name) };
     let bytes = text.to_bytes();
     if bytes.first() == Some(&b'/') && !(flag == ORIGINAL_NAME && bytes.contains(&b'$')) {
-        return auditor.path(text);
+        return auditor.path(text, flag != ORIGINAL_NAME);
     }
     if flag != ORIGINAL_NAME {
         return name;

@@ -39,6 +39,8 @@ pub(super) struct Message {
 pub(super) struct Granted {
     pub(super) grant: Grant,
     pub(super) fds: [i32; FDS],
+    /// A file for [`sys::counts::Counts`].
+    pub(super) counts: i32,
     /// The door itself, to be told a failure at.
     pub(super) door: i32,
 }
@@ -47,7 +49,7 @@ impl Granted {
     /// Closes all, in the caller's table of descriptors.
     pub(super) fn close(&self) {
         let links = (self.grant.servers as usize * LINKS).min(FDS);
-        self.fds[..links].iter().chain([&self.door]).for_each(|fd| call::close(*fd));
+        self.fds[..links].iter().chain([&self.door, &self.counts]).for_each(|fd| call::close(*fd));
     }
 }
 
@@ -91,7 +93,7 @@ pub(super) fn ask() -> Result<Granted, u32> {
     granted.door = door;
     let vector = [&raw mut granted.grant as usize, size_of::<Grant>()];
     // `struct cmsghdr`: length, level and type in one word; then the descriptors.
-    let mut control = [0u64; 2 + FDS / 2];
+    let mut control = [0u64; 2 + FDS / 2 + 1];
     let mut message = Message {
         name: 0,
         name_len: 0,
@@ -105,13 +107,20 @@ pub(super) fn ask() -> Result<Granted, u32> {
     // SAFETY: a message whose parts are there for as long as the call takes.
     let len = unsafe { syscall(nr::RECVMSG, args) }?;
     let servers = granted.grant.servers as usize;
-    let expected = 16 + servers * LINKS * 4;
-    if len != size_of::<Grant>() || granted.grant.asked != ASK || servers == 0 || control[0] as usize != expected {
+    let expected = 16 + (servers * LINKS + 1) * 4;
+    if len != size_of::<Grant>()
+        || granted.grant.asked != ASK
+        || servers == 0
+        || servers > SERVERS
+        || control[0] as usize != expected
+    {
         return Err(call::EINVAL);
     }
+    let given = |nth: usize| (control[2 + nth / 2] >> (nth % 2 * 32)) as i32;
     for (nth, fd) in granted.fds.iter_mut().enumerate().take(servers * LINKS) {
-        *fd = (control[2 + nth / 2] >> (nth % 2 * 32)) as i32;
+        *fd = given(nth);
     }
+    granted.counts = given(servers * LINKS);
     Ok(granted)
 }
 

@@ -11,12 +11,14 @@
 #![cfg(target_arch = "x86_64")]
 
 mod call;
+mod counts;
 mod digest;
 mod door;
 mod entry;
 mod fatal;
 mod fork;
 mod hooks;
+mod lenders;
 mod link;
 mod lock;
 mod pager;

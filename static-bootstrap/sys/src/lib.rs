@@ -3,8 +3,10 @@
 #![no_std]
 
 pub mod blake3;
+pub mod counts;
 pub mod mem;
 pub mod page;
+pub mod places;
 pub mod plan;
 pub mod policy;
 pub mod rank;

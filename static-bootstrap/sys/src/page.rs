@@ -17,7 +17,7 @@ pub type Bits = [u64; SPAN_PAGES / 64];
 
 /// What is asked, and what is answered. Answers come in the order of their questions.
 pub mod op {
-    /// Be this client (`data[..2]`: its name, which it chose at random); answered by OPENED.
+    /// Be this client (`data[..2]`: its name, which it chose at random; `zero`: what people are shown of it); answered by OPENED.
     pub const OPEN: u32 = 1;
     /// Give the pages in `data`; answered by GOT.
     pub const GET: u32 = 2;

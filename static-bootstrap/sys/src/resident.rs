@@ -1,5 +1,7 @@
 //! What the resident and the agent of its node say to each other. Both are built from this one file and embedded in one binary.
 
+use super::places::{PLACES, Place};
+
 /// Where the resident finds its settings: after this mark in its own file, where the agent puts [`Settings`].
 pub const MARK: [u8; 16] = *b"hpcrt's memory =";
 /// The resident's name in its directory, and that of the socket at which the agent answers.
@@ -22,6 +24,9 @@ pub struct Settings {
     pub without_move: u64,
 }
 
+/// Where captured memory begins.
+pub const WINDOW: u64 = 0x6800_0000_0000;
+
 /// Memory servers of a program, at most.
 pub const SERVERS: usize = 16;
 /// Connections to each: for what the program waits for, for what it will need, for what it gives away.
@@ -30,7 +35,7 @@ pub const LINKS: usize = 3;
 /// What a program asks at the door.
 pub const ASK: [u8; 8] = *b"memory01";
 
-/// What is answered, with the sockets of all links beside it, server by server.
+/// What is answered, with descriptors beside it: the sockets of all links, server by server, and a file for [`Counts`](super::counts).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
@@ -38,6 +43,13 @@ pub struct Grant {
     pub servers: u64,
     /// The name under which servers know this program.
     pub client: [u64; 2],
+    /// Not 0: everything is kept twice.
+    pub mirror: u64,
+    /// A bit for each server that cannot be reached.
+    pub absent: u64,
+    /// What each lends, in pages.
+    pub weights: [u64; SERVERS],
+    pub places: [Place; PLACES],
     pub links: [[Link; LINKS]; SERVERS],
 }
 
@@ -77,6 +89,8 @@ pub mod cause {
     pub const KERNEL: u32 = 5;
     /// What may stay local is too little for what the program holds.
     pub const SHORT: u32 = 6;
+    /// A server is lost, and the program goes on without it; detail: why (one of these), pages that it kept.
+    pub const GOES_ON: u32 = 7;
 }
 
 pub mod step {

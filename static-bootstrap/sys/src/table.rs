@@ -24,7 +24,8 @@ pub const MARK: [u8; 16] = *b"hpcrt's store is";
 /// See [`MARK`]; a Unix socket's path is not longer either.
 pub const STORE_MAX: usize = 88;
 
-/// What a process asks at the door, first byte of its message: the rest is a path; the answer is a path to open instead, or nothing.
+/// What a process asks at the door, first byte of its message: the rest is a path; the answer is a path below [`ROOT`] to open instead, or
+/// nothing, or, where the agent knows that nothing is there, a path at which nothing is either.
 pub const ASK_FILE: u8 = b'f';
 /// The rest is a program and its `LD_LIBRARY_PATH`, separated by NUL; the answer comes when the table has what is known of it.
 pub const ASK_PROGRAM: u8 = b'p';

@@ -332,6 +332,7 @@ fn spec(up: Up) -> Spec {
         hosts: up.hosts,
         prefix: up.prefix,
         rate: up.rate,
+        slower: Vec::new(),
         users: up.users,
         sshd: up.sshd.min(up.hosts),
         shared: up.shared,

@@ -10,10 +10,10 @@ use nix::sched::{CloneFlags, setns};
 use crate::spec::address;
 use crate::state::Links;
 
-/// Joins the hosts (pids of their holders, in order) to the bridge held by `switch`.
+/// Joins the hosts (pids of their holders, in order) to the bridge held by `switch`. `slower`: see [`crate::spec::Spec::slower`].
 ///
 /// Leaves the calling process in another network namespace: only for a process that ends soon.
-pub(crate) fn build(switch: i32, hosts: &[i32], rate: Option<&str>) -> Result<Links> {
+pub(crate) fn build(switch: i32, hosts: &[i32], rate: Option<&str>, slower: &[(usize, String)]) -> Result<Links> {
     enter(switch)?;
     let mut batch =
         String::from("link add br0 type bridge stp_state 0 forward_delay 0\nlink set br0 up\nlink set lo up\n");
@@ -25,12 +25,12 @@ pub(crate) fn build(switch: i32, hosts: &[i32], rate: Option<&str>) -> Result<Li
         None => Links::Unlimited,
         Some(rate) => choose(rate, "v1")?,
     };
-    let devices: Vec<String> = (1..=hosts.len()).map(|i| format!("v{i}")).collect();
-    limit(&links, &devices)?;
+    let rate = |i: usize| slower.iter().find(|(host, _)| host + 1 == i).map(|(_, rate)| &**rate);
+    limit(&links, (1..=hosts.len()).map(|i| (format!("v{i}"), rate(i))))?;
     for (i, &pid) in (1..).zip(hosts) {
         enter(pid)?;
         run("ip", &format!("link set lo up\naddr add {}/24 dev eth0\nlink set eth0 up\n", address(i)))?;
-        limit(&links, &["eth0".into()])?;
+        limit(&links, [("eth0".into(), rate(i))])?;
     }
     Ok(links)
 }
@@ -50,9 +50,11 @@ fn choose(rate: &str, device: &str) -> Result<Links> {
     Ok(Links::Refused { rate: rate.into(), cause: causes.join("; ") })
 }
 
-fn limit(links: &Links, devices: &[String]) -> Result<()> {
+/// Devices, with rates of their own.
+fn limit<'a>(links: &Links, devices: impl IntoIterator<Item = (String, Option<&'a str>)>) -> Result<()> {
     let Links::Limited { qdisc, rate } = links else { return Ok(()) };
-    run("tc", &devices.iter().map(|d| commands(qdisc, rate, d)).collect::<String>())
+    let lines = devices.into_iter().map(|(device, own)| commands(qdisc, own.unwrap_or(rate), &device));
+    run("tc", &lines.collect::<String>())
 }
 
 /// A burst of 256 KiB lets whole segmentation-offload packets through; the queue holds 20 ms.

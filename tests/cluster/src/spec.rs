@@ -18,6 +18,9 @@ pub struct Spec {
     pub prefix: String,
     /// Of every link, each way, as "1gbit" or "100mbit"; `None`: as fast as it goes.
     pub rate: Option<String>,
+    /// Hosts, counted from 0, whose link has another rate where the others' have one.
+    #[serde(default)]
+    pub slower: Vec<(usize, String)>,
     /// Adds the ordinary user [`USER`] to the hosts' password file.
     pub users: bool,
     /// The first so many hosts run a real sshd.
@@ -55,6 +58,7 @@ impl Default for Spec {
             hosts: 4,
             prefix: "hpc".into(),
             rate: None,
+            slower: Vec::new(),
             users: true,
             sshd: 0,
             shared: "/shared".into(),

@@ -63,7 +63,7 @@ fn build(spec: &Spec, begin: Instant) -> Result<State> {
     let mut arguments = vec!["serve".into(), spec.name.clone(), backing.display().to_string()];
     arguments.extend(pids[1..].iter().map(ToString::to_string));
     let mut server = spawn(spec, &own, "slowfs", &arguments)?;
-    let links = network::build(pids[0], &pids[1..], spec.rate.as_deref())?;
+    let links = network::build(pids[0], &pids[1..], spec.rate.as_deref(), &spec.slower)?;
     ready(&mut server, &own)?;
 
     let mut hosts = Vec::new();

@@ -7,6 +7,8 @@ use sys::resident::step;
 use super::demand::flip;
 use super::fork::Gate;
 use super::{ENGINE, Engine, fatal, refused};
+use crate::counts;
+use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
 use crate::table::{NONE, TABLE, both, with, without};
 
@@ -53,24 +55,23 @@ static WORK: Event = Event::new();
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
-    let Some(mut engine) = *ENGINE.lock() else { fatal::end() };
-    // In the order in which they were asked, with their numbers.
-    let (mut open, mut len) = ([(0, NOTHING, 0); OPEN], 0);
+    let Some(engine) = *ENGINE.lock() else { fatal::end() };
+    // In the order in which they were asked.
+    let (mut open, mut len) = ([(0, NOTHING, Ticket::default()); OPEN], 0);
     loop {
         let seen = WORK.now();
         let passed = GATE.pass();
         loop {
             while len < OPEN && !GATE.is_closed() {
                 let Some((nth, entry)) = take_asked() else { break };
-                let server = engine.server(entry.number);
-                open[len] = (nth, entry, engine.links[server][1].want(Engine::name(entry.number), entry.pages));
+                open[len] = (nth, entry, lenders::want(lenders::AHEAD, entry.number, entry.pages));
                 len += 1;
             }
             if len == 0 {
                 break;
             }
-            let (nth, entry, sequence) = open[0];
-            engine.links[engine.server(entry.number)][1].got(sequence, entry.pages, entry.slot);
+            let (nth, entry, ticket) = open[0];
+            lenders::got(lenders::AHEAD, ticket, entry.number, entry.pages, entry.slot);
             open.copy_within(1..len, 0);
             len -= 1;
             came(&engine, nth, entry);
@@ -125,6 +126,7 @@ fn install(engine: &Engine, entry: Entry) {
 
 /// What came is not wanted here: the server still has it.
 fn put_back(engine: &Engine, entry: Entry) {
+    counts::in_vain(count(&entry.pages));
     engine.slots.lock().give_full(entry.slot);
     let mut table = TABLE.lock();
     let span = table.span(entry.number);
@@ -133,21 +135,25 @@ fn put_back(engine: &Engine, entry: Entry) {
     engine.settled(entry.number, entry.pages);
 }
 
-/// The program misses a page that is in somebody's hands. If it waits here, it comes as soon as it can; true then.
-pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> bool {
+/// The program misses a page that is in somebody's hands. Whether it waits here, which brings it as soon as it can, and whether it was ready.
+pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> (bool, bool) {
     let mut cache = CACHE.lock();
     let holds = |entry: &&mut Entry| entry.state != State::Idle && entry.number == number && has(&entry.pages, page);
-    let Some(entry) = cache.entries.iter_mut().find(holds) else { return false };
+    let Some(entry) = cache.entries.iter_mut().find(holds) else { return (false, false) };
     if entry.state != State::Ready {
         // One that is not fetched yet comes first.
+        if !entry.wanted {
+            counts::foreseen(count(&entry.pages));
+        }
         (entry.wanted, entry.age) = (true, 0);
-        return true;
+        return (true, false);
     }
     let found = *entry;
     *entry = NOTHING;
     drop(cache);
+    counts::foreseen(count(&found.pages));
     install(engine, found);
-    true
+    (true, true)
 }
 
 /// A run goes on from this page.
@@ -180,6 +186,7 @@ fn ask(engine: &Engine, number: usize) {
         let gone = table.span(old.number);
         gone.busy = without(gone.busy, old.pages);
         cache.entries[nth] = NOTHING;
+        counts::in_vain(count(&old.pages));
         drop(cache);
         drop(table);
         engine.slots.lock().give_full(slot);
@@ -196,6 +203,7 @@ fn ask(engine: &Engine, number: usize) {
     };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
+    counts::ahead(count(&pages));
     cache.entries[nth] = Entry {
         state: State::Asked,
         wanted: !number.is_multiple_of(engine.group),

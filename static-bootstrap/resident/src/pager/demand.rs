@@ -10,6 +10,7 @@ use crate::lock::Lock;
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::uffd::Message;
 use crate::window;
+use crate::{counts, lenders};
 
 pub(super) static GATE: Gate = Gate::new();
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -45,7 +46,7 @@ struct Demand {
 
 impl Demand {
     fn answer(&mut self, at: usize) {
-        let engine = self.engine;
+        let (engine, begun) = (self.engine, counts::now());
         let at = at & !(PAGE - 1);
         if !window::contains(at) {
             // A slot that was emptied: looked at by one of us, or by a debugger.
@@ -59,7 +60,9 @@ impl Demand {
         if has(&span.busy, page) {
             drop(table);
             // Whoever has it wakes the program.
-            if ahead::wanted(&engine, number, page) {
+            let (waits, ready) = ahead::wanted(&engine, number, page);
+            counts::fault(if waits { counts::FORESEEN } else { counts::AWAITED }, ready.then_some(begun));
+            if waits {
                 let choice = POLICY.lock().handle_foreseen(index as u64, ((number + 1) * SPAN_PAGES) as u64);
                 choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next as usize, choice.order));
             }
@@ -69,7 +72,8 @@ impl Demand {
             // Never written.
             drop(table);
             let _ = engine.uffd.zero(at, PAGE);
-            return engine.uffd.wake(at, PAGE);
+            engine.uffd.wake(at, PAGE);
+            return counts::fault(counts::FRESH, Some(begun));
         }
         let choice = POLICY.lock().handle_fault(index as u64);
         let unit = 1 << choice.order;
@@ -82,6 +86,10 @@ impl Demand {
         engine.take_room(count(&pages));
         self.fetch(number, pages, away);
         engine.arrived(number, pages);
+        counts::fault(if away == NONE { counts::FRESH } else { counts::FETCHED }, Some(begun));
+        if away != NONE {
+            counts::unit(index, choice.order);
+        }
         if let Some(next) = choice.ahead {
             ahead::foresee(&engine, next as usize, choice.order);
         }
@@ -91,10 +99,7 @@ impl Demand {
     fn fetch(&mut self, number: usize, pages: sys::page::Bits, away: sys::page::Bits) {
         let engine = self.engine;
         if away != NONE {
-            let server = engine.server(number);
-            let mut link = engine.links[server][0];
-            link.get(Engine::name(number), away, self.buffer);
-            self.engine.links[server][0] = link;
+            lenders::get(number, away, self.buffer);
             if away == crate::table::ALL && engine.uffd.moves {
                 // Nothing is moved before there is another one to receive into.
                 let other = engine.slots.lock().take_full();

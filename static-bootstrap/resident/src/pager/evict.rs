@@ -3,14 +3,15 @@
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use core::sync::atomic::Ordering;
 
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
+use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
 use sys::resident::{cause, step};
-use sys::syscall::{nr, syscall};
+use sys::syscall::nr;
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, REMOTE, ROOM, WANTED, fatal};
+use super::{ENGINE, Engine, FREE, ROOM, WANTED, fatal};
+use crate::lenders::{self, Healer, Keepers};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
-use crate::{call, digest, trap};
+use crate::{call, counts, digest, settings, trap};
 
 /// Entries of the queue; a power of two.
 const ENTRIES: usize = 1 << 24;
@@ -19,6 +20,8 @@ const DISCARDED: usize = 1024;
 /// Gifts that were not answered, at most; and what is evicted at once.
 const OPEN: usize = 64;
 const PARTS: usize = 32;
+/// While room is made, every so many turns are for copies of what has lost its own.
+const HEALS: usize = 4;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
@@ -89,7 +92,7 @@ struct Gift {
     /// All that were evicted, and those of them that the server keeps.
     pages: Bits,
     data: Bits,
-    server: usize,
+    keepers: Keepers,
 }
 
 /// What is evicted together.
@@ -108,7 +111,8 @@ impl Part {
 
     /// Whether one after it goes to the same server.
     fn is_followed(&self, all: &[Part]) -> bool {
-        let goes = |other: &&Part| other.gift.server == self.gift.server && (other.sent != NONE || other.zero != NONE);
+        let has = |part: &Part| part.sent != NONE || part.zero != NONE;
+        let goes = |other: &&Part| has(other) && lenders::are_together(other.gift.number, self.gift.number);
         all.iter().rfind(goes).is_some_and(|last| !core::ptr::eq(last, self))
     }
 }
@@ -123,7 +127,7 @@ enum Taken {
 pub(super) static GATE: Gate = Gate::new();
 
 impl Gift {
-    const NONE: Gift = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
+    const NONE: Gift = Gift { number: 0, pages: NONE, data: NONE, keepers: Keepers::NONE };
 }
 
 struct Evictor {
@@ -131,16 +135,20 @@ struct Evictor {
     /// In the order in which they were sent.
     open: [Gift; OPEN],
     len: usize,
+    /// Bytes that may be kept here, as the agent said last.
+    budget: u64,
+    healer: Healer,
 }
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
-    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0 };
-    let mut behind = false;
-    let mut passed = GATE.pass();
+    let mut evictor =
+        Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget: settings::get().local, healer: Healer::new() };
+    let (mut passed, mut turn, mut behind) = (GATE.pass(), 0usize, false);
     loop {
         let seen = WANTED.now();
+        evictor.follow_budget();
         if GATE.is_closed() {
             while evictor.len > 0 {
                 evictor.complete();
@@ -149,6 +157,10 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             passed = GATE.pass();
         }
         evictor.discard();
+        turn = turn.wrapping_add(1);
+        if turn.is_multiple_of(HEALS) && evictor.heal() {
+            continue;
+        }
         let free = FREE.load(Ordering::Acquire);
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
         behind = free < if behind { 2 * engine.reserve } else { engine.reserve };
@@ -160,23 +172,40 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             evictor.complete();
             continue;
         }
+        if enough && evictor.heal() {
+            continue;
+        }
         // Nothing can be taken, or need be.
         WANTED.wait(seen, if enough { LOOK } else { 1 });
         if enough {
-            evictor.look();
+            lenders::look();
         }
     }
 }
 
 impl Evictor {
+    /// Tells how things are, and does as the agent says: what may stay here can become less, and more again.
+    fn follow_budget(&mut self) {
+        let page = |bytes: u64| (bytes / PAGE as u64) as i64;
+        let beside = (self.engine.beside / PAGE) as i64;
+        let resident = page(self.budget) - beside - FREE.load(Ordering::Relaxed);
+        let Some(budget) = counts::keep(resident, lenders::kept()) else { return };
+        // Less would be evicted as soon as it comes.
+        let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 4 * PAGE as u64);
+        if budget != self.budget {
+            FREE.fetch_add(page(budget) - page(self.budget), Ordering::AcqRel);
+            self.budget = budget;
+            ROOM.tell();
+        }
+    }
+
     /// Tells servers what they need not keep.
     fn discard(&mut self) {
         loop {
             let next = self.engine.queue.lock().discarded();
             let Some((number, pages)) = next else { return };
-            let server = self.engine.server(number);
-            REMOTE[server].fetch_sub(count(&pages) as u64, Ordering::Relaxed);
-            let gift = Gift { number, pages: NONE, data: NONE, server };
+            lenders::count_kept(number, 0, count(&pages));
+            let gift = Gift { number, ..Gift::NONE };
             self.give(&Part { gift, zero: pages, ..Part::NONE }, false);
         }
     }
@@ -251,10 +280,10 @@ impl Evictor {
         let data = contents(base, there);
         let sent = without(data, both(kept, unchanged(number, base, data)));
         let zero = both(kept, without(moved, data));
-        let server = engine.server(number);
-        REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
-        REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
-        Taken::Pages(Part { gift: Gift { number, pages: moved, data, server }, sent, zero, base })
+        lenders::count_kept(number, count(&data), count(&both(kept, moved)));
+        counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
+        let gift = Gift { number, pages: moved, data, ..Gift::NONE };
+        Taken::Pages(Part { gift, sent, zero, base })
     }
 
     /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
@@ -305,17 +334,16 @@ impl Evictor {
         if self.len == OPEN {
             self.complete();
         }
-        let link = &mut self.engine.links[part.gift.server][2];
-        link.give(Engine::name(part.gift.number), part.sent, part.zero, part.base, more);
-        self.open[self.len] = part.gift;
+        let keepers = lenders::give(part.gift.number, part.sent, part.zero, part.base, more);
+        self.open[self.len] = Gift { keepers, ..part.gift };
         self.len += 1;
     }
 
     /// Waits for the oldest answer.
     fn complete(&mut self) {
         let gift = self.open[0];
-        let before = self.open[..self.len].iter().filter(|other| other.server == gift.server).count();
-        self.engine.links[gift.server][2].given(before as u32);
+        let open = |server| self.open[..self.len].iter().filter(|other| other.keepers.has(server)).count();
+        lenders::given(gift.keepers, open);
         self.open.copy_within(1..self.len, 0);
         self.len -= 1;
         self.settle(&gift);
@@ -334,18 +362,22 @@ impl Evictor {
         self.engine.settled(gift.number, gift.pages);
     }
 
-    /// Ends the program when a server is gone, though nothing is wanted of it now.
-    fn look(&self) {
-        const GONE: u16 = 0x8 | 0x10 | 0x2000;
-        for server in 0..self.engine.servers {
-            let mut polled = [self.engine.links[server][2].fd() as u32, 0x2000];
-            // SAFETY: one `struct pollfd`.
-            let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, 0, 0, 0, 0]) };
-            if found == Ok(1) && (polled[1] >> 16) as u16 & GONE != 0 {
-                let server = server as u32;
-                fatal::say(cause::LOST, server, [0, super::remote_pages(server)]);
-            }
+    /// Makes a copy of something that has none; false when nothing is without, or no slot is to spare.
+    fn heal(&mut self) -> bool {
+        if !Healer::is_needed() {
+            return false;
         }
+        while self.len > 0 {
+            self.complete();
+        }
+        let Some(slot) = self.engine.slots.lock().take_spare() else { return false };
+        let slot = match slot.filled(&self.engine.uffd) {
+            Ok(slot) => slot,
+            Err(errno) => super::refused(step::FILL, errno),
+        };
+        let healed = self.healer.step(slot);
+        self.engine.slots.lock().give_full(slot);
+        healed
     }
 }
 

@@ -9,16 +9,16 @@ mod evict;
 mod fork;
 mod slots;
 
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::resident::{LINKS, SERVERS, cause, step};
 
-use super::link::Link;
+use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
 use super::table::{NONE, TABLE, address, both, spans, without};
 use super::uffd::Uffd;
-use super::{call, digest, door, fatal, settings, thread, trap, window};
+use super::{call, counts, digest, door, fatal, settings, thread, trap, window};
 use evict::Queue;
 pub(super) use fork::fork;
 use slots::Slots;
@@ -31,8 +31,6 @@ static FREE: AtomicI64 = AtomicI64::new(0);
 static WANTED: Event = Event::new();
 static ROOM: Event = Event::new();
 static SETTLED: Event = Event::new();
-/// Pages kept by each server.
-static REMOTE: [AtomicU64; SERVERS] = [const { AtomicU64::new(0) }; SERVERS];
 
 /// Set once, before other threads of ours exist.
 static ENGINE: Lock<Option<Engine>> = Lock::new(None);
@@ -43,12 +41,12 @@ struct Engine {
     uffd: Uffd,
     /// The program's name at the servers.
     client: [u64; 2],
-    servers: usize,
-    links: [[Link; LINKS]; SERVERS],
     slots: &'static Lock<Slots>,
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
     reserve: i64,
+    /// Bytes of the budget that are not the program's: slots, and what is known of pages.
+    beside: usize,
     /// Spans ahead of a run; and of how many one waits until it is missed.
     depth: usize,
     group: usize,
@@ -59,11 +57,6 @@ const TABLES: usize = 2 << 20;
 
 static SLOTS: Lock<Slots> = Lock::new(Slots::NEW);
 static QUEUE: Lock<Queue> = Lock::new(Queue::NEW);
-
-/// Pages that a server keeps.
-pub(super) fn remote_pages(server: u32) -> u64 {
-    REMOTE.get(server as usize).map_or(0, |pages| pages.load(Ordering::Relaxed))
-}
 
 /// The program asks for so many bytes more.
 pub(super) fn before_growth(bytes: usize) {
@@ -120,8 +113,9 @@ fn start() {
         // The agent has told the user why, or is gone.
         Err(_) => fatal::end(),
     };
-    let servers = (granted.grant.servers as usize).min(SERVERS);
-    let links = connections(&granted);
+    counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    lenders::deal(&granted);
+    Fresh::new(&granted).install();
     let uffd = Uffd::open().unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
     let staged = staged();
@@ -131,7 +125,8 @@ fn start() {
     // SAFETY: a child would find nothing in there, and must not take that for zeros.
     let _ = unsafe { call::advise(window::BASE, window::SIZE, call::DONTFORK) };
     // Half of the slots are full at a time, or nearly so.
-    let pages = (budget - staged * SPAN - TABLES) / PAGE;
+    let beside = staged * SPAN + TABLES;
+    let pages = (budget - beside) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
@@ -139,7 +134,7 @@ fn start() {
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
     demand::expect(group);
-    begin(Engine { uffd, client, servers, links, slots: &SLOTS, queue: &QUEUE, reserve, depth, group }, &granted);
+    begin(Engine { uffd, client, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
@@ -150,20 +145,9 @@ fn staged() -> usize {
     (settings::get().local as usize / 4 / SPAN).clamp(4, 32)
 }
 
-fn connections(granted: &door::Granted) -> [[Link; LINKS]; SERVERS] {
-    let servers = (granted.grant.servers as usize).min(SERVERS);
-    core::array::from_fn(|server| {
-        core::array::from_fn(|link| {
-            let fd = granted.fds[(server * LINKS + link).min(servers * LINKS - 1)];
-            Link::new(fd, server as u32, &granted.grant.links[server][link])
-        })
-    })
-}
-
 /// Starts the threads, and leaves them the descriptors.
 fn begin(engine: Engine, granted: &door::Granted) {
     *ENGINE.lock() = Some(engine);
-    fatal::DOOR.store(granted.door, Ordering::Relaxed);
     let seen = ROOM.now();
     thread::start(first_thread, 0, false).unwrap_or_else(|errno| refused(step::THREAD, errno));
     while ROOM.now() == seen {
@@ -193,8 +177,7 @@ fn adopt() -> usize {
 extern "C" fn first_thread(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
     let mut fds = [i32::MAX; SERVERS * LINKS + 2];
-    let links = engine.links[..engine.servers].iter().flatten().map(Link::fd);
-    let all = links.chain([engine.uffd.fd, fatal::DOOR.load(Ordering::Relaxed)]);
+    let all = lenders::fds().chain([engine.uffd.fd, fatal::DOOR.load(Ordering::Relaxed)]);
     let mut len = 0;
     for fd in all {
         let at = fds[..len].partition_point(|other| *other < fd);
@@ -211,10 +194,6 @@ extern "C" fn first_thread(_: usize) -> ! {
 }
 
 impl Engine {
-    fn server(&self, span: usize) -> usize {
-        span % self.servers
-    }
-
     /// Takes room for so many pages; waits until there is some.
     fn take_room(&self, pages: usize) {
         /// Tenths of a second in which nothing at all was evicted: a server that hangs ends the program before.
@@ -222,11 +201,14 @@ impl Engine {
         if FREE.fetch_sub(pages as i64, Ordering::AcqRel) - (pages as i64) < self.reserve {
             WANTED.tell();
         }
-        let mut stalled = 0;
+        if FREE.load(Ordering::Acquire) >= 0 {
+            return;
+        }
+        let (begun, mut stalled) = (counts::now(), 0);
         while stalled < STALLED {
             let seen = ROOM.now();
             if FREE.load(Ordering::Acquire) >= 0 {
-                return;
+                return counts::stalled(begun);
             }
             WANTED.tell();
             ROOM.wait(seen, 100);
@@ -269,10 +251,5 @@ impl Engine {
             let filled = self.uffd.copy(address(number, first), slot + first * PAGE, count * PAGE);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
-    }
-
-    /// The number of a span as servers know it.
-    fn name(number: usize) -> u64 {
-        (window::BASE / SPAN + number) as u64
     }
 }

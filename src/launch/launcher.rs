@@ -1,0 +1,107 @@
+//! Another launcher's command while it runs: its signals, its end, its exit code.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use smol::future::FutureExt;
+use smol::{Async, Timer};
+
+use super::foreign::Foreign;
+use super::keeper::KILLED;
+use crate::error::EXIT_FAILED;
+use crate::net::wire::session::JobSpec;
+use crate::sys::process;
+use crate::{Result, error::Context};
+
+/// What the loop waits for.
+enum Next {
+    Died,
+    Signal(Signal),
+    Failed,
+    Late,
+}
+
+/// Runs a launcher to its end, with the job's directory and variables: its exit code. It gets the signals that `signal` gives, and is ended
+/// when `failed` comes back, which is called again and again.
+///
+/// # Errors
+/// It cannot be started.
+pub async fn run(
+    words: &[OsString],
+    job: &JobSpec,
+    mut signal: impl AsyncFnMut() -> Signal,
+    mut failed: impl AsyncFnMut(),
+) -> Result<u8> {
+    let mut command = command(words, job);
+    let child = process::with_given_nofile(|| command.spawn()).op_on("run", &words[0])?;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
+    // What is typed at a terminal reaches it without us: it is in our group.
+    let typed = std::io::stdin().is_terminal();
+    let mut ending: Option<Instant> = None;
+    loop {
+        let died = async {
+            let _ = died.readable().await;
+            Next::Died
+        };
+        let signal = async { Next::Signal(signal().await) };
+        let failed = async {
+            failed().await;
+            Next::Failed
+        };
+        let late = async {
+            match ending {
+                Some(at) => Timer::at(at).await,
+                None => smol::future::pending().await,
+            };
+            Next::Late
+        };
+        match died.or(signal).or(late).or(failed).await {
+            Next::Died => return ended(child),
+            Next::Late => drop(kill(pid, Signal::SIGKILL)),
+            Next::Signal(Signal::SIGTSTP) if typed => process::stop_here(),
+            Next::Signal(Signal::SIGINT | Signal::SIGQUIT | Signal::SIGCONT | Signal::SIGWINCH) if typed => {}
+            Next::Signal(signal) => drop(kill(pid, signal)),
+            Next::Failed if ending.is_none() => {
+                let _ = kill(pid, Signal::SIGTERM);
+                ending = Some(Instant::now() + KILLED);
+            }
+            Next::Failed => {}
+        }
+    }
+}
+
+/// The exit code of a launcher that ended.
+fn ended(mut child: Child) -> Result<u8> {
+    let status = child.wait().op("wait for the launcher")?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(EXIT_FAILED.into());
+    Ok(u8::try_from(code).unwrap_or(EXIT_FAILED))
+}
+
+/// A launcher's command line, with the job's directory and variables.
+fn command(words: &[OsString], job: &JobSpec) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).current_dir(OsStr::from_bytes(&job.blocks[0].cwd));
+    for line in &job.blocks[0].env {
+        let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
+        command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
+    }
+    command
+}
+
+impl Foreign {
+    /// Becomes the launcher, with nothing taken over.
+    ///
+    /// # Errors
+    /// It cannot be executed.
+    pub fn alone(&self, job: &JobSpec) -> Result<u8> {
+        let words = self.with(&[]);
+        Err(command(&words, job).exec()).op_on("execute", &words[0])
+    }
+}

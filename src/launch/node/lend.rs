@@ -1,0 +1,77 @@
+//! The memory server that this node runs for a job: a process of its own, so that what is lent is told apart from the agent's memory, and that
+//! it is killed first where memory ends. It dies with the agent, and with the socket between them.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use smol::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use smol::stream::StreamExt;
+use smol::{Async, Task};
+
+use super::Node;
+use crate::error::{Context, Result};
+use crate::launch::agent::{OURSELVES, Process, listen};
+use crate::net::auth::SessionKey;
+use crate::net::wire::control::{JobId, Report};
+use crate::pager::server::Terms;
+
+/// See the module. Dropped, it is killed.
+pub(super) struct Lend(#[allow(dead_code, reason = "ends when it is dropped")] Task<()>);
+
+impl Lend {
+    /// Starts it, and reports how that went and whether it ends by itself.
+    pub(super) fn start(node: &Rc<Node>, job: JobId, bytes: u64, key: SessionKey) -> Lend {
+        let this = Rc::clone(node);
+        let work = async move {
+            let id = this.id;
+            let ended = this.serve_memory(job, Terms { bytes, here: this.subtree.is_local(), key }).await;
+            let error = ended.unwrap_or_else(|error| error.to_string());
+            this.report(&Report::Unlent { job, node: id, error }).await;
+        };
+        Lend(node.tasks.spawn(work))
+    }
+}
+
+impl Node {
+    /// Runs the server until it ends; returns how it ended.
+    async fn serve_memory(&self, job: JobId, terms: Terms) -> Result<String> {
+        const OPERATION: &str = "start the memory server";
+        let (ours, theirs) = UnixStream::pair().op(OPERATION)?;
+        let mut command = Command::new(OURSELVES);
+        command.args(["serve", "--lend"]).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut server = Process::start(&mut command).op(OPERATION)?;
+        // Ours: what it inherited from the command would keep the socket open.
+        drop(command);
+        let said = Arc::default();
+        let hearing = server.errors().map(|errors| self.tasks.spawn(listen(errors, Arc::clone(&said))));
+        let mut ours = Async::new(ours).op(OPERATION)?;
+        ours.write_all(terms.to_line().as_bytes()).await.op(OPERATION)?;
+        let mut lines = BufReader::new(ours).lines();
+        let mut addresses = Vec::new();
+        // An empty line ends the list; the end of the socket before that is the server's own end.
+        let mut up = false;
+        while let Some(Ok(line)) = lines.next().await {
+            if line.is_empty() {
+                up = true;
+                break;
+            }
+            addresses.push(line);
+        }
+        if up {
+            self.report(&Report::Lent { job, node: self.id, addresses }).await;
+            while let Some(Ok(_)) = lines.next().await {}
+        }
+        server.end().await;
+        if let Some(hearing) = hearing {
+            hearing.await;
+        }
+        let words = said.lock().map(|said| said.iter().cloned().collect::<Vec<_>>().join("; ")).unwrap_or_default();
+        let words = words.strip_prefix("hpcrt: ").unwrap_or(&words).to_owned();
+        let how = server.ended().map_or_else(|| "it ended".to_owned(), |status| status.to_string());
+        let why = if words.is_empty() { how } else { words };
+        Ok(if up { format!("its memory server ended: {why}") } else { why })
+    }
+}

@@ -1,0 +1,261 @@
+//! Memory servers that the job starts, what is told of borrowed memory, and servers that are lost.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::common::{Done, Role, Run, Running, marked, role, until};
+use super::{Servers, everybody, place, right};
+
+const LONG: Duration = Duration::from_secs(100);
+
+/// `hpcrt exec FLAGS -- memory MODE MB`, every host on this machine.
+fn exec(flags: &str, program: [&str; 2]) -> Run {
+    let directory = place().unwrap();
+    let mut command = Command::new(directory.join("hpcrt"));
+    command.args(["exec", "--agent", "local"]).args(flags.split_whitespace());
+    let memory = directory.join("memory");
+    Run::new(command).program(&[memory.as_os_str(), program[0].as_ref(), program[1].as_ref()])
+}
+
+/// Started, and some of its memory is away: the address space of a memory server is not small any more.
+fn borrowing(run: Run) -> Running {
+    let running = run.start();
+    until(|| role(&running.mark, Role::Lender).iter().any(|pid| resident(*pid) > Some(40 << 10)).then_some(()));
+    running
+}
+
+/// kB of memory that a process has.
+fn resident(pid: Pid) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+}
+
+/// What `hpcrt status` tells as JSON.
+fn status(runtime: &Path, words: &[&str]) -> Option<Value> {
+    let mut command = Command::new(place()?.join("hpcrt"));
+    let out = command.arg("status").args(words).env("XDG_RUNTIME_DIR", runtime).output().unwrap();
+    serde_json::from_slice(&out.stdout).ok()
+}
+
+/// Waits for the end of a run, and of every process of it. (Its directory may be taken for another test's.)
+fn ended(run: Running) {
+    let mark = run.mark.clone();
+    run.end();
+    until(|| marked(&mark).is_empty().then_some(()));
+}
+
+/// The object of a job that was told to write it.
+fn stats(done: &Done, file: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(file).unwrap_or_else(|error| panic!("{error}: {}", done.err))).unwrap()
+}
+
+#[test]
+fn jobs_start_servers_and_end_them() {
+    if place().is_none() {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("stats");
+    // Hosts of the job and another one; sizes that differ.
+    let run = exec("-q --hosts a,b -n 2 --ppn 1 --memory b:200M,c:400M --local-mb 20", ["triad", "90"]);
+    let done = run.end().code(0);
+    assert_eq!(done.lines().iter().filter(|line| *line == "right").count(), 2);
+    // No host is named: the program runs here.
+    let flags = format!("-q --memory far[1-2]:100M --local-mb 20 --stats {}", file.display());
+    let done = exec(&flags, ["triad", "60"]).end();
+    let told = stats(&done, &file);
+    right(done, 20);
+    let memory = &told["memory"];
+    let number = |value: &Value| value.as_u64().unwrap();
+    assert_eq!((memory["programs"].as_u64(), memory["running"].as_u64()), (Some(1), Some(0)));
+    assert!(number(&memory["bytes"]["sent"]) > 40 << 20 && number(&memory["bytes"]["received"]) > 40 << 20, "{memory}");
+    assert!(number(&memory["most_away"]) > 30 << 20 && number(&memory["faults"]["fetched"]) > 0, "{memory}");
+    assert!(number(&memory["ahead"]["used"]) > 0 && memory["fault_seconds"]["p50"].as_f64() > Some(0.0), "{memory}");
+    assert_eq!(memory["away"][1]["server"], "far2");
+}
+
+#[test]
+fn servers_of_a_job_end_with_it_whatever_is_killed() {
+    if place().is_none() {
+        return;
+    }
+    let flags = "-q --memory far:300M --local-mb 20";
+    for who in [Role::FrontEnd, Role::Agent, Role::Keeper, Role::Rank] {
+        let run = borrowing(exec(flags, ["triad", "250"]));
+        for pid in role(&run.mark, who) {
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        ended(run);
+    }
+    let run = borrowing(exec(flags, ["triad", "250"]));
+    let killed = Instant::now();
+    role(&run.mark, Role::Lender).iter().for_each(|pid| kill(*pid, Signal::SIGKILL).unwrap());
+    let done = run.end().code(125);
+    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+    done.says("far").says("of the program's memory with it").says("signal: 9");
+}
+
+/// Kills one of two servers at a random moment, with copies or without.
+fn lose_one(nth: usize, mirror: bool) {
+    let mode = ["triad", "sort", "heap", "threads"][nth / 2 % 4];
+    let flags = format!("-q --memory far[1-2]:300M --local-mb 20{}", if mirror { " --mirror" } else { "" });
+    let run = borrowing(exec(&flags, [mode, "60"]));
+    std::thread::sleep(Duration::from_millis(fastrand::u64(..1000)));
+    // It may have ended before.
+    let killed = role(&run.mark, Role::Lender).get(nth % 2).is_some_and(|pid| kill(*pid, Signal::SIGKILL).is_ok());
+    let since = Instant::now();
+    let done = run.end();
+    println!("{mode}, killed: {killed}, copies: {mirror}, {:?}: {}", done.took, done.err.trim_end());
+    if mirror || done.text().ends_with("right\n") {
+        right(done, 20);
+    } else {
+        assert!(killed && since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+        done.code(125).says("far").says("of the program's memory with it");
+    }
+}
+
+#[test]
+fn with_copies_the_loss_of_a_server_is_survived() {
+    if place().is_some() {
+        (0..3).for_each(|nth| lose_one(nth * 3, true));
+    }
+}
+
+#[test]
+#[ignore = "ten minutes"]
+fn a_hundred_losses() {
+    if place().is_some() {
+        (0..100).for_each(|nth| [true, false].into_iter().for_each(|mirror| lose_one(nth, mirror)));
+    }
+}
+
+#[test]
+fn a_lost_copy_is_made_anew_elsewhere() {
+    if place().is_none() {
+        return;
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let run = exec("-q --memory far[1-3]:600M --mirror --local-mb 20", ["sort", "150"]).within(LONG);
+    let run = borrowing(run.env("XDG_RUNTIME_DIR", runtime.path()));
+    let id = until(|| Some(status(runtime.path(), &["--json"])?[0]["id"].as_str()?.to_owned()));
+    let memory = || Some(status(runtime.path(), &["--json", &id])?["jobs"][0]["memory"].clone());
+    let bare = || memory()?["without_copy"].as_f64();
+    assert_eq!(bare(), Some(0.0));
+    let lenders = role(&run.mark, Role::Lender);
+    kill(lenders[0], Signal::SIGKILL).unwrap();
+    until(|| memory()?["away"].as_array()?.iter().any(|server| server["bytes"] == 0).then_some(()));
+    until(|| bare().filter(|part| *part == 0.0));
+    kill(lenders[1], Signal::SIGKILL).unwrap();
+    right(run.end().says("goes on with the copy"), 20);
+}
+
+#[test]
+fn a_silent_server_is_given_up() {
+    if place().is_none() {
+        return;
+    }
+    let run = borrowing(exec("-q --memory far[1-2]:300M --mirror --local-mb 20", ["triad", "90"]));
+    let lenders = role(&run.mark, Role::Lender);
+    kill(lenders[0], Signal::SIGSTOP).unwrap();
+    right(run.end().says("does not answer; the program goes on"), 20);
+    let run = borrowing(exec("-q --memory far[1-2]:300M --local-mb 20", ["triad", "90"]));
+    role(&run.mark, Role::Lender).iter().for_each(|pid| kill(*pid, Signal::SIGSTOP).unwrap());
+    run.end().code(125).says("does not answer, and has");
+    let bare = exec("-q --memory far:300M --mirror --local-mb 20", ["triad", "30"]);
+    bare.end().code(2).says("copies take two memory servers");
+}
+
+#[test]
+fn what_cannot_be_lent_is_refused_where_it_is() {
+    if place().is_none() {
+        return;
+    }
+    let refused = |flags: &str, code| exec(flags, ["triad", "30"]).end().code(code);
+    refused("-q --hosts a --memory b:900T --local-mb 20", 125).says("b: cannot").says("can be lent here");
+    refused("-q --memory b:20X --local-mb 20", 2).says("neither a port nor a size");
+    refused("-q --memory b:1G,b:2G --local-mb 20", 2).says("twice");
+    let full = exec("-q --memory b:5M --local-mb 20", ["triad", "90"]).end().code(125);
+    full.says("the memory server \"b\"").says("it is full");
+}
+
+#[test]
+fn the_sample_of_the_papers_runs() {
+    let Some(directory) = place() else { return };
+    let sdk = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| assert!(command.current_dir(sdk.path()).status().unwrap().success());
+    run(Command::new(directory.join("hpcrt")).args(["sdk", "."]));
+    run(Command::new("gcc").args(["-O2", "-Wall", "-Werror", "-o", "matvec", "matvec.c"]));
+    let n = 2500f64;
+    let program = sdk.path().join("matvec");
+    let mut command = Command::new(directory.join("hpcrt"));
+    command.args("exec -q --agent local --memory far[1-2]:60M --local-mb 16".split_whitespace());
+    let done = Run::new(command).program(&[program.as_os_str(), "2500".as_ref()]).end().code(0);
+    let sum = n * (n - 1.0) / 2.0;
+    assert_eq!(done.text().trim().parse::<f64>().unwrap(), sum * sum);
+}
+
+#[test]
+fn what_may_stay_here_follows_from_the_limits() {
+    if place().is_none() {
+        return;
+    }
+    let servers = Servers::start(everybody()[0], &[200]);
+    let run = |mib| {
+        let flags = format!("-q --memory {}", servers.list());
+        exec(&flags, ["triad", "90"]).env("XDG_CONFIG_HOME", servers.config.path()).env("SLURM_MEM_PER_NODE", mib).end()
+    };
+    // Of what Slurm says three quarters.
+    right(run("40"), 31);
+    run("12").code(125).says("SLURM_MEM_PER_NODE is 12.00 MiB").says("--local-mb");
+}
+
+#[test]
+fn status_tells_of_memory() {
+    if place().is_none() {
+        return;
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let hpcrt = place().unwrap().join("hpcrt");
+    let ask = |words: &[&str]| {
+        let out =
+            Command::new(&hpcrt).arg("status").args(words).env("XDG_RUNTIME_DIR", runtime.path()).output().unwrap();
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let run = exec("-q --memory far:300M --local-mb 20", ["triad", "250"]).env("XDG_RUNTIME_DIR", runtime.path());
+    let run = borrowing(run);
+    let all: Value = serde_json::from_str(&ask(&["--json"])).unwrap();
+    let id = all[0]["id"].as_str().unwrap().to_owned();
+    let one: Value = serde_json::from_str(&ask(&["--json", &id])).unwrap();
+    let memory = &one["jobs"][0]["memory"];
+    let away = memory["away"][0]["bytes"].as_u64().unwrap();
+    let resident = memory["resident"].as_u64().unwrap();
+    assert!(
+        memory["away"][0]["server"] == "far" && away > 30 << 20 && resident > 5 << 20 && resident < 21 << 20,
+        "{memory}"
+    );
+    let text = ask(&[&id]);
+    assert!(text.contains("  memory    1 program borrow") && text.contains(" with far"), "{text}");
+    run.signal(Signal::SIGTERM);
+    ended(run);
+    // A server of its own, and who uses it.
+    let server = Servers::start_in(everybody()[0], &[300], "127.0.0.1", Some(runtime.path()));
+    let run = server.run("triad", 250, 20).start();
+    let text = until(|| {
+        let all: Value = serde_json::from_str(&ask(&["--json"])).unwrap();
+        let one = all.as_array()?.iter().find(|one| one["kind"] == "memserver")?;
+        let text = ask(&[one["id"].as_str()?]);
+        text.contains(" memory\n").then_some(text)
+    });
+    assert!(text.contains(&server.list()) && text.contains("of 286.10 MiB"), "{text}");
+    assert!(ask(&[]).contains("MiB in use by 1 client"), "{}", ask(&[]));
+    run.signal(Signal::SIGTERM);
+    ended(run);
+    drop(server);
+    until(|| (ask(&["--json"]).trim() == "[]").then_some(()));
+}
