@@ -117,6 +117,7 @@ fn a_reader_that_sees_something_else_is_not_believed() {
 /// Seconds from the first byte that is read of the shared file system to the last.
 fn reading(cluster: &Cluster, flags: &str) -> f64 {
     let over = AtomicBool::new(false);
+    cluster.reset_ops().unwrap();
     thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let (mut seen, mut first, mut last) = (0, None, Instant::now());

@@ -216,6 +216,44 @@ fn what_may_stay_here_follows_from_the_limits() {
 }
 
 #[test]
+fn programs_keep_less_when_the_limit_shrinks() {
+    if place().is_none() {
+        return;
+    }
+    let group = Path::new("/sys/fs/cgroup/memory").join(format!("hpcrt-test-{}", std::process::id()));
+    if std::fs::create_dir(&group).is_err() || !group.join("memory.limit_in_bytes").exists() {
+        let _ = std::fs::remove_dir(&group);
+        return eprintln!("SKIPPED: no memory cgroup of version 1 can be made here");
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let servers = Servers::start(everybody()[0], &[400]);
+    let flags = format!("-q --memory {} --local-mb 200", servers.list());
+    let run = exec(&flags, ["sort", "300"]).env("XDG_CONFIG_HOME", servers.config.path());
+    let run = run.env("XDG_RUNTIME_DIR", runtime.path()).start();
+    for pid in until(|| Some(marked(&run.mark)).filter(|all| !all.is_empty())) {
+        let _ = std::fs::write(group.join("cgroup.procs"), pid.to_string());
+    }
+    let memory = || {
+        Some(status(runtime.path(), &["--json"])?[0]["id"].as_str()?.to_owned())
+            .and_then(|id| Some(status(runtime.path(), &["--json", &id])?["jobs"][0]["memory"].clone()))
+    };
+    until(|| memory()?["resident"].as_u64().filter(|resident| *resident > 150_000_000));
+    // Not faster than the program can make room.
+    for limit in [265_000_000u64, 250_000_000, 240_000_000] {
+        std::fs::write(group.join("memory.limit_in_bytes"), limit.to_string()).unwrap();
+        let kept = until(|| {
+            let memory = memory()?;
+            let (budget, resident) = (memory["budget"].as_u64()?, memory["resident"].as_u64()?);
+            (budget <= limit / 4 * 3 && resident <= budget).then_some((budget, resident))
+        });
+        println!("{limit}: {kept:?}");
+    }
+    run.signal(Signal::SIGTERM);
+    ended(run);
+    until(|| std::fs::remove_dir(&group).ok());
+}
+
+#[test]
 fn status_tells_of_memory() {
     if place().is_none() {
         return;

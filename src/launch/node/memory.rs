@@ -1,6 +1,6 @@
 //! A job's programs that use memory of other nodes: the resident that is preloaded into them, and the door at which it gets its connections.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +24,8 @@ use crate::sys::without::Without;
 use crate::{Result, error::Context};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
+/// Limits are looked at this often.
+const LOOK: Duration = Duration::from_secs(1);
 /// Before the next attempt when no connection can be accepted.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -32,13 +34,15 @@ pub(super) struct Memory {
     directory: Directory,
     programs: Rc<Programs>,
     _door: Task<()>,
+    _budget: Task<()>,
 }
 
 /// The programs of a job that borrow memory.
 struct Programs {
     servers: Servers,
-    /// Bytes that each may keep here.
+    /// Bytes that each may keep here: as was said, and now.
     local: u64,
+    budget: Cell<u64>,
     /// What those that run count.
     running: RefCell<Vec<Rc<Page>>>,
     /// What the others counted.
@@ -51,6 +55,17 @@ impl Programs {
         let mut all = self.ended.borrow().clone();
         self.running.borrow().iter().flat_map(|page| page.read()).for_each(|paging| all.add(&paging));
         (all.programs > 0).then_some(all)
+    }
+
+    /// Has them keep less where the node's limits have become tighter, and as much as before when they are not any more. Never ends.
+    async fn follow_limits(self: Rc<Self>, count: u32) {
+        loop {
+            Timer::after(LOOK).await;
+            let budget = self.local.min(budget::bound(count)).max(budget::LEAST.min(self.local));
+            if self.budget.replace(budget) != budget {
+                self.running.borrow().iter().for_each(|page| drop(page.set_budget(budget)));
+            }
+        }
     }
 
     fn end(&self, page: &Rc<Page>) {
@@ -78,7 +93,13 @@ impl Memory {
         let directory = Directory::create(&directory::executable(&Without::from_env()?)?)?;
         let path = directory.path.clone();
         let servers = Servers::new(&wish, &node.key);
-        let programs = Rc::new(Programs { servers, local, running: RefCell::default(), ended: RefCell::default() });
+        let programs = Rc::new(Programs {
+            servers,
+            local,
+            budget: Cell::new(local),
+            running: RefCell::default(),
+            ended: RefCell::default(),
+        });
         let door = (|| {
             let resident = borrow::resident(path.as_os_str().as_bytes(), local)?;
             std::fs::write(path.join(FILE), resident).op_on("write", path.join(FILE))?;
@@ -87,7 +108,9 @@ impl Memory {
         let door = door.inspect_err(|_| directory.remove())?;
         let serving = serve(Rc::clone(node), door, launch.job, Rc::clone(&programs));
         preload(&mut launch.env, path.join(FILE).as_os_str());
-        Ok(Some(Memory { directory, programs, _door: node.tasks.spawn(serving) }))
+        let (following, count) = (Rc::clone(&programs), place.locals);
+        let _budget = node.tasks.spawn(following.follow_limits(count));
+        Ok(Some(Memory { directory, programs, _door: node.tasks.spawn(serving), _budget }))
     }
 
     /// What its programs have counted, if any borrows memory. `over`: none of them runs, though not all may have been heard to end.
@@ -152,7 +175,7 @@ async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Pr
                 for error in missing {
                     node.report(&Report::Unlent { job, node: node.id, error: error.to_string() }).await;
                 }
-                let counts = Rc::new(Page::new(programs.local).op("make a page for counts")?);
+                let counts = Rc::new(Page::new(programs.budget.get()).op("make a page for counts")?);
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).chain([counts.fd()]).collect();
                 send(program, &grant, &fds).op("hand connections to a program")?;
                 programs.running.borrow_mut().push(Rc::clone(&counts));

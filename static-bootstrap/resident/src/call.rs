@@ -58,10 +58,8 @@ pub(super) fn block_signals() -> u64 {
 fn set_signals(args: [usize; 6]) {
     // SAFETY: sets of this size. The stack they are on may be the program's memory and away, which this filter does not stop.
     while unsafe { gated(nr::RT_SIGPROCMASK, args) } == Err(EFAULT) {
-        for at in args[1..3].iter().filter(|at| **at != 0) {
-            // SAFETY: as above; brings it.
-            unsafe { (*at as *const u8).read_volatile() };
-        }
+        // SAFETY: as above; brings it.
+        args[1..3].iter().filter(|at| **at != 0).for_each(|at| _ = unsafe { (*at as *const u8).read_volatile() });
     }
 }
 

@@ -188,18 +188,18 @@ impl Keepers {
     }
 }
 
-/// Whether two spans have the same servers.
-pub(super) fn are_together(one: usize, other: usize) -> bool {
-    MAP[one % PLACES].load(Ordering::Relaxed) == MAP[other % PLACES].load(Ordering::Relaxed)
+/// Whether a server keeps a span.
+pub(super) fn keeps(number: usize, server: usize) -> bool {
+    place(number).has(server as u8)
 }
 
-/// Gives pages away to all who are to have them; `more`: they need not leave before what is given to the same next. For one thread.
-pub(super) fn give(number: usize, sent: Bits, zero: Bits, base: usize, more: bool) -> Keepers {
+/// Gives pages away to all who are to have them. For one thread. `more`: a server is given more at once.
+pub(super) fn give(number: usize, sent: Bits, zero: Bits, base: usize, more: impl Fn(usize) -> bool) -> Keepers {
     loop {
         let (Place { first, second, .. }, mut keepers) = (place(number), Keepers::NONE);
         for server in [first, second].into_iter().filter(|server| !is_lost(*server)) {
             let server = usize::from(server);
-            let given = CONNECTIONS[server][BACK].lock().give(name(number), sent, zero, base, more);
+            let given = CONNECTIONS[server][BACK].lock().give(name(number), sent, zero, base, more(server));
             match given {
                 Ok(()) => keepers.0 |= 1 << server,
                 Err(gone) => lose(server, &gone),

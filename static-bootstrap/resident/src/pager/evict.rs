@@ -109,11 +109,9 @@ struct Part {
 impl Part {
     const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, base: 0 };
 
-    /// Whether one after it goes to the same server.
-    fn is_followed(&self, all: &[Part]) -> bool {
-        let has = |part: &Part| part.sent != NONE || part.zero != NONE;
-        let goes = |other: &&Part| has(other) && lenders::are_together(other.gift.number, self.gift.number);
-        all.iter().rfind(goes).is_some_and(|last| !core::ptr::eq(last, self))
+    /// Servers need not be told of it.
+    fn is_nothing(&self) -> bool {
+        self.sent == NONE && self.zero == NONE
     }
 }
 
@@ -145,7 +143,8 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
     let mut evictor =
         Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget: settings::get().local, healer: Healer::new() };
-    let (mut passed, mut turn, mut behind) = (GATE.pass(), 0usize, false);
+    let (mut behind, mut turn) = (false, 0usize);
+    let mut passed = GATE.pass();
     loop {
         let seen = WANTED.now();
         evictor.follow_budget();
@@ -206,7 +205,7 @@ impl Evictor {
             let Some((number, pages)) = next else { return };
             lenders::count_kept(number, 0, count(&pages));
             let gift = Gift { number, ..Gift::NONE };
-            self.give(&Part { gift, zero: pages, ..Part::NONE }, false);
+            self.give(&Part { gift, zero: pages, ..Part::NONE }, &[]);
         }
     }
 
@@ -228,12 +227,11 @@ impl Evictor {
             }
         }
         let whole = len == 1 && parts[0].gift.data == crate::table::ALL;
-        for part in &parts[..len] {
-            let more = part.is_followed(&parts[..len]);
-            if part.sent == NONE && part.zero == NONE {
+        for (nth, part) in parts[..len].iter().enumerate() {
+            if part.is_nothing() {
                 self.settle(&part.gift);
             } else {
-                self.give(part, more);
+                self.give(part, &parts[nth + 1..len]);
             }
         }
         // What was sent is the kernel's now.
@@ -282,7 +280,7 @@ impl Evictor {
         let zero = both(kept, without(moved, data));
         lenders::count_kept(number, count(&data), count(&both(kept, moved)));
         counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
-        let gift = Gift { number, pages: moved, data, ..Gift::NONE };
+        let gift = Gift { number, pages: moved, data, keepers: Keepers::NONE };
         Taken::Pages(Part { gift, sent, zero, base })
     }
 
@@ -329,11 +327,12 @@ impl Evictor {
         (pages, there)
     }
 
-    /// Gives it to its server; `more`: it gets another one at once.
-    fn give(&mut self, part: &Part, more: bool) {
+    /// Gives it to its servers, which get those `after` it at once.
+    fn give(&mut self, part: &Part, after: &[Part]) {
         if self.len == OPEN {
             self.complete();
         }
+        let more = |server| after.iter().any(|part| !part.is_nothing() && lenders::keeps(part.gift.number, server));
         let keepers = lenders::give(part.gift.number, part.sent, part.zero, part.base, more);
         self.open[self.len] = Gift { keepers, ..part.gift };
         self.len += 1;
