@@ -1,5 +1,6 @@
 //! The borrowing side, in a node's agent: connections to memory servers for the resident in a program, and words for why it ended.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
@@ -55,6 +56,8 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
 pub struct Servers {
     all: Vec<Lender>,
     mirror: bool,
+    /// A bit for each that a program has lost: others do not wait for it again.
+    lost: Cell<u64>,
     key: SessionKey,
 }
 
@@ -64,6 +67,7 @@ impl Servers {
         Servers {
             all: wish.servers.clone(),
             mirror: wish.mirror,
+            lost: Cell::new(0),
             key: SessionKey(session.hide(&wish.nonce, &wish.key)),
         }
     }
@@ -80,7 +84,11 @@ impl Servers {
         let (mut links, mut fds, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         let (mut absent, mut weights) = (0u64, [0u64; SERVERS]);
         for (nth, server) in self.all.iter().enumerate() {
-            match self.open_all(server, client).await {
+            let opened = match self.lost.get() >> nth & 1 {
+                0 => self.open_all(server, client).await,
+                _ => Err(Error::new("borrow memory from", "another program has lost it").on(&server.name)),
+            };
+            match opened {
                 Ok(opened) => {
                     for (link, free) in opened {
                         // Who is full takes a share, too: its refusal names it.
@@ -154,6 +162,13 @@ impl Servers {
             }
         })
         .await
+    }
+
+    /// A program goes on without a server.
+    pub fn lose(&self, failure: &Failure) {
+        if failure.detail[0] != u64::from(cause::FULL) && (failure.server as usize) < self.all.len() {
+            self.lost.set(self.lost.get() | 1 << failure.server);
+        }
     }
 
     /// Why a program ended, for the user.

@@ -182,6 +182,7 @@ async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Pr
                 page = Some(counts);
             }
             Ok(len) if len == message.len() && borrow::failure(&message).cause == cause::GOES_ON => {
+                programs.servers.lose(&borrow::failure(&message));
                 let error = programs.servers.explain(&borrow::failure(&message)).to_string();
                 node.report(&Report::Unlent { job, node: node.id, error }).await;
             }
