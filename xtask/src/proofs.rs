@@ -92,6 +92,13 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "memory",
+        what: "memory with a server on this host: faults beside a pager that does nothing else, STREAM's triad, random updates, a sort",
+        how: How::Bench("memory"),
+        memory: 5,
+        root: false,
+    },
+    Proof {
         name: "late",
         what: "300 libraries opened late, in an order that differs by rank: operations at the shared file system, and none asked for twice",
         how: How::Test(&["--test", "late"], "three_hundred_libraries_opened_late"),
