@@ -50,7 +50,9 @@ fn main() {
     // Lazily bound, and not sealed: see got.rs.
     object("audit", "-z,lazy,-z,norelro,", &["-Crelro-level=off"]);
     // Its constructor comes before all others: what they allocate is the program's, too.
-    object("resident", "-z,initfirst,", &["-Copt-level=3"]);
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+        object("resident", "-z,initfirst,", &["-Copt-level=3"]);
+    }
     object("pmi", "", &[]);
 }
 
@@ -68,7 +70,9 @@ fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {
         .arg(&product)
         .arg(Path::new("static-bootstrap").join(source));
     if let Some(linker) = env::var_os("RUSTC_LINKER") {
-        command.arg("-Clinker").arg(linker);
+        let mut option = OsString::from("-Clinker=");
+        option.push(linker);
+        command.arg(option);
     }
     let status = command.status().expect("rustc runs");
     if !status.success() {

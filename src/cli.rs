@@ -139,6 +139,9 @@ macro_rules! flags {
     /// memory that each program may keep on its own node, in MB (with --memory; default: its share of what cgroup or Slurm allow)
     #[argh(option)]
     pub local_mb: Option<u32>,
+    /// keep everything with two of the memory servers: when one is lost the program goes on (with --memory)
+    #[argh(switch)]
+    pub mirror: bool,
     /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
     #[argh(option, arg_name = "fd")]
     pub front: Option<u32>,
@@ -368,7 +371,7 @@ pub struct Ldd {
     pub program: PathBuf,
 }
 
-/// Write what programs that talk through hpcrt are written with: LIBI for C, examples for C, shells and Python.
+/// Write what programs that talk through hpcrt are written with: LIBI and DLM for C, examples for C, shells and Python.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "sdk")]
 pub struct Sdk {

@@ -12,10 +12,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use hpcrt::launch::invitation::Invitation;
 use hpcrt::loader::audit::table::Entries;
+use hpcrt::net::auth::SessionKey;
 use hpcrt::net::wire::control::{Down, Exit, Extent, Limits, Need, NodeSpec, Order, Report, Seen, Status, Target};
 use hpcrt::net::wire::facts::{Birth, Facts, JobFacts};
 use hpcrt::net::wire::frame::{Message, Prefix};
+use hpcrt::net::wire::guest::{Guest, Welcome};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
@@ -150,6 +153,17 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
         "fetch" => vec![
             [&[0, 0, 1, 0][..], &[0, 1, 0, 0, 0, 0, 1, 2, 1, 0, 0, 0, 2, 1, 0, 0, 0, 0, 3, 0, 11, 0, 0, 0]].concat(),
         ],
+        "guests" => {
+            let variables = || vec![b"LD_PRELOAD=/s/x.so".to_vec(), b"A=".to_vec()];
+            let key = SessionKey([7; 32]);
+            let invitation =
+                Invitation { key, addresses: vec!["10.0.0.1:7".into()], hosts: vec!["n1".into(), "n2".into()] };
+            vec![
+                Guest { env: variables() }.encode().to_vec(),
+                Welcome::Linker { env: variables() }.encode().to_vec(),
+                invitation.text().into_bytes(),
+            ]
+        }
         "members" => texts(&[
             "broadcast 1 2.5\n5\nhelloput 2\n1\nk1\nvbarrier\nreceive 0 1\n",
             "cmd=init pmi_version=1 pmi_subversion=1\ncmd=put kvsname=a key=b value=c d\ncmd=abort exitcode=3 message=x y\n",
@@ -298,6 +312,11 @@ fn page() {
 #[test]
 fn allocation() {
     slice("allocation");
+}
+
+#[test]
+fn guests() {
+    slice("guests");
 }
 
 #[test]

@@ -415,6 +415,16 @@ fn placement() {
     );
 }
 
+/// A front end that plans for so many hosts has its data in 64 MiB.
+#[test]
+fn ten_thousand_hosts_are_planned_in_little_memory() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -d 65536; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hpcrt")]);
+    command.args(["exec", "--hosts", "n[00001-10000]", "--ppn", "8", "--dry-run"]);
+    let done = Run::new(command).program(&["true"]).end().code(0);
+    assert!(done.text().contains("80000 ranks on 10000 hosts") && done.text().contains("n10000"), "{}", done.text());
+}
+
 #[test]
 fn binding() {
     let usable: Vec<u32> = hpcrt::launch::allocation::usable_cpus();

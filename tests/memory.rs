@@ -63,7 +63,7 @@ struct Who {
 /// All that this machine allows.
 fn everybody() -> Vec<Who> {
     let root = rustix::process::geteuid().is_root();
-    let mut all = vec![Who { uid: None, without: "uffd-kernel" }, Who { uid: None, without: "" }];
+    let mut all = ["uffd-kernel", "", "uffd-move"].map(|without| Who { uid: None, without }).to_vec();
     all.extend(root.then_some(Who { uid: Some(NOBODY), without: "" }));
     all
 }
@@ -152,7 +152,9 @@ fn programs_are_right_and_stay_within_their_budget() {
         // What is within a host; what crosses a network, with tags, and is striped.
         let servers = [Servers::start(who, &[400]), Servers::start_at(who, &[200, 100, 200], &address())];
         let modes = [("triad", 60), ("sort", 30), ("scatter", 30), ("heap", 30), ("calls", 50), ("threads", 60)];
-        for (nth, (mode, megabytes)) in modes.into_iter().chain([("children", 60), ("forks", 40)]).enumerate() {
+        for (nth, (mode, megabytes)) in
+            modes.into_iter().chain([("children", 60), ("forks", 40), ("reserve", 40)]).enumerate()
+        {
             let done = servers[nth % 2].run(mode, megabytes, 20).end();
             println!("{who:?} {mode}: {:?}", done.took);
             right(done, 20);

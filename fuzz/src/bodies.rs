@@ -7,6 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
 use hpcrt::launch::allocation::{self, Surroundings};
+use hpcrt::launch::invitation::Invitation;
 use hpcrt::launch::{fold, hostfile, hostlist, pmi};
 use hpcrt::loader::arch::{self, Cpu};
 use hpcrt::loader::catalog::Catalog;
@@ -23,6 +24,7 @@ use hpcrt::net::pull::{Pull, WINDOW};
 use hpcrt::net::seqpacket::Seqpacket;
 use hpcrt::net::wire::control::{Down, Report};
 use hpcrt::net::wire::frame::{BODY_MAX, HEADER_MAX, HELLO_MAX, Message, PREFIX, Prefix};
+use hpcrt::net::wire::guest::{Guest, Welcome};
 use hpcrt::net::wire::hello::{Hello, Purpose};
 use hpcrt::net::wire::keeper::{Ask, Tell};
 use hpcrt::net::wire::log::LogFrame;
@@ -35,7 +37,7 @@ use hpcrt::sys::page::{HEAD, PAGE, count, op};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 16] = [
+pub const ALL: [(&str, fn(&[u8])); 17] = [
     ("frame", frame),
     ("hello", hello),
     ("link", link),
@@ -52,6 +54,7 @@ pub const ALL: [(&str, fn(&[u8])); 16] = [
     ("allocation", allocation),
     ("hints", hints),
     ("members", members),
+    ("guests", guests),
 ];
 
 /// A prefix, then a header: of every type, since a stranger chooses.
@@ -75,6 +78,18 @@ pub fn frame(bytes: &[u8]) {
     again::<SessionTell>(&aligned);
     again::<JobSpec>(&aligned);
     again::<Page>(&aligned);
+}
+
+/// What a process that another launcher started and its node's agent say to each other, and the file by which agents come by themselves.
+pub fn guests(bytes: &[u8]) {
+    let mut aligned = AlignedVec::with_capacity(bytes.len());
+    aligned.extend_from_slice(bytes);
+    again::<Guest>(&aligned);
+    again::<Welcome>(&aligned);
+    if let Some(read) = std::str::from_utf8(bytes).ok().and_then(Invitation::parse) {
+        let again = Invitation::parse(&read.text()).expect("what is written is read");
+        assert_eq!((again.key.0, again.hosts.len()), (read.key.0, read.hosts.len()));
+    }
 }
 
 /// What a rank says on its descriptor.

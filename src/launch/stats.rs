@@ -11,6 +11,7 @@ use crate::loader::tally::{Cost, Tally, Why};
 use crate::net::wire::facts::{Paging, Part};
 use crate::sys::counts::kind;
 use crate::sys::page::PAGE;
+use crate::sys::places::PLACES;
 
 /// Version of the object's layout: changes when a field changes its meaning or goes; new fields do not change it.
 pub const SCHEMA: u32 = 1;
@@ -190,6 +191,7 @@ pub fn memory_json(paging: &Paging, lenders: &[String]) -> Value {
         "resident": paging.resident,
         "away": away.collect::<Vec<_>>(),
         "most_away": paging.most_away,
+        "without_copy": (paging.running > 0).then(|| paging.bare as f64 / (u64::from(paging.running) * PLACES as u64) as f64),
         "faults": {
             "fetched": at(&paging.faults, kind::FETCHED),
             "foreseen": at(&paging.faults, kind::FORESEEN),

@@ -112,6 +112,8 @@ fn memory(memory: &Value) -> Vec<String> {
     let (faults, ahead, seconds) = (&memory["faults"], &memory["ahead"], &memory["fault_seconds"]);
     let away = items(&memory["away"]).iter().map(|one| (number(&one["bytes"]), text(&one["server"])));
     let away: Vec<String> = away.map(|(bytes, server)| format!("{} with {server}", HumanBytes(bytes))).collect();
+    let bare = memory["without_copy"].as_f64().filter(|part| *part > 0.0);
+    let bare = bare.map_or(String::new(), |part| format!("; {:.0} % without a copy", part * 100.0));
     let micros = |which: &str| seconds[which].as_f64().map_or("-".to_owned(), |s| format!("{:.0} us", s * 1e6));
     let hits = ahead["hit_rate"].as_f64().map_or(String::new(), |rate| format!(", {:.0} % of it used", rate * 100.0));
     vec![
@@ -120,7 +122,7 @@ fn memory(memory: &Value) -> Vec<String> {
             plural(number(&memory["running"]), "program"),
             HumanBytes(number(&memory["resident"])),
             HumanBytes(number(&memory["budget"])),
-            away.join(", "),
+            away.join(", ") + &bare,
         ),
         format!(
             "{}: {} waited for a server ({} half of them, {} nearly all), {} foreseen, {} fresh",

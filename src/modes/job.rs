@@ -140,7 +140,7 @@ macro_rules! spec {
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
-                memory: job::memory($flags.memory.as_deref(), $flags.local_mb)?,
+                memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
             })
@@ -322,13 +322,15 @@ pub(super) fn lenders(list: Option<&str>) -> Result<Vec<Host>> {
 }
 
 /// The memory that programs are to use.
-pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>) -> Result<Option<Borrow>> {
+pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>, mirror: bool) -> Result<Option<Borrow>> {
     let Some(list) = list else {
-        let error = Error::usage("use --local-mb", "there is no other memory to use");
-        return local_mb.map_or(Ok(None), |_| Err(error.remedy("name hosts that lend some with --memory")));
+        let flag = if mirror { "use --mirror" } else { "use --local-mb" };
+        let error =
+            Error::usage(flag, "there is no other memory to use").remedy("name hosts that lend some with --memory");
+        return if mirror || local_mb.is_some() { Err(error) } else { Ok(None) };
     };
     let local = local_mb.map(|mb| u64::from(mb) * 1_000_000 / 4096 * 4096);
-    if let Some(mb) = local_mb.filter(|_| local < Some(budget::LEAST)) {
+    if let Some(mb) = local_mb.filter(|mb| u64::from(*mb) * 1_000_000 < budget::LEAST) {
         let error = Error::usage("use --local-mb", format!("it is less than {}", budget::LEAST.div_ceil(1_000_000)));
         return Err(error.on(mb.to_string()));
     }
@@ -347,10 +349,14 @@ pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>) -> Result<Option
         let cause = format!("it names {} servers, {SERVERS} can be used", servers.len());
         return Err(Error::usage("use --memory", cause).on(list));
     }
+    if mirror && servers.len() < 2 {
+        let error = Error::usage("use --mirror", "copies take two memory servers, and one is named");
+        return Err(error.on(list));
+    }
     // Those that the job starts take any key; those that run have the user's.
     let running = servers.iter().any(|server| server.lend == 0);
     let SessionKey(key) = if running { key::read(&key::place()?).map_err(no_key)? } else { SessionKey::random() };
-    Ok(Some(Borrow { servers, local, key, nonce: [0; 32] }))
+    Ok(Some(Borrow { servers, local, mirror, key, nonce: [0; 32] }))
 }
 
 fn no_key(error: Error) -> Error {

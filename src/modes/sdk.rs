@@ -6,11 +6,13 @@ use std::path::Path;
 use crate::Result;
 use crate::error::Context;
 
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 8] = [
     ("libi.h", include_str!("../../sdk/libi.h")),
     ("libi.c", include_str!("../../sdk/libi.c")),
     ("frontend.c", include_str!("../../sdk/frontend.c")),
     ("member.c", include_str!("../../sdk/member.c")),
+    ("dlm.h", include_str!("../../sdk/dlm.h")),
+    ("matvec.c", include_str!("../../sdk/matvec.c")),
     ("collectives.sh", include_str!("../../examples/collectives.sh")),
     ("collectives.py", include_str!("../../examples/collectives.py")),
 ];

@@ -2,14 +2,14 @@
 //!
 //! The frames are those of [`super::link`]; both sides have proved themselves there.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rkyv::util::AlignedVec;
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use smol::future::FutureExt;
 use smol::{Async, Timer};
 
@@ -147,13 +147,15 @@ impl Direct {
         if self.tags.is_some() && body > 0 {
             slices.push(IoSlice::new(&tags[1]));
         }
-        let mut left = &mut slices[..];
+        // Another question is here: its answer follows at once.
+        let more = if self.end - self.start >= PREFIX + HEAD { SendFlags::MORE } else { SendFlags::empty() };
+        let (mut left, flags) = (&mut slices[..], SendFlags::NOSIGNAL | more);
         while !left.is_empty() {
-            match self.stream.write_vectored(left) {
+            match rustix::net::sendmsg(&self.stream, left, &mut SendAncillaryBuffer::default(), flags) {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(sent) => IoSlice::advance_slices(&mut left, sent),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(io::Error::from(errno).into()),
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The socket shell around [`Relay`]: feeds children over their links, follows upstream peers, and tells the owner what arrived.
 //!
-//! Entries travel as they came: the encoded header is kept with the record, so that nothing is serialised twice, and the body is
-//! shared. A body is verified once, against the hash in its header, before anything else sees it.
+//! Entries with bodies travel as they came: the encoded header is kept with the record, and the body is shared. Of others only what is long
+//! is kept encoded: a log has as many as its session has jobs, and more. A body is verified once, against the hash in its header, before anything else sees it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -18,11 +18,27 @@ use super::wire::frame::{FrameError, Kind, Message};
 use super::wire::log::LogFrame;
 use super::wire::record::Record;
 
-/// A record with the header it travels under.
+/// A header of an entry without a body that is kept has so many bytes at least; of a shorter one the record is encoded again.
+const KEPT: usize = 512;
+
+/// A record with the header it travels under, unless that is made again for each child.
 #[derive(Debug)]
 pub struct Logged {
     pub record: Record,
-    header: Arc<AlignedVec>,
+    header: Option<Arc<AlignedVec>>,
+}
+
+impl Logged {
+    /// `header`: the entry's, with a body's hash if it `has_body`.
+    fn new(record: Record, header: Arc<AlignedVec>, has_body: bool) -> Logged {
+        let header = Some(header).filter(|header| has_body || header.len() >= KEPT);
+        Logged { record, header }
+    }
+
+    fn header(&self, seq: u64) -> Arc<AlignedVec> {
+        let again = || Arc::new(LogFrame::Entry { seq, record: self.record.clone(), hash: [0; 32] }.encode());
+        self.header.clone().unwrap_or_else(again)
+    }
 }
 
 /// The bytes beside a record; shared.
@@ -94,7 +110,8 @@ impl Log {
             let frame = LogFrame::Entry { seq, record, hash };
             let header = Arc::new(frame.encode());
             let LogFrame::Entry { record, .. } = frame else { unreachable!("made above") };
-            Entry { header: Arc::new(Logged { record, header }), body: has_body.then(|| Bytes(Arc::new(body))) }
+            let header = Arc::new(Logged::new(record, header, has_body));
+            Entry { header, body: has_body.then(|| Bytes(Arc::new(body))) }
         };
         let mut relay = self.relay.borrow_mut();
         let seq = relay.next_seq();
@@ -174,9 +191,9 @@ impl Log {
             }
             let next = self.relay.borrow_mut().poll_transmit(child, self.begun.elapsed());
             match next {
-                Transmit::Entry { entry, .. } => {
+                Transmit::Entry { seq, entry } => {
                     let body = entry.body.map_or_else(Arc::default, |b| b.0);
-                    let packet = Packet { kind: Kind::Log, header: Arc::clone(&entry.header.header), body };
+                    let packet = Packet { kind: Kind::Log, header: entry.header.header(seq), body };
                     outbox.send(packet).await.map_err(|_| LinkError::Closed)?;
                     // At the root, room in the window lets the readers go on.
                     self.notify();
@@ -190,7 +207,7 @@ impl Log {
                     let hash = body.as_ref().map_or([0; 32], |b| *blake3::hash(b).as_bytes());
                     let header = Arc::new(LogFrame::Entry { seq, record: record.clone(), hash }.encode());
                     let body = body.map(|b| Bytes(Arc::new(b)));
-                    let entry = Entry { header: Arc::new(Logged { record, header }), body };
+                    let entry = Entry { header: Arc::new(Logged::new(record, header, body.is_some())), body };
                     self.relay.borrow_mut().handle_refetched(child, seq, entry);
                 }
                 Transmit::Slow { stripe } => {
@@ -268,7 +285,7 @@ impl Log {
         if body.as_ref().is_some_and(|b| *blake3::hash(&b.0).as_bytes() != hash) {
             return Err(FrameError::Tag.into());
         }
-        let logged = Arc::new(Logged { record, header: packet.header });
+        let logged = Arc::new(Logged::new(record, packet.header, body.is_some()));
         let entry = Entry { header: Arc::clone(&logged), body };
         let taken = self.relay.borrow_mut().handle_entry(stripe, seq, entry);
         taken.map_err(|error: relay::ProtocolError| {

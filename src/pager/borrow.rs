@@ -5,18 +5,22 @@ use std::os::fd::OwnedFd;
 
 use indicatif::HumanBytes;
 
-use crate::error::{Error, Result};
-use crate::net::auth::{SessionKey, nonce};
+use crate::error::{Context, Error, Result};
+use crate::net::auth::{SessionKey, Tags, nonce};
 use crate::net::direct::{Direct, connect};
 use crate::net::link::LinkError;
 use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::page::Page;
 use crate::sys::page::{PAGE, op};
-use crate::sys::resident::{ASK, Failure, LINKS, MARK, PLACE_MAX, SERVERS, cause, step};
+use crate::sys::places::deal;
+use crate::sys::resident::{ASK, Failure, Grant, LINKS, MARK, PLACE_MAX, SERVERS, cause, step};
 use crate::sys::without::{Ability, Without};
 
 /// The resident, as `build.rs` made it.
-static RESIDENT: &[u8] = include_bytes!(env!("HPCRT_RESIDENT"));
+#[cfg(target_arch = "x86_64")]
+static RESIDENT: Option<&[u8]> = Some(include_bytes!(env!("HPCRT_RESIDENT")));
+#[cfg(not(target_arch = "x86_64"))]
+static RESIDENT: Option<&[u8]> = None;
 /// Bytes of what is granted for a link: tagged, counter, two keys.
 const LINK: usize = 16 + 32 + 32;
 
@@ -25,16 +29,14 @@ const LINK: usize = 16 + 32 + 32;
 /// # Errors
 /// The directory's path is too long, or `HPCRT_WITHOUT` holds an unknown name.
 pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
-    let mut bytes = RESIDENT.to_vec();
-    if !cfg!(target_arch = "x86_64") {
-        return Err(Error::new("use memory of other nodes", "that is built for x86-64 only"));
-    }
+    let only_there = || Error::new("use memory of other nodes", "that is built for x86-64 only");
+    let mut bytes = RESIDENT.ok_or_else(only_there)?.to_vec();
     if place.len() >= PLACE_MAX {
         let error = Error::new("place the resident", format!("its path has more than {} bytes", PLACE_MAX - 1));
         return Err(error.remedy("set XDG_RUNTIME_DIR to a shorter one"));
     }
     let at = memchr::memmem::find(&bytes, &MARK).map(|at| at + MARK.len());
-    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + 16));
+    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + 24));
     let settings = settings.expect("tests look into the resident that was built");
     settings[..place.len()].copy_from_slice(place);
     let without = Without::from_env()?;
@@ -43,7 +45,8 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
     }
     let user_mode_only = u64::from(without.has(Ability::KernelFaults));
     settings[PLACE_MAX..][..8].copy_from_slice(&local.to_le_bytes());
-    settings[PLACE_MAX + 8..].copy_from_slice(&user_mode_only.to_le_bytes());
+    settings[PLACE_MAX + 8..][..8].copy_from_slice(&user_mode_only.to_le_bytes());
+    settings[PLACE_MAX + 16..].copy_from_slice(&u64::from(without.has(Ability::Move)).to_le_bytes());
     Ok(bytes)
 }
 
@@ -51,57 +54,85 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
 #[derive(Debug)]
 pub struct Servers {
     all: Vec<Lender>,
+    mirror: bool,
     key: SessionKey,
 }
 
 impl Servers {
     /// `session`: the key under which theirs is hidden.
     pub fn new(wish: &Borrow, session: &SessionKey) -> Servers {
-        Servers { all: wish.servers.clone(), key: SessionKey(session.hide(&wish.nonce, &wish.key)) }
+        Servers {
+            all: wish.servers.clone(),
+            mirror: wish.mirror,
+            key: SessionKey(session.hide(&wish.nonce, &wish.key)),
+        }
     }
 
     /// Connects to all of them for one program, as a new client: what it is granted, as bytes, and the sockets. `label`: what servers show of
-    /// it.
+    /// it. With a copy of everything elsewhere, some may be missing, which is told.
     ///
     /// # Errors
-    /// The first that cannot be reached.
-    pub async fn connect(&self, label: &str) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    /// The first that cannot be reached; with copies, when none can.
+    pub async fn connect(&self, label: &str) -> Result<(Vec<u8>, Vec<OwnedFd>, Vec<Error>)> {
         let random = nonce();
         let word = |at: usize| random[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let client = Page::open([word(0), word(8)], label);
-        let (mut grant, mut fds) = (ASK.to_vec(), Vec::new());
-        grant.extend((self.all.len() as u64).to_le_bytes());
-        client.data[..2].iter().for_each(|word| grant.extend(word.to_le_bytes()));
-        for Lender { name, addresses, .. } in &self.all {
-            for _ in 0..LINKS {
-                let link = self.open_any(addresses, client).await;
-                let link = link.map_err(|error| {
-                    let cause = match error {
-                        LinkError::Closed => {
-                            "it closes the connection: it has another key, or serves too many".to_owned()
-                        }
-                        error => error.to_string(),
-                    };
-                    Error::new("borrow memory from", cause)
-                        .on(name)
-                        .remedy("hpcrt memserver must run there with the same key")
-                })?;
-                let (socket, tags) = link.into_parts();
-                let keys = tags.as_ref().map(|(ours, theirs)| (ours.secret(), theirs.secret()));
-                let ((send, counter), (receive, _)) = keys.unwrap_or_default();
-                grant.extend(u64::from(tags.is_some()).to_le_bytes());
-                grant.extend(counter.to_le_bytes());
-                grant.extend(send);
-                grant.extend(receive);
-                fds.push(socket);
+        let (mut links, mut fds, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut absent, mut weights) = (0u64, [0u64; SERVERS]);
+        for (nth, server) in self.all.iter().enumerate() {
+            match self.open_all(server, client).await {
+                Ok(opened) => {
+                    for (link, free) in opened {
+                        // Who is full takes a share, too: its refusal names it.
+                        weights[nth] = free.max(1);
+                        let (socket, tags) = link.into_parts();
+                        links.extend(granted(tags));
+                        fds.push(socket);
+                    }
+                }
+                Err(error) if self.mirror => {
+                    absent |= 1 << nth;
+                    links.resize(links.len() + LINKS * LINK, 0);
+                    for _ in 0..LINKS {
+                        fds.push(std::fs::File::open("/dev/null").op("open /dev/null")?.into());
+                    }
+                    missing.push(error);
+                }
+                Err(error) => return Err(error),
             }
         }
-        grant.resize(32 + SERVERS * LINKS * LINK, 0);
-        Ok((grant, fds))
+        if missing.len() == self.all.len() {
+            return missing.pop().map_or(Ok((Vec::new(), Vec::new(), Vec::new())), Err);
+        }
+        let mut grant = ASK.to_vec();
+        let [one, two, ..] = client.data;
+        let numbers = [self.all.len() as u64, one, two, u64::from(self.mirror), absent];
+        grant.extend(numbers.iter().chain(&weights).flat_map(|number| number.to_le_bytes()));
+        let places = deal(&weights, self.mirror);
+        grant.extend(places.iter().flat_map(|place| [place.first, place.second, place.whole, 0]));
+        grant.extend(links);
+        grant.resize(size_of::<Grant>(), 0);
+        Ok((grant, fds, missing))
+    }
+
+    /// All links to one server, and pages that it has left.
+    async fn open_all(&self, server: &Lender, client: Page) -> Result<Vec<(Direct, u64)>> {
+        let mut links = Vec::new();
+        for _ in 0..LINKS {
+            links.push(self.open_any(&server.addresses, client).await.map_err(|error| {
+                let cause = match error {
+                    LinkError::Closed => "it closes the connection: it has another key, or serves too many".to_owned(),
+                    error => error.to_string(),
+                };
+                let error = Error::new("borrow memory from", cause).on(&server.name);
+                if server.lend > 0 { error } else { error.remedy("hpcrt memserver must run there with the same key") }
+            })?);
+        }
+        Ok(links)
     }
 
     /// Over the first address at which it answers.
-    async fn open_any(&self, addresses: &[String], client: Page) -> Result<Direct, LinkError> {
+    async fn open_any(&self, addresses: &[String], client: Page) -> Result<(Direct, u64), LinkError> {
         let mut last = LinkError::Closed;
         for address in addresses {
             match self.open(address, client).await {
@@ -112,13 +143,13 @@ impl Servers {
         Err(last)
     }
 
-    async fn open(&self, address: &str, client: Page) -> Result<Direct, LinkError> {
+    async fn open(&self, address: &str, client: Page) -> Result<(Direct, u64), LinkError> {
         let address: SocketAddr = address.parse().map_err(|_| LinkError::Closed)?;
         let mut link = connect(address, &self.key, !address.ip().is_loopback()).await?;
         smol::unblock(move || {
             link.send(&client, &[])?;
             match link.receive()? {
-                Some((Page { op: op::OPENED, .. }, 0)) => Ok(link),
+                Some((Page { op: op::OPENED, data, .. }, 0)) => Ok((link, data[0].saturating_sub(data[1]))),
                 _ => Err(LinkError::Closed),
             }
         })
@@ -144,6 +175,16 @@ impl Servers {
                 let error = format!("it is full: {} of {} are in use", bytes(second), bytes(first));
                 Error::new("use the memory server", error).on(name).remedy("name more servers, or start it with more")
             }
+            cause::GOES_ON => {
+                let why = match u32::try_from(first) {
+                    Ok(cause::SILENT) => "it does not answer",
+                    Ok(cause::ALTERED) => "what it answers is wrong",
+                    Ok(cause::FULL) => "it is full",
+                    _ => "it is gone",
+                };
+                let error = format!("{why}; the program goes on with the copy of the {} that it had", bytes(second));
+                Error::new("use the memory server", error).on(name)
+            }
             cause::ALTERED => Error::new("use the memory server", "what it answers is wrong").on(name),
             cause::SHORT => Error::new("run the program", "it holds on to more memory than it may keep on its node")
                 .remedy("raise --local-mb"),
@@ -162,6 +203,14 @@ impl Servers {
             }
         }
     }
+}
+
+/// What is granted for a link.
+fn granted(tags: Option<(Tags, Tags)>) -> Vec<u8> {
+    let keys = tags.as_ref().map(|(ours, theirs)| (ours.secret(), theirs.secret()));
+    let ((send, counter), (receive, _)) = keys.unwrap_or_default();
+    let numbers = [u64::from(tags.is_some()), counter];
+    numbers.iter().flat_map(|number| number.to_le_bytes()).chain(send).chain(receive).collect()
 }
 
 /// What a program told, from its bytes.

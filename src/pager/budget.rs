@@ -16,10 +16,19 @@ pub fn share(programs: u32) -> Result<u64> {
     of(programs, &memory::shared())
 }
 
+/// The most that each of `programs` programs here may keep, as the limits are now, whatever is in use.
+pub fn bound(programs: u32) -> u64 {
+    memory::shared().iter().map(|limit| part(limit.bytes, programs)).min().unwrap_or(u64::MAX)
+}
+
+fn part(bytes: u64, programs: u32) -> u64 {
+    bytes / 4 * 3 / u64::from(programs.max(1)) / 4096 * 4096
+}
+
 /// A quarter is left for what is not captured: code, stacks, files, and whoever else is there.
 fn of(programs: u32, limits: &[Limit]) -> Result<u64> {
     let Some(tightest) = limits.iter().min_by_key(|limit| limit.left) else { return Ok(LEAST) };
-    let share = tightest.left / 4 * 3 / u64::from(programs.max(1)) / 4096 * 4096;
+    let share = part(tightest.left, programs);
     if share >= LEAST {
         return Ok(share);
     }

@@ -101,6 +101,7 @@ fn understand(words: &[u64; WORDS]) -> Paging {
         resident: bytes(words[offset_of!(Counts, resident) / 8]),
         away: field!(words, away, SERVERS).iter().copied().map(bytes).collect(),
         most_away: bytes(words[offset_of!(Counts, most_away) / 8]),
+        bare: words[offset_of!(Counts, bare) / 8],
         faults: field!(words, faults, 4).to_vec(),
         times,
         units: field!(words, units, UNITS).to_vec(),

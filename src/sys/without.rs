@@ -25,9 +25,11 @@ pub enum Ability {
     Ram,
     /// Being told of page faults inside the kernel.
     KernelFaults,
+    /// Moving pages.
+    Move,
 }
 
-const NAMES: [(&str, Ability); 9] = [
+const NAMES: [(&str, Ability); 10] = [
     ("userns", Ability::Userns),
     ("fuse", Ability::Fuse),
     ("memfd", Ability::Memfd),
@@ -37,6 +39,7 @@ const NAMES: [(&str, Ability); 9] = [
     ("exec", Ability::Exec),
     ("ram", Ability::Ram),
     ("uffd-kernel", Ability::KernelFaults),
+    ("uffd-move", Ability::Move),
 ];
 
 /// The abilities taken away.
@@ -89,9 +92,9 @@ mod tests {
         let error = Without::parse("fuse,usrns").unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(
-            error
-                .to_string()
-                .contains("\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram, uffd-kernel"),
+            error.to_string().contains(
+                "\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram, uffd-kernel, uffd-move"
+            ),
             "{error}"
         );
     }

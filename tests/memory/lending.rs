@@ -1,13 +1,17 @@
 //! Memory servers that the job starts, what is told of borrowed memory, and servers that are lost.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::common::{Done, Role, Run, Running, marked, role, until};
 use super::{Servers, everybody, place, right};
+
+const LONG: Duration = Duration::from_secs(100);
 
 /// `hpcrt exec FLAGS -- memory MODE MB`, every host on this machine.
 fn exec(flags: &str, program: [&str; 2]) -> Run {
@@ -21,13 +25,22 @@ fn exec(flags: &str, program: [&str; 2]) -> Run {
 /// Started, and some of its memory is away: the address space of a memory server is not small any more.
 fn borrowing(run: Run) -> Running {
     let running = run.start();
-    let large = |pid: &nix::unistd::Pid| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()) > Some(40 << 10)
-    };
-    until(|| role(&running.mark, Role::Lender).iter().any(large).then_some(()));
+    until(|| role(&running.mark, Role::Lender).iter().any(|pid| resident(*pid) > Some(40 << 10)).then_some(()));
     running
+}
+
+/// kB of memory that a process has.
+fn resident(pid: Pid) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+}
+
+/// What `hpcrt status` tells as JSON.
+fn status(runtime: &Path, words: &[&str]) -> Option<Value> {
+    let mut command = Command::new(place()?.join("hpcrt"));
+    let out = command.arg("status").args(words).env("XDG_RUNTIME_DIR", runtime).output().unwrap();
+    serde_json::from_slice(&out.stdout).ok()
 }
 
 /// Waits for the end of a run, and of every process of it. (Its directory may be taken for another test's.)
@@ -38,7 +51,7 @@ fn ended(run: Running) {
 }
 
 /// The object of a job that was told to write it.
-fn stats(done: &Done, file: &std::path::Path) -> Value {
+fn stats(done: &Done, file: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(file).unwrap_or_else(|error| panic!("{error}: {}", done.err))).unwrap()
 }
 
@@ -88,6 +101,76 @@ fn servers_of_a_job_end_with_it_whatever_is_killed() {
     done.says("far").says("of the program's memory with it").says("signal: 9");
 }
 
+/// Kills one of two servers at a random moment, with copies or without.
+fn lose_one(nth: usize, mirror: bool) {
+    let mode = ["triad", "sort", "heap", "threads"][nth / 2 % 4];
+    let flags = format!("-q --memory far[1-2]:300M --local-mb 20{}", if mirror { " --mirror" } else { "" });
+    let run = borrowing(exec(&flags, [mode, "60"]));
+    std::thread::sleep(Duration::from_millis(fastrand::u64(..1000)));
+    // It may have ended before.
+    let killed = role(&run.mark, Role::Lender).get(nth % 2).is_some_and(|pid| kill(*pid, Signal::SIGKILL).is_ok());
+    let since = Instant::now();
+    let done = run.end();
+    println!("{mode}, killed: {killed}, copies: {mirror}, {:?}: {}", done.took, done.err.trim_end());
+    if mirror || done.text().ends_with("right\n") {
+        right(done, 20);
+    } else {
+        assert!(killed && since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+        done.code(125).says("far").says("of the program's memory with it");
+    }
+}
+
+#[test]
+fn with_copies_the_loss_of_a_server_is_survived() {
+    if place().is_some() {
+        (0..3).for_each(|nth| lose_one(nth * 3, true));
+    }
+}
+
+#[test]
+#[ignore = "ten minutes"]
+fn a_hundred_losses() {
+    if place().is_some() {
+        (0..100).for_each(|nth| [true, false].into_iter().for_each(|mirror| lose_one(nth, mirror)));
+    }
+}
+
+#[test]
+fn a_lost_copy_is_made_anew_elsewhere() {
+    if place().is_none() {
+        return;
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let run = exec("-q --memory far[1-3]:600M --mirror --local-mb 20", ["sort", "150"]).within(LONG);
+    let run = borrowing(run.env("XDG_RUNTIME_DIR", runtime.path()));
+    let id = until(|| Some(status(runtime.path(), &["--json"])?[0]["id"].as_str()?.to_owned()));
+    let memory = || Some(status(runtime.path(), &["--json", &id])?["jobs"][0]["memory"].clone());
+    let bare = || memory()?["without_copy"].as_f64();
+    assert_eq!(bare(), Some(0.0));
+    let lenders = role(&run.mark, Role::Lender);
+    kill(lenders[0], Signal::SIGKILL).unwrap();
+    until(|| memory()?["away"].as_array()?.iter().any(|server| server["bytes"] == 0).then_some(()));
+    until(|| bare().filter(|part| *part == 0.0));
+    kill(lenders[1], Signal::SIGKILL).unwrap();
+    right(run.end().says("goes on with the copy"), 20);
+}
+
+#[test]
+fn a_silent_server_is_given_up() {
+    if place().is_none() {
+        return;
+    }
+    let run = borrowing(exec("-q --memory far[1-2]:300M --mirror --local-mb 20", ["triad", "90"]));
+    let lenders = role(&run.mark, Role::Lender);
+    kill(lenders[0], Signal::SIGSTOP).unwrap();
+    right(run.end().says("does not answer; the program goes on"), 20);
+    let run = borrowing(exec("-q --memory far[1-2]:300M --local-mb 20", ["triad", "90"]));
+    role(&run.mark, Role::Lender).iter().for_each(|pid| kill(*pid, Signal::SIGSTOP).unwrap());
+    run.end().code(125).says("does not answer, and has");
+    let bare = exec("-q --memory far:300M --mirror --local-mb 20", ["triad", "30"]);
+    bare.end().code(2).says("copies take two memory servers");
+}
+
 #[test]
 fn what_cannot_be_lent_is_refused_where_it_is() {
     if place().is_none() {
@@ -99,6 +182,22 @@ fn what_cannot_be_lent_is_refused_where_it_is() {
     refused("-q --memory b:1G,b:2G --local-mb 20", 2).says("twice");
     let full = exec("-q --memory b:5M --local-mb 20", ["triad", "90"]).end().code(125);
     full.says("the memory server \"b\"").says("it is full");
+}
+
+#[test]
+fn the_sample_of_the_papers_runs() {
+    let Some(directory) = place() else { return };
+    let sdk = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| assert!(command.current_dir(sdk.path()).status().unwrap().success());
+    run(Command::new(directory.join("hpcrt")).args(["sdk", "."]));
+    run(Command::new("gcc").args(["-O2", "-Wall", "-Werror", "-o", "matvec", "matvec.c"]));
+    let n = 2500f64;
+    let program = sdk.path().join("matvec");
+    let mut command = Command::new(directory.join("hpcrt"));
+    command.args("exec -q --agent local --memory far[1-2]:60M --local-mb 16".split_whitespace());
+    let done = Run::new(command).program(&[program.as_os_str(), "2500".as_ref()]).end().code(0);
+    let sum = n * (n - 1.0) / 2.0;
+    assert_eq!(done.text().trim().parse::<f64>().unwrap(), sum * sum);
 }
 
 #[test]
@@ -114,6 +213,44 @@ fn what_may_stay_here_follows_from_the_limits() {
     // Of what Slurm says three quarters.
     right(run("40"), 31);
     run("12").code(125).says("SLURM_MEM_PER_NODE is 12.00 MiB").says("--local-mb");
+}
+
+#[test]
+fn programs_keep_less_when_the_limit_shrinks() {
+    if place().is_none() {
+        return;
+    }
+    let group = Path::new("/sys/fs/cgroup/memory").join(format!("hpcrt-test-{}", std::process::id()));
+    if std::fs::create_dir(&group).is_err() || !group.join("memory.limit_in_bytes").exists() {
+        let _ = std::fs::remove_dir(&group);
+        return eprintln!("SKIPPED: no memory cgroup of version 1 can be made here");
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let servers = Servers::start(everybody()[0], &[400]);
+    let flags = format!("-q --memory {} --local-mb 200", servers.list());
+    let run = exec(&flags, ["sort", "300"]).env("XDG_CONFIG_HOME", servers.config.path());
+    let run = run.env("XDG_RUNTIME_DIR", runtime.path()).start();
+    for pid in until(|| Some(marked(&run.mark)).filter(|all| !all.is_empty())) {
+        let _ = std::fs::write(group.join("cgroup.procs"), pid.to_string());
+    }
+    let memory = || {
+        Some(status(runtime.path(), &["--json"])?[0]["id"].as_str()?.to_owned())
+            .and_then(|id| Some(status(runtime.path(), &["--json", &id])?["jobs"][0]["memory"].clone()))
+    };
+    until(|| memory()?["resident"].as_u64().filter(|resident| *resident > 150_000_000));
+    // Not faster than the program can make room.
+    for limit in [265_000_000u64, 250_000_000, 240_000_000] {
+        std::fs::write(group.join("memory.limit_in_bytes"), limit.to_string()).unwrap();
+        let kept = until(|| {
+            let memory = memory()?;
+            let (budget, resident) = (memory["budget"].as_u64()?, memory["resident"].as_u64()?);
+            (budget <= limit / 4 * 3 && resident <= budget).then_some((budget, resident))
+        });
+        println!("{limit}: {kept:?}");
+    }
+    run.signal(Signal::SIGTERM);
+    ended(run);
+    until(|| std::fs::remove_dir(&group).ok());
 }
 
 #[test]

@@ -206,6 +206,40 @@ static void threads(void)
         pthread_join(all[i], 0);
 }
 
+/* Memory that is reserved first and made accessible later, protected, and taken back. */
+static void reserve(void)
+{
+    size_t n = bytes, i, half = n / 2 / 4096 * 4096, step = n / 8 / 4096 * 4096;
+    char *a = mmap(0, 4 * n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check(a != MAP_FAILED, "mmap");
+    check(munmap(a + 2 * n + 8192, 2 * n - 8192) == 0, "munmap of a part");
+    for (i = 0; i < n; i += step)
+        check(mprotect(a + i, n - i < step ? n - i : step, PROT_READ | PROT_WRITE) == 0, "mprotect");
+    for (i = 0; i < n; i += 8)
+        *(uint64_t *)(a + i) = mix(i);
+    check(mprotect(a + 8192, n / 8, PROT_READ) == 0 && mprotect(a + half, 40960, PROT_NONE) == 0, "mprotect again");
+    char *b = malloc(half);
+    memset(b, 1, half);
+    for (i = 0; i < half; i += 8)
+        check(*(uint64_t *)(a + i) == mix(i), "a word that cannot be written");
+    check(mprotect(a, n, PROT_READ | PROT_WRITE) == 0, "mprotect back");
+    for (i = 0; i < n; i += 8)
+        check(*(uint64_t *)(a + i) == mix(i), "a word that could not be reached");
+    check(mmap(a, half, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == a, "mmap over it");
+    check(mmap(a, half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == a, "mmap over that");
+    for (i = 0; i < half; i += 8)
+        check(*(uint64_t *)(a + i) == 0, "a word that is new");
+    int fd = open("/proc/self/exe", O_RDONLY);
+    check(mmap(a + half, 8192, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0) == a + half && !memcmp(a + half, "\177ELF", 4), "a file over it");
+    check(*(uint64_t *)(a + half + 8192) == mix(half + 8192), "a word behind the file");
+    check(munmap(a, 2 * n + 8192) == 0, "munmap");
+    for (b = 0, i = 0; i < 3; i++) {
+        b = mmap(b, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        for (size_t k = 0; k < n; k += 4096)
+            check(b[k] == 0, "fresh memory"), b[k] = 1;
+    }
+}
+
 /* Other programs are started while memory is away; every descriptor is closed. */
 static void children(void)
 {
@@ -324,7 +358,7 @@ static void forks(void)
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
-        {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}};
+        {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}, {"reserve", reserve}};
     size_t i;
     char line[200];
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;

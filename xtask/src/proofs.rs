@@ -36,6 +36,13 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "mirror",
+        what: "one of two memory servers is killed at 100 random moments: the result is right with --mirror, and without the error is clear",
+        how: How::Test(&["--test", "memory"], "lending::a_hundred_losses"),
+        memory: 2,
+        root: false,
+    },
+    Proof {
         name: "seeds",
         what: "100,000 random broadcasts to at most 256 simulated nodes, with everything that can go wrong",
         how: How::Test(&["--lib"], "net::sim::replica::tests::a_hundred_thousand_seeds"),

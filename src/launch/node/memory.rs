@@ -1,6 +1,6 @@
 //! A job's programs that use memory of other nodes: the resident that is preloaded into them, and the door at which it gets its connections.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,11 +19,13 @@ use crate::net::wire::facts::Paging;
 use crate::pager::borrow::{self, Servers};
 use crate::pager::budget;
 use crate::pager::counts::Page;
-use crate::sys::resident::{ASK, DOOR, FILE, Failure};
+use crate::sys::resident::{ASK, DOOR, FILE, Failure, cause};
 use crate::sys::without::Without;
 use crate::{Result, error::Context};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
+/// Limits are looked at this often.
+const LOOK: Duration = Duration::from_secs(1);
 /// Before the next attempt when no connection can be accepted.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -32,13 +34,15 @@ pub(super) struct Memory {
     directory: Directory,
     programs: Rc<Programs>,
     _door: Task<()>,
+    _budget: Task<()>,
 }
 
 /// The programs of a job that borrow memory.
 struct Programs {
     servers: Servers,
-    /// Bytes that each may keep here.
+    /// Bytes that each may keep here: as was said, and now.
     local: u64,
+    budget: Cell<u64>,
     /// What those that run count.
     running: RefCell<Vec<Rc<Page>>>,
     /// What the others counted.
@@ -51,6 +55,17 @@ impl Programs {
         let mut all = self.ended.borrow().clone();
         self.running.borrow().iter().flat_map(|page| page.read()).for_each(|paging| all.add(&paging));
         (all.programs > 0).then_some(all)
+    }
+
+    /// Has them keep less where the node's limits have become tighter, and as much as before when they are not any more. Never ends.
+    async fn follow_limits(self: Rc<Self>, count: u32) {
+        loop {
+            Timer::after(LOOK).await;
+            let budget = self.local.min(budget::bound(count)).max(budget::LEAST.min(self.local));
+            if self.budget.replace(budget) != budget {
+                self.running.borrow().iter().for_each(|page| drop(page.set_budget(budget)));
+            }
+        }
     }
 
     fn end(&self, page: &Rc<Page>) {
@@ -78,7 +93,13 @@ impl Memory {
         let directory = Directory::create(&directory::executable(&Without::from_env()?)?)?;
         let path = directory.path.clone();
         let servers = Servers::new(&wish, &node.key);
-        let programs = Rc::new(Programs { servers, local, running: RefCell::default(), ended: RefCell::default() });
+        let programs = Rc::new(Programs {
+            servers,
+            local,
+            budget: Cell::new(local),
+            running: RefCell::default(),
+            ended: RefCell::default(),
+        });
         let door = (|| {
             let resident = borrow::resident(path.as_os_str().as_bytes(), local)?;
             std::fs::write(path.join(FILE), resident).op_on("write", path.join(FILE))?;
@@ -87,7 +108,9 @@ impl Memory {
         let door = door.inspect_err(|_| directory.remove())?;
         let serving = serve(Rc::clone(node), door, launch.job, Rc::clone(&programs));
         preload(&mut launch.env, path.join(FILE).as_os_str());
-        Ok(Some(Memory { directory, programs, _door: node.tasks.spawn(serving) }))
+        let (following, count) = (Rc::clone(&programs), place.locals);
+        let _budget = node.tasks.spawn(following.follow_limits(count));
+        Ok(Some(Memory { directory, programs, _door: node.tasks.spawn(serving), _budget }))
     }
 
     /// What its programs have counted, if any borrows memory. `over`: none of them runs, though not all may have been heard to end.
@@ -127,7 +150,7 @@ async fn serve(node: Rc<Node>, door: Async<OwnedFd>, job: JobId, programs: Rc<Pr
         };
         let (tasks, node, programs) = (Rc::clone(&node.tasks), Rc::clone(&node), Rc::clone(&programs));
         let answering = async move {
-            if let Err(error) = answer(&program, &node.host, &programs).await {
+            if let Err(error) = answer(&node, job, &program, &programs).await {
                 node.report(&Report::Failed { job, node: node.id, error: error.to_string() }).await;
             }
         };
@@ -136,7 +159,7 @@ async fn serve(node: Rc<Node>, door: Async<OwnedFd>, job: JobId, programs: Rc<Pr
 }
 
 /// Serves one program: gives it connections if it asks for them, and hears why it ends.
-async fn answer(program: &Async<OwnedFd>, host: &str, programs: &Programs) -> Result<()> {
+async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Programs) -> Result<()> {
     // The directory keeps others out already.
     let peer = rustix::net::sockopt::socket_peercred(program).op("ask who a program is")?;
     if peer.uid != rustix::process::geteuid() {
@@ -148,12 +171,19 @@ async fn answer(program: &Async<OwnedFd>, host: &str, programs: &Programs) -> Re
         let receive = program.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await;
         match receive {
             Ok(len) if message[..len] == ASK => {
-                let (grant, fds) = programs.servers.connect(&label(host, peer.pid)).await?;
-                let counts = Rc::new(Page::new(programs.local).op("make a page for counts")?);
+                let (grant, fds, missing) = programs.servers.connect(&label(&node.host, peer.pid)).await?;
+                for error in missing {
+                    node.report(&Report::Unlent { job, node: node.id, error: error.to_string() }).await;
+                }
+                let counts = Rc::new(Page::new(programs.budget.get()).op("make a page for counts")?);
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).chain([counts.fd()]).collect();
                 send(program, &grant, &fds).op("hand connections to a program")?;
                 programs.running.borrow_mut().push(Rc::clone(&counts));
                 page = Some(counts);
+            }
+            Ok(len) if len == message.len() && borrow::failure(&message).cause == cause::GOES_ON => {
+                let error = programs.servers.explain(&borrow::failure(&message)).to_string();
+                node.report(&Report::Unlent { job, node: node.id, error }).await;
             }
             Ok(len) if len == message.len() => break Err(programs.servers.explain(&borrow::failure(&message))),
             // It has ended, or says something that no resident says.

@@ -8,6 +8,8 @@ pub struct Borrow {
     pub servers: Vec<Lender>,
     /// Bytes that each program keeps on its own node; `None`: its share of what the node allows.
     pub local: Option<u64>,
+    /// Everything is kept by two of them.
+    pub mirror: bool,
     /// The servers' key; on its way between hosts hidden under the session's and `nonce`.
     pub key: [u8; 32],
     pub nonce: [u8; 32],

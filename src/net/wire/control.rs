@@ -255,7 +255,8 @@ pub enum Report {
     Loaded { job: JobId, node: NodeId },
     /// The answer to [`Order::Lend`]: where the server is, best first; or [`Report::Unlent`].
     Lent { job: JobId, node: NodeId, addresses: Vec<String> },
-    /// The job's memory server on this node could not be started, or has ended though it should not have.
+    /// The job's memory server on this node could not be started, or has ended though it should not have; or programs on this node go on
+    /// without one.
     Unlent { job: JobId, node: NodeId, error: String },
     /// The answer to [`Order::Facts`].
     Facts { node: NodeId, facts: Facts },

@@ -85,6 +85,8 @@ pub struct Paging {
     /// What each server has of them, in the order in which the job names the servers; and the most that all had of each, summed.
     pub away: Vec<u64>,
     pub most_away: u64,
+    /// Parts of the memory of those that run of which there is to be a copy and is none (`sys::places::PLACES` of each program).
+    pub bare: u64,
     /// By kind (`sys::counts::kind`).
     pub faults: Vec<u64>,
     /// Faults by time in nanoseconds (`sys::counts::time_bucket`).
@@ -139,6 +141,7 @@ impl Paging {
         self.budget += other.budget;
         self.resident += other.resident;
         self.most_away += other.most_away;
+        self.bare += other.bare;
         self.received += other.received;
         self.sent += other.sent;
         self.stalls = (self.stalls.0 + other.stalls.0, self.stalls.1 + other.stalls.1);
@@ -149,7 +152,7 @@ impl Paging {
 
     /// As of programs that have ended: they keep nothing anywhere.
     pub fn ended(self) -> Paging {
-        Paging { running: 0, budget: 0, resident: 0, away: vec![0; self.away.len()], ..self }
+        Paging { running: 0, budget: 0, resident: 0, bare: 0, away: vec![0; self.away.len()], ..self }
     }
 
     /// The time in seconds within which this part of the faults (0 to 1) was answered; `None` without any.

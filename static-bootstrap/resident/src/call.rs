@@ -4,6 +4,7 @@ use sys::syscall::{nr, syscall};
 
 pub(super) const READ_WRITE: usize = 3;
 const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x2 | 0x20 | 0x4000;
+pub(super) const FIXED: usize = 0x10;
 pub(super) const FIXED_NOREPLACE: usize = 0x10_0000;
 pub(super) const DONTNEED: usize = 4;
 pub(super) const DONTFORK: usize = 10;
@@ -58,7 +59,7 @@ fn set_signals(args: [usize; 6]) {
     // SAFETY: sets of this size. The stack they are on may be the program's memory and away, which this filter does not stop.
     while unsafe { gated(nr::RT_SIGPROCMASK, args) } == Err(EFAULT) {
         // SAFETY: as above; brings it.
-        args[1..3].iter().filter(|at| **at != 0).for_each(|at| drop(unsafe { (*at as *const u8).read_volatile() }));
+        args[1..3].iter().filter(|at| **at != 0).for_each(|at| _ = unsafe { (*at as *const u8).read_volatile() });
     }
 }
 

@@ -98,6 +98,11 @@ pub(super) fn evicted(all: usize, unchanged: usize, zero: usize) {
     counts.evicted.iter().zip([all, unchanged, zero]).for_each(|(word, more)| add(word, more));
 }
 
+/// So many parts of memory have no copy, which should.
+pub(super) fn bare(places: usize) {
+    counts().into_iter().for_each(|counts| counts.bare.store(places as u64, Ordering::Relaxed));
+}
+
 /// The pager waited for room, since `begun`.
 pub(super) fn stalled(begun: u64) {
     let Some(counts) = counts() else { return };

@@ -18,6 +18,14 @@ pub(super) fn say(cause: u32, server: u32, detail: [u64; 2]) -> ! {
     end()
 }
 
+/// Tells the agent something that does not end the program.
+pub(super) fn tell(failure: &Failure) {
+    let door = DOOR.load(Ordering::Relaxed);
+    if door >= 0 {
+        door::tell(door, failure);
+    }
+}
+
 /// Ends the process.
 pub(super) fn end() -> ! {
     loop {

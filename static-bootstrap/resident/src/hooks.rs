@@ -7,7 +7,9 @@ use sys::syscall::nr;
 
 use super::{call, entry, fork, pager, patch, trap, window};
 
-const FIXED: usize = 0x10 | call::FIXED_NOREPLACE;
+const FIXED: usize = call::FIXED | call::FIXED_NOREPLACE;
+/// What is reserved at once and is larger stays where it is, since little of it will be used.
+const RESERVED: usize = 16 << 30;
 /// MAP_SHARED and its likes, MAP_GROWSDOWN, MAP_LOCKED, MAP_STACK, MAP_HUGETLB: not for us.
 const OTHER: usize = 0x1 | 0x100 | 0x2000 | 0x2_0000 | 0x4_0000;
 const PRIVATE_ANONYMOUS: usize = 0x22;
@@ -24,21 +26,22 @@ const NOHUGE: usize = 15;
 
 // Addresses of libc's, or zero.
 global_asm!(
-    ".weak mmap, mmap64, munmap, mremap, madvise, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
+    ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".weak __curbrk, __errno_location, _Fork, fork",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
-    "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
+    "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".quad __curbrk, __errno_location, _Fork, fork",
     ".popsection",
 );
 
-const COUNT: usize = 15;
+const COUNT: usize = 16;
 /// Places among them.
-const CURBRK: usize = 11;
-const ERRNO: usize = 12;
+const CURBRK: usize = 12;
+const ERRNO: usize = 13;
+const EEXIST: u32 = 17;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -58,6 +61,7 @@ pub(super) fn install() -> Result<(), u32> {
         munmap,
         mremap,
         madvise,
+        mprotect,
         brk,
         sigmask,
         readv,
@@ -79,6 +83,7 @@ pub(super) fn install() -> Result<(), u32> {
         (munmap, our_munmap as *const () as usize),
         (mremap, our_mremap as *const () as usize),
         (madvise, our_madvise as *const () as usize),
+        (mprotect, our_mprotect as *const () as usize),
         (if curbrk == 0 { 0 } else { brk }, our_brk as *const () as usize),
         (sigmask, our_sigmask as *const () as usize),
         (readv, our_readv as *const () as usize),
@@ -133,14 +138,40 @@ extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, f
         });
         return returned(given.or_else(|_| call()));
     }
-    if flags & FIXED != 0 && window::contains(at) {
-        // Over what it has: that is gone, and what comes there is none of ours unless it is the same again.
-        entry::enter(move || window::forget(at, len, !anonymous || protection != call::READ_WRITE));
-        if anonymous && protection == call::READ_WRITE {
-            return at;
-        }
+    if anonymous && flags & FIXED == 0 && protection == window::NO_ACCESS && (SMALL..RESERVED).contains(&len) {
+        // To be made accessible bit by bit.
+        return returned(entry::enter(move || window::reserve_for(len)).or_else(|_| call()));
     }
-    returned(call())
+    if flags & FIXED == 0 || !window::contains(at) {
+        return returned(call());
+    }
+    // Over what it has: that is gone.
+    if flags & call::FIXED_NOREPLACE != 0 || !at.is_multiple_of(PAGE) || len == 0 {
+        return returned(Err(if flags & call::FIXED_NOREPLACE != 0 { EEXIST } else { call::EINVAL }));
+    }
+    if !anonymous || window::is_left(at, len) {
+        entry::enter(move || window::leave(at, len));
+        return returned(call());
+    }
+    let changed = entry::enter(move || {
+        window::forget(at, len, true);
+        open(at, len, protection)
+    });
+    returned(changed.map(|()| at))
+}
+
+extern "C" fn our_mprotect(at: usize, len: usize, protection: usize) -> usize {
+    if !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
+        return returned(raw(nr::MPROTECT, [at, len, protection, 0, 0, 0]));
+    }
+    returned(entry::enter(move || open(at, len, protection)).map(|()| 0))
+}
+
+fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
+    if protection != window::NO_ACCESS {
+        pager::before_growth(window::closed(at, len));
+    }
+    window::open(at, len, protection)
 }
 
 extern "C" fn our_munmap(at: usize, len: usize) -> usize {

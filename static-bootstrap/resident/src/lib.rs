@@ -18,6 +18,7 @@ mod entry;
 mod fatal;
 mod fork;
 mod hooks;
+mod lenders;
 mod link;
 mod lock;
 mod pager;

@@ -5,14 +5,23 @@ use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, TAG, count, op, prefix, runs};
 use sys::resident::{Link as Granted, cause};
 use sys::syscall::{nr, syscall};
 
-use super::{call, counts, door, fatal};
+use super::{call, counts, door};
 
 const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_WAITALL: usize = 0x100;
+const MSG_MORE: usize = 0x8000;
 /// A server that does not answer for so many seconds is lost.
 const PATIENCE: u64 = 4;
 /// Prefix and header, every other page by itself, two tags.
 const VECTOR: usize = 1 + 128 + 2;
+
+/// Why a server cannot be used any more: a [`cause`], and its detail.
+pub(super) struct Gone {
+    pub(super) cause: u32,
+    pub(super) detail: [u64; 2],
+}
+
+const ALTERED: Gone = Gone { cause: cause::ALTERED, detail: [0; 2] };
 
 #[derive(Clone, Copy)]
 pub(super) struct Link {
@@ -52,7 +61,9 @@ impl Tags {
         let mut hasher = self.hasher(b"body");
         for (first, count) in runs(pages) {
             // SAFETY: pages of a slot that is ours now, and all there.
-            hasher.update(unsafe { core::slice::from_raw_parts((base + first * PAGE) as *const u8, count * PAGE) });
+            hasher.update(unsafe {
+                core::slice::from_raw_parts(base.wrapping_add(first * PAGE) as *const u8, count * PAGE)
+            });
         }
         hasher.tag()
     }
@@ -88,7 +99,7 @@ impl Vector {
 
     /// The pages of a span that lies at `base`.
     fn pages(&mut self, base: usize, pages: Bits) {
-        runs(pages).for_each(|(first, count)| self.push(base + first * PAGE, count * PAGE));
+        runs(pages).for_each(|(first, count)| self.push(base.wrapping_add(first * PAGE), count * PAGE));
     }
 
     fn bytes(&self) -> usize {
@@ -97,6 +108,8 @@ impl Vector {
 }
 
 impl Link {
+    pub(super) const NONE: Link = Link { fd: -1, server: 0, sequence: 0, tags: None };
+
     pub(super) fn new(fd: i32, server: u32, granted: &Granted) -> Link {
         door::set_patience(fd, PATIENCE);
         let tags = [granted.send, granted.receive].map(|key| Tags { key, counter: granted.counter });
@@ -108,76 +121,78 @@ impl Link {
     }
 
     /// Asks for pages of a span; they come to their places in the span at `base`.
-    pub(super) fn get(&mut self, span: u64, pages: Bits, base: usize) {
-        let sequence = self.want(span, pages);
-        self.got(sequence, pages, base);
+    pub(super) fn get(&mut self, span: u64, pages: Bits, base: usize) -> Result<(), Gone> {
+        let sequence = self.want(span, pages)?;
+        self.got(sequence, pages, base)
     }
 
     /// Asks for pages of a span; answered with [`Link::got`], in order.
-    pub(super) fn want(&mut self, span: u64, pages: Bits) -> u32 {
-        self.ask(op::GET, span, pages, [0; 4], 0);
-        self.sequence
+    pub(super) fn want(&mut self, span: u64, pages: Bits) -> Result<u32, Gone> {
+        self.ask(op::GET, span, pages, [0; 4], 0, 0)?;
+        Ok(self.sequence)
     }
 
     /// Waits for the pages that were asked for as `sequence`; they come to their places in the span at `base`.
-    pub(super) fn got(&mut self, sequence: u32, pages: Bits, base: usize) {
-        let answer = self.hear(base, pages);
+    pub(super) fn got(&mut self, sequence: u32, pages: Bits, base: usize) -> Result<(), Gone> {
+        let answer = self.hear(base, pages)?;
         // What was kept there must be there.
         if answer.op != op::GOT || answer.data != pages || answer.sequence != sequence {
-            self.altered();
+            return Err(ALTERED);
         }
         counts::received(self.server, count(&pages));
+        Ok(())
     }
 
     /// Begins with what another client keeps now.
-    pub(super) fn copy(&mut self, client: [u64; 2]) {
-        self.ask(op::COPY, 0, [client[0], client[1], 0, 0], [0; 4], 0);
-        self.given(1);
+    pub(super) fn copy(&mut self, client: [u64; 2]) -> Result<(), Gone> {
+        self.ask(op::COPY, 0, [client[0], client[1], 0, 0], [0; 4], 0, 0)?;
+        self.given(1)
     }
 
-    /// Gives pages away; answered with [`Link::given`].
-    pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize) {
-        self.ask(op::PUT, span, data, zero, base);
+    /// Gives pages away; answered with [`Link::given`]. `more`: they need not leave before what is given next.
+    pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize, more: bool) -> Result<(), Gone> {
+        self.ask(op::PUT, span, data, zero, base, if more { MSG_MORE } else { 0 })?;
         counts::sent(self.server, count(&data));
+        Ok(())
     }
 
     /// Waits for the answer to the oldest of `open` gifts.
-    pub(super) fn given(&mut self, open: u32) {
-        let answer = self.hear(0, [0; 4]);
+    pub(super) fn given(&mut self, open: u32) -> Result<(), Gone> {
+        let answer = self.hear(0, [0; 4])?;
         match answer {
-            _ if answer.sequence != self.sequence.wrapping_sub(open - 1) => self.altered(),
-            Head { op: op::DONE, .. } => {}
-            Head { op: op::FULL, data, .. } => fatal::say(cause::FULL, self.server, [data[0], data[1]]),
-            _ => self.altered(),
+            _ if answer.sequence != self.sequence.wrapping_sub(open - 1) => Err(ALTERED),
+            Head { op: op::DONE, .. } => Ok(()),
+            Head { op: op::FULL, data, .. } => Err(Gone { cause: cause::FULL, detail: [data[0], data[1]] }),
+            _ => Err(ALTERED),
         }
     }
 
-    fn ask(&mut self, op: u32, span: u64, data: Bits, zero: Bits, base: usize) {
+    fn ask(&mut self, op: u32, span: u64, data: Bits, zero: Bits, base: usize, flags: usize) -> Result<(), Gone> {
         self.sequence = self.sequence.wrapping_add(1);
-        let body = if base == 0 { [0; 4] } else { data };
+        let body = if op == op::PUT { data } else { [0; 4] };
         let head = Head { op, sequence: self.sequence, span, data, zero };
         let mut opening = Opening { prefix: prefix(count(&body) * PAGE), head };
         let mut tags = [[0; TAG]; 2];
         if let Some([ours, _]) = &mut self.tags {
             tags = [ours.header(&opening), ours.body(base, body)];
         }
-        self.transfer(nr::SENDMSG, &self.frame(&mut opening, &mut tags, base, body), MSG_NOSIGNAL);
+        transfer(self.fd, nr::SENDMSG, &self.frame(&mut opening, &mut tags, base, body), MSG_NOSIGNAL | flags)
     }
 
     /// The next answer, with so many pages.
-    fn hear(&mut self, base: usize, pages: Bits) -> Head {
+    fn hear(&mut self, base: usize, pages: Bits) -> Result<Head, Gone> {
         let (mut opening, mut tags) = (Opening::default(), [[0; TAG]; 2]);
-        self.transfer(nr::RECVMSG, &self.frame(&mut opening, &mut tags, base, pages), MSG_WAITALL);
+        transfer(self.fd, nr::RECVMSG, &self.frame(&mut opening, &mut tags, base, pages), MSG_WAITALL)?;
         if let Some([_, theirs]) = &mut self.tags {
             let right = theirs.header(&opening) == tags[0];
             if !right || count(&pages) > 0 && theirs.body(base, pages) != tags[1] {
-                self.altered();
+                return Err(ALTERED);
             }
         }
         if opening.prefix != prefix(count(&pages) * PAGE) {
-            self.altered();
+            return Err(ALTERED);
         }
-        opening.head
+        Ok(opening.head)
     }
 
     /// Where the parts of a frame are.
@@ -193,46 +208,43 @@ impl Link {
         }
         vector
     }
+}
 
-    fn altered(&self) -> ! {
-        fatal::say(cause::ALTERED, self.server, [0; 2])
-    }
+fn lost(errno: u32) -> Gone {
+    let cause = if errno == call::EAGAIN { cause::SILENT } else { cause::LOST };
+    Gone { cause, detail: [errno.into(), 0] }
+}
 
-    fn lost(&self, errno: u32) -> ! {
-        let cause = if errno == call::EAGAIN { cause::SILENT } else { cause::LOST };
-        fatal::say(cause, self.server, [errno.into(), super::pager::remote_pages(self.server)])
-    }
-
-    /// Sends or receives all of it.
-    fn transfer(&self, number: usize, vector: &Vector, flags: usize) {
-        let (mut parts, len) = (vector.parts, vector.len);
-        let (mut first, mut left) = (0, vector.bytes());
-        while left > 0 {
-            let message = door::Message {
-                name: 0,
-                name_len: 0,
-                vector: parts[first..].as_ptr() as usize,
-                count: len - first,
-                control: 0,
-                control_len: 0,
-                flags: 0,
-            };
-            // SAFETY: buffers that are there for as long as the call takes, for the kernel to read or to write.
-            let moved = unsafe { syscall(number, [self.fd as usize, &raw const message as usize, flags, 0, 0, 0]) };
-            let mut moved = match moved {
-                Ok(0) => self.lost(0),
-                Ok(moved) => moved,
-                Err(call::EINTR) => continue,
-                Err(errno) => self.lost(errno),
-            };
-            left -= moved.min(left);
-            while let Some(part) = parts.get_mut(first).filter(|part| part[1] <= moved && part[1] > 0) {
-                moved -= part[1];
-                first += 1;
-            }
-            if let Some(part) = parts.get_mut(first) {
-                (part[0], part[1]) = (part[0] + moved, part[1].wrapping_sub(moved));
-            }
+/// Sends or receives all of it.
+fn transfer(fd: i32, number: usize, vector: &Vector, flags: usize) -> Result<(), Gone> {
+    let (mut parts, len) = (vector.parts, vector.len);
+    let (mut first, mut left) = (0, vector.bytes());
+    while left > 0 {
+        let message = door::Message {
+            name: 0,
+            name_len: 0,
+            vector: parts[first..].as_ptr() as usize,
+            count: len - first,
+            control: 0,
+            control_len: 0,
+            flags: 0,
+        };
+        // SAFETY: buffers that are there for as long as the call takes, for the kernel to read or to write.
+        let moved = unsafe { syscall(number, [fd as usize, &raw const message as usize, flags, 0, 0, 0]) };
+        let mut moved = match moved {
+            Ok(0) => return Err(lost(0)),
+            Ok(moved) => moved,
+            Err(call::EINTR) => continue,
+            Err(errno) => return Err(lost(errno)),
+        };
+        left -= moved.min(left);
+        while let Some(part) = parts.get_mut(first).filter(|part| part[1] <= moved && part[1] > 0) {
+            moved -= part[1];
+            first += 1;
+        }
+        if let Some(part) = parts.get_mut(first) {
+            (part[0], part[1]) = (part[0] + moved, part[1].wrapping_sub(moved));
         }
     }
+    Ok(())
 }

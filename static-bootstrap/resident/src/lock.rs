@@ -71,12 +71,12 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// Something happened.
-pub(super) struct Event(AtomicU32);
+/// Something happened; and how many wait for it.
+pub(super) struct Event(AtomicU32, AtomicU32);
 
 impl Event {
     pub(super) const fn new() -> Event {
-        Event(AtomicU32::new(0))
+        Event(AtomicU32::new(0), AtomicU32::new(0))
     }
 
     /// To be taken before what one waits for is looked at.
@@ -85,13 +85,17 @@ impl Event {
     }
 
     pub(super) fn tell(&self) {
-        self.0.fetch_add(1, Ordering::Release);
-        wake(&self.0, i32::MAX as usize);
+        self.0.fetch_add(1, Ordering::SeqCst);
+        if self.1.load(Ordering::SeqCst) > 0 {
+            wake(&self.0, i32::MAX as usize);
+        }
     }
 
     /// Waits until something has happened since `seen`, or for so long.
     pub(super) fn wait(&self, seen: u32, milliseconds: u64) {
         let time = [milliseconds / 1000, milliseconds % 1000 * 1_000_000];
+        self.1.fetch_add(1, Ordering::SeqCst);
         wait(&self.0, seen, &raw const time as usize);
+        self.1.fetch_sub(1, Ordering::SeqCst);
     }
 }

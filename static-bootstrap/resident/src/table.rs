@@ -9,7 +9,8 @@ use super::{call, window};
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct Span {
-    /// The program has asked for these.
+    /// The program has these; and can reach these of them.
+    pub(super) given: Bits,
     pub(super) mapped: Bits,
     /// These are here, or were never written; only counts once the pager runs.
     pub(super) resident: Bits,
@@ -17,6 +18,8 @@ pub(super) struct Span {
     pub(super) remote: Bits,
     /// Somebody is about to change one of the above: leave them alone.
     pub(super) busy: Bits,
+    /// Something else was put here: not 0, and never given again.
+    pub(super) foreign: u64,
 }
 
 /// All spans; zero at first.

@@ -2,7 +2,7 @@
 
 use sys::syscall::{nr, syscall};
 
-use super::call;
+use super::{call, settings};
 
 /// linux/userfaultfd.h
 const CLOEXEC: usize = 0o2_000_000;
@@ -13,20 +13,26 @@ const WAKE: usize = 0x8010_aa02;
 const COPY: usize = 0xc028_aa03;
 const ZEROPAGE: usize = 0xc020_aa04;
 const MOVE: usize = 0xc028_aa05;
+const WRITEPROTECT: usize = 0xc018_aa06;
 const MISSING: u64 = 1;
+const WRITTEN: u64 = 2;
+const FEATURE_WRITTEN: u64 = 1;
 const FEATURE_THREAD: u64 = 1 << 8;
 const FEATURE_MOVE: u64 = 1 << 16;
 const ALLOW_HOLES: u64 = 2;
 const PAGEFAULT: u8 = 0x12;
 const PAGE: usize = 4096;
+const ENOENT: u32 = 2;
 const EEXIST: u32 = 17;
 
 /// One of these for the whole address space.
 #[derive(Clone, Copy)]
 pub(super) struct Uffd {
     pub(super) fd: i32,
-    /// Faults inside the kernel fail instead of being told.
-    pub(super) user_mode_only: bool,
+    /// Pages can be moved: Linux 6.8. Else they are copied, and protected from writes meanwhile.
+    pub(super) moves: bool,
+    /// The kernel may not be let near pages that are away: its faults fail instead of being told, or a device may write to pages that are copied.
+    pub(super) traps: bool,
 }
 
 /// `struct uffd_msg`, of a page fault.
@@ -43,18 +49,24 @@ pub(super) struct Message {
 
 impl Uffd {
     /// Opens it: for all faults where that is allowed, else for those of user mode.
-    pub(super) fn open(user_mode_only: bool) -> Result<Uffd, u32> {
+    pub(super) fn open() -> Result<Uffd, u32> {
+        let settings = settings::get();
         // SAFETY: integers.
         let open = |flags| unsafe { syscall(nr::USERFAULTFD, [CLOEXEC | flags, 0, 0, 0, 0, 0]) };
-        let full = if user_mode_only { Err(call::EINVAL) } else { open(0) };
+        let full = if settings.user_mode_only != 0 { Err(call::EINVAL) } else { open(0) };
         let (fd, user_mode_only) = match full {
             Ok(fd) => (fd, false),
             Err(_) => (open(USER_MODE_ONLY)?, true),
         };
-        let this = Uffd { fd: fd as i32, user_mode_only };
-        let mut api = [0xaa, FEATURE_THREAD | FEATURE_MOVE, 0];
-        this.control(API, &raw mut api as usize)?;
-        Ok(this)
+        let fd = fd as i32;
+        let offers =
+            |this: &Uffd, features| this.control(API, [0xaa_u64, FEATURE_THREAD | features, 0].as_mut_ptr() as usize);
+        let moving = Uffd { fd, moves: true, traps: user_mode_only };
+        if settings.without_move == 0 && offers(&moving, FEATURE_MOVE).is_ok() {
+            return Ok(moving);
+        }
+        let copying = Uffd { fd, moves: false, traps: true };
+        offers(&copying, FEATURE_WRITTEN).map(|()| copying)
     }
 
     fn control(&self, request: usize, argument: usize) -> Result<(), u32> {
@@ -64,8 +76,19 @@ impl Uffd {
 
     /// From now on missing pages of the range are told.
     pub(super) fn register(&self, at: usize, len: usize) -> Result<(), u32> {
-        let mut range = [at as u64, len as u64, MISSING, 0];
+        let mut range = [at as u64, len as u64, if self.moves { MISSING } else { MISSING | WRITTEN }, 0];
         self.control(REGISTER, &raw mut range as usize)
+    }
+
+    /// Who writes to these pages, which are there, waits until they are not.
+    pub(super) fn protect(&self, at: usize, len: usize) -> Result<(), u32> {
+        let mut range = [at as u64, len as u64, 1];
+        loop {
+            match self.control(WRITEPROTECT, &raw mut range as usize) {
+                Err(call::EAGAIN) => {}
+                result => return result,
+            }
+        }
     }
 
     /// Threads that wait for a page of the range look again.
@@ -84,12 +107,28 @@ impl Uffd {
 
     /// Fills missing pages with copies.
     pub(super) fn copy(&self, to: usize, from: usize, len: usize) -> Result<(), u32> {
-        self.all(COPY, len, |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0], true)
+        let copy = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0];
+        match self.all(COPY, len, copy, true) {
+            // Not one mapping to the kernel, which takes no more at once.
+            Err(ENOENT) if len > PAGE => {
+                let half = (len / 2).next_multiple_of(PAGE);
+                self.copy(to, from, half)?;
+                self.copy(to + half, from + half, len - half)
+            }
+            result => result,
+        }
     }
 
     /// Fills missing pages with zeros.
     pub(super) fn zero(&self, at: usize, len: usize) -> Result<(), u32> {
-        self.all(ZEROPAGE, len, |done| [(at + done) as u64, (len - done) as u64, 0, 0, 0], true)
+        match self.all(ZEROPAGE, len, |done| [(at + done) as u64, (len - done) as u64, 0, 0, 0], true) {
+            Err(ENOENT) if len > PAGE => {
+                let half = (len / 2).next_multiple_of(PAGE);
+                self.zero(at, half)?;
+                self.zero(at + half, len - half)
+            }
+            result => result,
+        }
     }
 
     /// Moves pages to where none are; what is missing stays missing there.

@@ -13,7 +13,7 @@ pub(super) const SIZE: usize = 1 << 40;
 const HEAP: usize = 256 << 30;
 /// Ranges given back and not asked for again, remembered.
 const RANGES: usize = 512;
-const NO_ACCESS: usize = 0;
+pub(super) const NO_ACCESS: usize = 0;
 
 /// Guarded by the table's lock.
 pub(super) struct State {
@@ -48,6 +48,16 @@ pub(super) fn contains(address: usize) -> bool {
 
 /// Memory for the program, zero.
 pub(super) fn allocate(len: usize) -> Result<usize, u32> {
+    let at = reserve_for(len)?;
+    // Whole spans: what is beside each other can be reached in the same way, and is one to the kernel.
+    // SAFETY: a part of the window that nobody else has.
+    unsafe { call::protect(at, len.next_multiple_of(SPAN), call::READ_WRITE) }.inspect_err(|_| release(at, len))?;
+    TABLE.lock().mark(at, len);
+    Ok(at)
+}
+
+/// Addresses for the program, at which nothing can be reached yet.
+pub(super) fn reserve_for(len: usize) -> Result<usize, u32> {
     let size = len.checked_next_multiple_of(SPAN).filter(|size| *size < SIZE).ok_or(call::ENOMEM)?;
     let mut table = TABLE.lock();
     let state = &mut table.window;
@@ -63,13 +73,41 @@ pub(super) fn allocate(len: usize) -> Result<usize, u32> {
         }
         None => return Err(call::ENOMEM),
     };
-    // SAFETY: a part of the window that nobody has.
-    if let Err(errno) = unsafe { call::protect(at, size, call::READ_WRITE) } {
-        state.give_back(at, size);
-        return Err(errno);
+    for (number, pages) in spans(at, len) {
+        table.span(number).given = pages;
     }
-    table.mark(at, len);
     Ok(at)
+}
+
+/// How the program may reach a range that it has, from now on.
+pub(super) fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
+    let len = len.next_multiple_of(PAGE);
+    // SAFETY: the program wants it so, and what is in there stays.
+    unsafe { call::protect(at, len, protection) }?;
+    if !is_left(at, len) {
+        let mut table = TABLE.lock();
+        if protection == NO_ACCESS { table.unmark(at, len) } else { table.mark(at, len) }
+    }
+    Ok(())
+}
+
+/// Bytes of a range that the program could not reach so far.
+pub(super) fn closed(at: usize, len: usize) -> usize {
+    let mut table = TABLE.lock();
+    spans(at, len).map(|(number, pages)| count(&without(pages, table.span(number).mapped)) * PAGE).sum()
+}
+
+/// Whether something else is in the range, or was ([`leave`]).
+pub(super) fn is_left(at: usize, len: usize) -> bool {
+    let mut table = TABLE.lock();
+    spans(at, len).any(|(number, _)| table.span(number).foreign != 0)
+}
+
+/// Something else is put over a range: what it is does not concern us, but the place cannot be used again.
+pub(super) fn leave(at: usize, len: usize) {
+    forget(at, len, true);
+    let mut table = TABLE.lock();
+    spans(at, len).for_each(|(number, _)| table.span(number).foreign = 1);
 }
 
 /// Sets the program's break; returns what it is then.
@@ -103,9 +141,15 @@ pub(super) fn set_end(to: usize) -> usize {
 pub(super) fn release(at: usize, len: usize) {
     forget(at, len, true);
     let mut table = TABLE.lock();
-    for (number, _) in spans(at, len) {
+    for (number, pages) in spans(at, len) {
         let start = BASE + number * SPAN;
-        if table.span(number).mapped == [0; 4] && start >= BASE + HEAP && !table.window.is_free(start) {
+        let span = table.span(number);
+        span.given = without(span.given, pages);
+        if span.foreign != 0 {
+            let _ = call::map(at.max(start), (at + len).min(start + SPAN) - at.max(start), NO_ACCESS, call::FIXED);
+            continue;
+        }
+        if span.given == [0; 4] && start >= BASE + HEAP && !table.window.is_free(start) {
             // SAFETY: nobody has anything in this span any more.
             if unsafe { call::protect(start, SPAN, NO_ACCESS) }.is_ok() {
                 table.window.give_back(start, SPAN);
@@ -120,13 +164,7 @@ pub(super) fn forget(at: usize, len: usize, unmap: bool) {
     // SAFETY: the program said that it does not want it any more.
     let _ = unsafe { call::advise(at, len.next_multiple_of(PAGE), call::DONTNEED) };
     if unmap {
-        let mut table = TABLE.lock();
-        for (number, pages) in spans(at, len) {
-            let span = table.span(number);
-            let gone = count(&both(span.mapped, pages));
-            span.mapped = without(span.mapped, pages);
-            table.window.pages -= gone;
-        }
+        TABLE.lock().unmark(at, len);
     }
 }
 
@@ -167,9 +205,19 @@ impl State {
 }
 
 impl Table {
+    fn unmark(&mut self, at: usize, len: usize) {
+        for (number, pages) in spans(at, len) {
+            let span = self.span(number);
+            let gone = count(&both(span.mapped, pages));
+            span.mapped = without(span.mapped, pages);
+            self.window.pages -= gone;
+        }
+    }
+
     fn mark(&mut self, at: usize, len: usize) {
         for (number, pages) in spans(at, len) {
             let span = self.span(number);
+            span.given = with(span.given, pages);
             let before = count(&span.mapped);
             span.mapped = with(span.mapped, pages);
             let after = count(&span.mapped);

@@ -44,6 +44,8 @@ pub struct Counts {
     /// Pages that each server has now, and most that all had together.
     pub away: [AtomicU64; SERVERS],
     pub most_away: AtomicU64,
+    /// Parts of memory ([`PLACES`](super::places::PLACES) in all) of which there is to be a copy and is none.
+    pub bare: AtomicU64,
     /// By [`kind`].
     pub faults: [AtomicU64; kind::ALL],
     /// Faults that the pager answered at once, by [`time_bucket`]: from when it heard of one until the program could go on.

@@ -1,5 +1,7 @@
 //! What the resident and the agent of its node say to each other. Both are built from this one file and embedded in one binary.
 
+use super::places::{PLACES, Place};
+
 /// Where the resident finds its settings: after this mark in its own file, where the agent puts [`Settings`].
 pub const MARK: [u8; 16] = *b"hpcrt's memory =";
 /// The resident's name in its directory, and that of the socket at which the agent answers.
@@ -18,6 +20,8 @@ pub struct Settings {
     pub local: u64,
     /// Not 0: faults inside the kernel are not asked for, even where they could be.
     pub user_mode_only: u64,
+    /// Not 0: pages are copied, even where they could be moved.
+    pub without_move: u64,
 }
 
 /// Where captured memory begins.
@@ -39,6 +43,13 @@ pub struct Grant {
     pub servers: u64,
     /// The name under which servers know this program.
     pub client: [u64; 2],
+    /// Not 0: everything is kept twice.
+    pub mirror: u64,
+    /// A bit for each server that cannot be reached.
+    pub absent: u64,
+    /// What each lends, in pages.
+    pub weights: [u64; SERVERS],
+    pub places: [Place; PLACES],
     pub links: [[Link; LINKS]; SERVERS],
 }
 
@@ -78,6 +89,8 @@ pub mod cause {
     pub const KERNEL: u32 = 5;
     /// What may stay local is too little for what the program holds.
     pub const SHORT: u32 = 6;
+    /// A server is lost, and the program goes on without it; detail: why (one of these), pages that it kept.
+    pub const GOES_ON: u32 = 7;
 }
 
 pub mod step {

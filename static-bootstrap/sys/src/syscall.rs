@@ -49,6 +49,7 @@ pub mod nr {
     pub const MINCORE: usize = 27;
     pub const MADVISE: usize = 28;
     pub const SENDMSG: usize = 46;
+    pub const SHUTDOWN: usize = 48;
     pub const RECVMSG: usize = 47;
     pub const CLONE: usize = 56;
     pub const FORK: usize = 57;

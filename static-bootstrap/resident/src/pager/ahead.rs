@@ -8,6 +8,7 @@ use super::demand::flip;
 use super::fork::Gate;
 use super::{ENGINE, Engine, fatal, refused};
 use crate::counts;
+use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
 use crate::table::{NONE, TABLE, both, with, without};
 
@@ -54,24 +55,23 @@ static WORK: Event = Event::new();
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
-    let Some(mut engine) = *ENGINE.lock() else { fatal::end() };
-    // In the order in which they were asked, with their numbers.
-    let (mut open, mut len) = ([(0, NOTHING, 0); OPEN], 0);
+    let Some(engine) = *ENGINE.lock() else { fatal::end() };
+    // In the order in which they were asked.
+    let (mut open, mut len) = ([(0, NOTHING, Ticket::default()); OPEN], 0);
     loop {
         let seen = WORK.now();
         let passed = GATE.pass();
         loop {
             while len < OPEN && !GATE.is_closed() {
                 let Some((nth, entry)) = take_asked() else { break };
-                let server = engine.server(entry.number);
-                open[len] = (nth, entry, engine.links[server][1].want(Engine::name(entry.number), entry.pages));
+                open[len] = (nth, entry, lenders::want(lenders::AHEAD, entry.number, entry.pages));
                 len += 1;
             }
             if len == 0 {
                 break;
             }
-            let (nth, entry, sequence) = open[0];
-            engine.links[engine.server(entry.number)][1].got(sequence, entry.pages, entry.slot);
+            let (nth, entry, ticket) = open[0];
+            lenders::got(lenders::AHEAD, ticket, entry.number, entry.pages, entry.slot);
             open.copy_within(1..len, 0);
             len -= 1;
             came(&engine, nth, entry);
@@ -117,11 +117,10 @@ fn take_asked() -> Option<(usize, Entry)> {
 /// Puts what came into the program's memory.
 fn install(engine: &Engine, entry: Entry) {
     engine.take_room(count(&entry.pages));
-    let mut slot = entry.slot;
-    if entry.pages != crate::table::ALL || !flip(engine, entry.number, &mut slot) {
-        engine.fill(entry.number, entry.pages, slot);
+    if entry.pages != crate::table::ALL || !flip(engine, entry.number, entry.slot) {
+        engine.fill(entry.number, entry.pages, entry.slot);
+        engine.slots.lock().give_full(entry.slot);
     }
-    engine.slots.lock().give_full(slot);
     engine.arrived(entry.number, entry.pages);
 }
 

@@ -6,11 +6,11 @@ use sys::resident::{cause, step};
 
 use super::fork::Gate;
 use super::{Engine, ahead, fatal, refused};
-use crate::counts;
 use crate::lock::Lock;
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::uffd::Message;
 use crate::window;
+use crate::{counts, lenders};
 
 pub(super) static GATE: Gate = Gate::new();
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -99,12 +99,18 @@ impl Demand {
     fn fetch(&mut self, number: usize, pages: sys::page::Bits, away: sys::page::Bits) {
         let engine = self.engine;
         if away != NONE {
-            let server = engine.server(number);
-            let mut link = engine.links[server][0];
-            link.get(Engine::name(number), away, self.buffer);
-            self.engine.links[server][0] = link;
-            if away == crate::table::ALL && flip(&engine, number, &mut self.buffer) {
-                return;
+            lenders::get(number, away, self.buffer);
+            if away == crate::table::ALL && engine.uffd.moves {
+                // Nothing is moved before there is another one to receive into.
+                let other = engine.slots.lock().take_full();
+                if let Some(other) = other {
+                    let other = other.filled(&engine.uffd).unwrap_or_else(|errno| refused(step::FILL, errno));
+                    if flip(&engine, number, self.buffer) {
+                        self.buffer = other;
+                        return;
+                    }
+                    engine.slots.lock().give_full(other);
+                }
             }
             engine.fill(number, away, self.buffer);
         }
@@ -115,18 +121,11 @@ impl Demand {
     }
 }
 
-/// Moves a whole slot into the program's memory and takes another full one for it.
-pub(super) fn flip(engine: &Engine, number: usize, buffer: &mut usize) -> bool {
-    let Some(other) = engine.slots.lock().take_full() else { return false };
-    let other = match other.filled(&engine.uffd) {
-        Ok(other) => other,
-        Err(errno) => refused(step::FILL, errno),
-    };
-    if engine.uffd.take(address(number, 0), *buffer, SPAN_PAGES * PAGE).is_err() {
-        engine.slots.lock().give_full(other);
+/// Moves a whole slot into the program's memory.
+pub(super) fn flip(engine: &Engine, number: usize, slot: usize) -> bool {
+    if !engine.uffd.moves || engine.uffd.take(address(number, 0), slot, SPAN_PAGES * PAGE).is_err() {
         return false;
     }
-    engine.slots.lock().give_empty(*buffer);
-    *buffer = other;
+    engine.slots.lock().give_empty(slot);
     true
 }

@@ -1,13 +1,15 @@
 //! Makes room before it is needed: takes what came first, and gives it to the servers.
 
+use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use core::sync::atomic::Ordering;
 
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
-use sys::resident::cause;
-use sys::syscall::{nr, syscall};
+use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
+use sys::resident::{cause, step};
+use sys::syscall::nr;
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, REMOTE, ROOM, WANTED, fatal};
+use super::{ENGINE, Engine, FREE, ROOM, WANTED, fatal};
+use crate::lenders::{self, Healer, Keepers};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, settings, trap};
 
@@ -15,8 +17,11 @@ use crate::{call, counts, digest, settings, trap};
 const ENTRIES: usize = 1 << 24;
 /// Discarded pages that servers were not told of yet.
 const DISCARDED: usize = 1024;
-/// Gifts that were not answered, at most.
-const OPEN: usize = 8;
+/// Gifts that were not answered, at most; and what is evicted at once.
+const OPEN: usize = 64;
+const PARTS: usize = 32;
+/// While room is made, every so many turns are for copies of what has lost its own.
+const HEALS: usize = 4;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
@@ -51,14 +56,19 @@ impl Queue {
         self.tail += 1;
     }
 
-    fn pop(&mut self) -> Option<(usize, usize, usize)> {
+    /// What came first, if it is not more than so many pages.
+    fn pop(&mut self, most: usize) -> Option<(usize, usize, usize)> {
         if self.head == self.tail {
             return None;
         }
         // SAFETY: as above; it was written.
         let entry = unsafe { *self.entries.add(self.head % ENTRIES) } as usize;
+        let (number, first, pages) = (entry >> 16, entry >> 8 & 0xff, (entry & 0xff) + 1);
+        if pages > most {
+            return None;
+        }
         self.head += 1;
-        Some((entry >> 16, entry >> 8 & 0xff, (entry & 0xff) + 1))
+        Some((number, first, pages))
     }
 
     /// A server need not keep these any more. When it was told too much at once, it keeps some in vain.
@@ -82,10 +92,41 @@ struct Gift {
     /// All that were evicted, and those of them that the server keeps.
     pages: Bits,
     data: Bits,
-    server: usize,
+    keepers: Keepers,
+}
+
+/// What is evicted together.
+#[derive(Clone, Copy)]
+struct Part {
+    gift: Gift,
+    /// What the server is sent, and what it is told.
+    sent: Bits,
+    zero: Bits,
+    /// Where the first page of the span would be, if all of it were there.
+    base: usize,
+}
+
+impl Part {
+    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, base: 0 };
+
+    /// Servers need not be told of it.
+    fn is_nothing(&self) -> bool {
+        self.sent == NONE && self.zero == NONE
+    }
+}
+
+enum Taken {
+    Pages(Part),
+    /// They have to stay for now.
+    Held,
+    Nothing,
 }
 
 pub(super) static GATE: Gate = Gate::new();
+
+impl Gift {
+    const NONE: Gift = Gift { number: 0, pages: NONE, data: NONE, keepers: Keepers::NONE };
+}
 
 struct Evictor {
     engine: Engine,
@@ -94,13 +135,15 @@ struct Evictor {
     len: usize,
     /// Bytes that may be kept here, as the agent said last.
     budget: u64,
+    healer: Healer,
 }
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
-    let none = Gift { number: 0, pages: NONE, data: NONE, server: 0 };
-    let mut evictor = Evictor { engine, open: [none; OPEN], len: 0, budget: settings::get().local };
+    let mut evictor =
+        Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget: settings::get().local, healer: Healer::new() };
+    let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
         let seen = WANTED.now();
@@ -113,18 +156,28 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             passed = GATE.pass();
         }
         evictor.discard();
-        let enough = FREE.load(Ordering::Acquire) >= engine.reserve;
-        if !enough && evictor.evict() {
+        turn = turn.wrapping_add(1);
+        if turn.is_multiple_of(HEALS) && evictor.heal() {
+            continue;
+        }
+        let free = FREE.load(Ordering::Acquire);
+        // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
+        behind = free < if behind { 2 * engine.reserve } else { engine.reserve };
+        let enough = !behind;
+        if behind && evictor.evict() {
             continue;
         }
         if evictor.len > 0 {
             evictor.complete();
             continue;
         }
+        if enough && evictor.heal() {
+            continue;
+        }
         // Nothing can be taken, or need be.
         WANTED.wait(seen, if enough { LOOK } else { 1 });
         if enough {
-            evictor.look();
+            lenders::look();
         }
     }
 }
@@ -135,9 +188,9 @@ impl Evictor {
         let page = |bytes: u64| (bytes / PAGE as u64) as i64;
         let beside = (self.engine.beside / PAGE) as i64;
         let resident = page(self.budget) - beside - FREE.load(Ordering::Relaxed);
-        let Some(budget) = counts::keep(resident, &REMOTE[..self.engine.servers]) else { return };
+        let Some(budget) = counts::keep(resident, lenders::kept()) else { return };
         // Less would be evicted as soon as it comes.
-        let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 2 * PAGE as u64);
+        let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 4 * PAGE as u64);
         if budget != self.budget {
             FREE.fetch_add(page(budget) - page(self.budget), Ordering::AcqRel);
             self.budget = budget;
@@ -150,26 +203,56 @@ impl Evictor {
         loop {
             let next = self.engine.queue.lock().discarded();
             let Some((number, pages)) = next else { return };
-            let server = self.engine.server(number);
-            REMOTE[server].fetch_sub(count(&pages) as u64, Ordering::Relaxed);
-            self.give(Gift { number, pages: NONE, data: NONE, server }, NONE, pages, 0);
+            lenders::count_kept(number, 0, count(&pages));
+            let gift = Gift { number, ..Gift::NONE };
+            self.give(&Part { gift, zero: pages, ..Part::NONE }, &[]);
         }
     }
 
-    /// Evicts what came first; false when there is nothing.
+    /// Evicts what came first, as much as one slot takes; false when there is nothing.
     fn evict(&mut self) -> bool {
         let engine = self.engine;
         // Others have them all for a moment.
         let Some(slot) = engine.slots.lock().take_empty() else { return false };
-        let next = engine.queue.lock().pop();
-        let Some((number, first, len)) = next else {
-            slot.untouched(&mut engine.slots.lock());
-            return false;
-        };
+        let slot = slot.emptied(&engine.uffd);
+        let (mut parts, mut len, mut used) = ([Part::NONE; PARTS], 0, 0);
+        while len < PARTS {
+            let Some(next) = engine.queue.lock().pop(SPAN_PAGES - used) else { break };
+            match self.take(next, slot + used * PAGE) {
+                Taken::Pages(part) => {
+                    (parts[len], len, used) = (part, len + 1, used + next.2);
+                }
+                Taken::Held => break,
+                Taken::Nothing => {}
+            }
+        }
+        let whole = len == 1 && parts[0].gift.data == crate::table::ALL;
+        for (nth, part) in parts[..len].iter().enumerate() {
+            if part.is_nothing() {
+                self.settle(&part.gift);
+            } else {
+                self.give(part, &parts[nth + 1..len]);
+            }
+        }
+        // What was sent is the kernel's now.
+        if whole || !engine.uffd.moves {
+            engine.slots.lock().give_full(slot);
+        } else {
+            // SAFETY: a slot of ours; what is left in it does not matter.
+            let _ = unsafe { call::advise(slot, used * PAGE, call::DONTNEED) };
+            engine.slots.lock().give_empty(slot);
+        }
+        len > 0
+    }
+
+    /// Takes a run of pages away from the program, to this place.
+    fn take(&self, (number, first, len): (usize, usize, usize), place: usize) -> Taken {
+        let engine = self.engine;
         let mut table = TABLE.lock();
         let span = table.span(number);
         let asked = without(both(range(first, first + len), span.resident), span.busy);
-        let held = both(asked, trap::held(number));
+        // What the program cannot reach now we cannot either.
+        let held = with(both(asked, trap::held(number)), without(asked, span.mapped));
         let pages = without(asked, held);
         span.resident = without(span.resident, pages);
         span.busy = with(span.busy, pages);
@@ -177,74 +260,89 @@ impl Evictor {
         drop(table);
         engine.enqueue(number, held);
         if pages == NONE {
-            slot.untouched(&mut engine.slots.lock());
-            return held == NONE;
+            return if held == NONE { Taken::Nothing } else { Taken::Held };
         }
-        let slot = slot.emptied();
-        let mut moved = NONE;
+        // Where the whole span would begin.
+        let base = place.wrapping_sub(first * PAGE);
+        let (moved, there) =
+            if engine.uffd.moves { self.shift(number, pages, base) } else { self.copy(number, pages, base) };
+        let stuck = without(pages, moved);
+        if stuck != NONE {
+            engine.arrived(number, stuck);
+        }
+        if moved == NONE {
+            return Taken::Held;
+        }
+        FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
+        ROOM.tell();
+        let data = contents(base, there);
+        let sent = without(data, both(kept, unchanged(number, base, data)));
+        let zero = both(kept, without(moved, data));
+        lenders::count_kept(number, count(&data), count(&both(kept, moved)));
+        counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
+        let gift = Gift { number, pages: moved, data, keepers: Keepers::NONE };
+        Taken::Pages(Part { gift, sent, zero, base })
+    }
+
+    /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
+    fn shift(&self, number: usize, pages: Bits, base: usize) -> (Bits, Bits) {
+        let (engine, mut moved) = (self.engine, NONE);
         for (first, count) in runs(pages) {
-            if engine.uffd.take(slot + first * PAGE, address(number, first), count * PAGE).is_ok() {
+            if engine.uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_ok() {
                 moved = with(moved, range(first, first + count));
                 continue;
             }
-            // What another process has in common with this one, after a fork, moves when this one has its own. Some may stay: the kernel has pinned them.
+            // What another process has in common with this one, after a fork, moves when this one has its own. Some may stay: the kernel
+            // has pinned them.
             let run = range(first, first + count);
             for (first, count) in runs(there(address(number, 0), run)) {
                 // SAFETY: this writes nothing; and pages that are not there, which would be waited for, were left out.
                 let _ = unsafe { call::advise(address(number, first), count * PAGE, call::POPULATE_WRITE) };
-                if engine.uffd.take(slot + first * PAGE, address(number, first), count * PAGE).is_err() {
+                if engine.uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_err() {
                     for page in first..first + count {
-                        let _ = engine.uffd.take(slot + page * PAGE, address(number, page), PAGE);
+                        let _ = engine.uffd.take(base.wrapping_add(page * PAGE), address(number, page), PAGE);
                     }
                 }
             }
             moved = with(moved, without(run, there(address(number, 0), run)));
         }
-        let stuck = without(pages, moved);
-        if stuck != NONE {
-            engine.arrived(number, stuck);
-        }
-        FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
-        ROOM.tell();
-        let data = contents(slot, moved);
-        let sent = without(data, both(kept, unchanged(number, slot, data)));
-        let zero = both(kept, without(moved, data));
-        let server = engine.server(number);
-        REMOTE[server].fetch_add(count(&data) as u64, Ordering::Relaxed);
-        REMOTE[server].fetch_sub(count(&both(kept, moved)) as u64, Ordering::Relaxed);
-        counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
-        let gift = Gift { number, pages: moved, data, server };
-        if sent == NONE && zero == NONE {
-            self.settle(&gift);
-        } else {
-            self.give(gift, sent, zero, slot);
-        }
-        // What was sent is the kernel's now.
-        if data == crate::table::ALL {
-            engine.slots.lock().give_full(slot);
-        } else {
-            // SAFETY: a slot of ours; what is left in it does not matter.
-            let _ = unsafe { call::advise(slot, SPAN, call::DONTNEED) };
-            engine.slots.lock().give_empty(slot);
-        }
-        moved != NONE
+        (moved, there(base, moved))
     }
 
-    fn give(&mut self, gift: Gift, sent: Bits, zero: Bits, slot: usize) {
+    /// As [`Evictor::shift`], where the kernel cannot move pages: nobody writes to them while they are copied.
+    fn copy(&self, number: usize, pages: Bits, base: usize) -> (Bits, Bits) {
+        let there = there(address(number, 0), pages);
+        for (first, count) in runs(there) {
+            let (from, len) = (address(number, first), count * PAGE);
+            let protected = self.engine.uffd.protect(from, len);
+            protected.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
+            // SAFETY: pages that are there, which nobody takes away but we, and a place of ours; the program does not want these back before they
+            // are asked for again.
+            let gone = unsafe {
+                core::ptr::copy_nonoverlapping(from as *const u8, base.wrapping_add(first * PAGE) as *mut u8, len);
+                call::advise(from, len, call::DONTNEED)
+            };
+            gone.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
+        }
+        (pages, there)
+    }
+
+    /// Gives it to its servers, which get those `after` it at once.
+    fn give(&mut self, part: &Part, after: &[Part]) {
         if self.len == OPEN {
             self.complete();
         }
-        let link = &mut self.engine.links[gift.server][2];
-        link.give(Engine::name(gift.number), sent, zero, slot);
-        self.open[self.len] = gift;
+        let more = |server| after.iter().any(|part| !part.is_nothing() && lenders::keeps(part.gift.number, server));
+        let keepers = lenders::give(part.gift.number, part.sent, part.zero, part.base, more);
+        self.open[self.len] = Gift { keepers, ..part.gift };
         self.len += 1;
     }
 
     /// Waits for the oldest answer.
     fn complete(&mut self) {
         let gift = self.open[0];
-        let before = self.open[..self.len].iter().filter(|other| other.server == gift.server).count();
-        self.engine.links[gift.server][2].given(before as u32);
+        let open = |server| self.open[..self.len].iter().filter(|other| other.keepers.has(server)).count();
+        lenders::given(gift.keepers, open);
         self.open.copy_within(1..self.len, 0);
         self.len -= 1;
         self.settle(&gift);
@@ -263,39 +361,50 @@ impl Evictor {
         self.engine.settled(gift.number, gift.pages);
     }
 
-    /// Ends the program when a server is gone, though nothing is wanted of it now.
-    fn look(&self) {
-        const GONE: u16 = 0x8 | 0x10 | 0x2000;
-        for server in 0..self.engine.servers {
-            let mut polled = [self.engine.links[server][2].fd() as u32, 0x2000];
-            // SAFETY: one `struct pollfd`.
-            let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, 0, 0, 0, 0]) };
-            if found == Ok(1) && (polled[1] >> 16) as u16 & GONE != 0 {
-                let server = server as u32;
-                fatal::say(cause::LOST, server, [0, super::remote_pages(server)]);
-            }
+    /// Makes a copy of something that has none; false when nothing is without, or no slot is to spare.
+    fn heal(&mut self) -> bool {
+        if !Healer::is_needed() {
+            return false;
         }
+        while self.len > 0 {
+            self.complete();
+        }
+        let Some(slot) = self.engine.slots.lock().take_spare() else { return false };
+        let slot = match slot.filled(&self.engine.uffd) {
+            Ok(slot) => slot,
+            Err(errno) => super::refused(step::FILL, errno),
+        };
+        let healed = self.healer.step(slot);
+        self.engine.slots.lock().give_full(slot);
+        healed
     }
 }
 
 /// Which of these pages of a span or a slot are there at all.
 fn there(base: usize, pages: Bits) -> Bits {
     let mut bytes = [0u8; SPAN_PAGES];
+    let first = runs(pages).next().map_or(0, |(first, _)| first);
+    let end = runs(pages).last().map_or(0, |(first, count)| first + count);
+    let args = [base.wrapping_add(first * PAGE), (end - first) * PAGE, bytes[first..].as_mut_ptr() as usize, 0, 0, 0];
     // SAFETY: a byte for each page of a mapped range.
-    let _ = unsafe { call::gated(nr::MINCORE, [base, SPAN, bytes.as_mut_ptr() as usize, 0, 0, 0]) };
+    let _ = unsafe { call::gated(nr::MINCORE, args) };
     core::array::from_fn(|at| {
         let bits = (0..64).fold(0, |all, bit| all | (u64::from(bytes[at * 64 + bit]) & 1) << bit);
         bits & pages[at]
     })
 }
 
-/// Which of these pages hold anything but zeros.
+/// Which of these pages, which are all there, hold anything but zeros.
 fn contents(slot: usize, pages: Bits) -> Bits {
+    /// Pages whose beginnings are on their way from memory.
+    const AHEAD: usize = 8;
     let mut data = NONE;
-    for (first, count) in runs(there(slot, pages)) {
+    for (first, count) in runs(pages) {
         for page in first..first + count {
-            // SAFETY: it is there, and nobody else's.
-            let words = unsafe { &*((slot + page * PAGE) as *const [u64; PAGE / 8]) };
+            // SAFETY: this one only helps; the other is there, and nobody else's.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot.wrapping_add((page + AHEAD) * PAGE) as *const i8) };
+            // SAFETY: as above.
+            let words = unsafe { &*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]) };
             if words.iter().any(|word| *word != 0) {
                 data[page / 64] |= 1 << (page % 64);
             }
@@ -310,7 +419,8 @@ fn unchanged(number: usize, slot: usize, pages: Bits) -> Bits {
     let mut same = NONE;
     for page in runs(pages).flat_map(|(first, count)| first..first + count) {
         // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
-        let (words, kept) = unsafe { (&*((slot + page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
+        let (words, kept) =
+            unsafe { (&*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
         let now = digest::of(words);
         if core::mem::replace(kept, now) == now {
             same[page / 64] |= 1 << (page % 64);

@@ -6,11 +6,12 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::resident::step;
 
-use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, connections, refused};
+use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, refused};
+use crate::lenders::Fresh;
 use crate::lock::{Event, Guard, Lock};
 use crate::table::TABLE;
 use crate::uffd::Uffd;
-use crate::{call, counts, door, fatal, settings, trap, window};
+use crate::{call, counts, door, fatal, trap, window};
 
 /// Held by a thread of ours while it works.
 pub(super) struct Gate {
@@ -69,10 +70,10 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
         return clone();
     };
     let Ok(granted) = door::ask() else { fatal::end() };
-    let mut links = connections(&granted);
+    let mut fresh = Fresh::new(&granted);
     // In this order: whoever answers a fault may need room, and who makes room needs nobody.
     let closed = [&super::demand::GATE, &ahead::GATE, &super::evict::GATE].map(Gate::close);
-    links[..engine.servers].iter_mut().for_each(|links| links[0].copy(engine.client));
+    fresh.copy(engine.client);
     inherited(true);
     let table = TABLE.lock();
     let result = clone();
@@ -86,7 +87,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     drop(closed);
     // No other thread exists.
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
-    let uffd = Uffd::open(settings::get().user_mode_only != 0).and_then(|uffd| {
+    let uffd = Uffd::open().and_then(|uffd| {
         uffd.register(window::BASE, window::SIZE)?;
         Ok(uffd)
     });
@@ -95,7 +96,8 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     trap::let_go();
     let slots = SLOTS.lock().make(&uffd, super::staged());
     slots.unwrap_or_else(|errno| refused(step::MEMORY, errno));
-    begin(Engine { uffd, links, client: granted.grant.client, ..engine }, &granted);
+    fresh.install();
+    begin(Engine { uffd, client: granted.grant.client, ..engine }, &granted);
     Ok(0)
 }
 

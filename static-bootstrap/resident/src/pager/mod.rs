@@ -9,12 +9,12 @@ mod evict;
 mod fork;
 mod slots;
 
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::resident::{LINKS, SERVERS, cause, step};
 
-use super::link::Link;
+use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
 use super::table::{NONE, TABLE, address, both, spans, without};
 use super::uffd::Uffd;
@@ -31,8 +31,6 @@ static FREE: AtomicI64 = AtomicI64::new(0);
 static WANTED: Event = Event::new();
 static ROOM: Event = Event::new();
 static SETTLED: Event = Event::new();
-/// Pages kept by each server.
-static REMOTE: [AtomicU64; SERVERS] = [const { AtomicU64::new(0) }; SERVERS];
 
 /// Set once, before other threads of ours exist.
 static ENGINE: Lock<Option<Engine>> = Lock::new(None);
@@ -43,8 +41,6 @@ struct Engine {
     uffd: Uffd,
     /// The program's name at the servers.
     client: [u64; 2],
-    servers: usize,
-    links: [[Link; LINKS]; SERVERS],
     slots: &'static Lock<Slots>,
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
@@ -61,11 +57,6 @@ const TABLES: usize = 2 << 20;
 
 static SLOTS: Lock<Slots> = Lock::new(Slots::NEW);
 static QUEUE: Lock<Queue> = Lock::new(Queue::NEW);
-
-/// Pages that a server keeps.
-pub(super) fn remote_pages(server: u32) -> u64 {
-    REMOTE.get(server as usize).map_or(0, |pages| pages.load(Ordering::Relaxed))
-}
 
 /// The program asks for so many bytes more.
 pub(super) fn before_growth(bytes: usize) {
@@ -123,9 +114,9 @@ fn start() {
         Err(_) => fatal::end(),
     };
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
-    let servers = (granted.grant.servers as usize).min(SERVERS);
-    let links = connections(&granted);
-    let uffd = Uffd::open(settings.user_mode_only != 0).unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
+    lenders::deal(&granted);
+    Fresh::new(&granted).install();
+    let uffd = Uffd::open().unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
     let staged = staged();
     let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
@@ -138,16 +129,13 @@ fn start() {
     let pages = (budget - beside) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
-    let reserve = (pages / 16).clamp(64, 16 * SPAN_PAGES) as i64;
+    let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
     let client = granted.grant.client;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
     demand::expect(group);
-    begin(
-        Engine { uffd, client, servers, links, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group },
-        &granted,
-    );
-    if uffd.user_mode_only {
+    begin(Engine { uffd, client, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
+    if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
 }
@@ -157,20 +145,9 @@ fn staged() -> usize {
     (settings::get().local as usize / 4 / SPAN).clamp(4, 32)
 }
 
-fn connections(granted: &door::Granted) -> [[Link; LINKS]; SERVERS] {
-    let servers = (granted.grant.servers as usize).min(SERVERS);
-    core::array::from_fn(|server| {
-        core::array::from_fn(|link| {
-            let fd = granted.fds[(server * LINKS + link).min(servers * LINKS - 1)];
-            Link::new(fd, server as u32, &granted.grant.links[server][link])
-        })
-    })
-}
-
 /// Starts the threads, and leaves them the descriptors.
 fn begin(engine: Engine, granted: &door::Granted) {
     *ENGINE.lock() = Some(engine);
-    fatal::DOOR.store(granted.door, Ordering::Relaxed);
     let seen = ROOM.now();
     thread::start(first_thread, 0, false).unwrap_or_else(|errno| refused(step::THREAD, errno));
     while ROOM.now() == seen {
@@ -200,8 +177,7 @@ fn adopt() -> usize {
 extern "C" fn first_thread(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
     let mut fds = [i32::MAX; SERVERS * LINKS + 2];
-    let links = engine.links[..engine.servers].iter().flatten().map(Link::fd);
-    let all = links.chain([engine.uffd.fd, fatal::DOOR.load(Ordering::Relaxed)]);
+    let all = lenders::fds().chain([engine.uffd.fd, fatal::DOOR.load(Ordering::Relaxed)]);
     let mut len = 0;
     for fd in all {
         let at = fds[..len].partition_point(|other| *other < fd);
@@ -218,10 +194,6 @@ extern "C" fn first_thread(_: usize) -> ! {
 }
 
 impl Engine {
-    fn server(&self, span: usize) -> usize {
-        span % self.servers
-    }
-
     /// Takes room for so many pages; waits until there is some.
     fn take_room(&self, pages: usize) {
         /// Tenths of a second in which nothing at all was evicted: a server that hangs ends the program before.
@@ -253,7 +225,8 @@ impl Engine {
         span.busy = without(span.busy, pages);
         drop(table);
         self.enqueue(number, pages);
-        self.settled(number, pages);
+        // The kernel has woken who waited for one of them.
+        SETTLED.tell();
     }
 
     fn enqueue(&self, number: usize, pages: Bits) {
@@ -278,10 +251,5 @@ impl Engine {
             let filled = self.uffd.copy(address(number, first), slot + first * PAGE, count * PAGE);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
-    }
-
-    /// The number of a span as servers know it.
-    fn name(number: usize) -> u64 {
-        (window::BASE / SPAN + number) as u64
     }
 }

@@ -41,7 +41,9 @@ impl Slots {
     /// Makes so many, in place of what were there. A child of the program does not find them.
     pub(super) fn make(&mut self, uffd: &Uffd, count: usize) -> Result<(), u32> {
         let start = call::map(0, (count + 1) * SPAN, call::READ_WRITE, 0)?.next_multiple_of(SPAN);
-        uffd.register(start, count * SPAN)?;
+        if uffd.moves {
+            uffd.register(start, count * SPAN)?;
+        }
         // SAFETY: what is in there stays.
         unsafe { call::advise(start, count * SPAN, call::DONTFORK) }?;
         *self = Slots::NEW;
@@ -86,19 +88,17 @@ impl Taken {
     /// Its address, with all pages there.
     pub(super) fn filled(self, uffd: &Uffd) -> Result<usize, u32> {
         if !self.ready {
-            uffd.zero(self.at, SPAN)?;
+            // Where pages are copied, a slot is memory like any other.
+            if uffd.moves {
+                uffd.zero(self.at, SPAN)?;
+            }
         }
         Ok(self.at)
     }
 
-    /// It is not needed after all; it was asked for as an empty one.
-    pub(super) fn untouched(self, slots: &mut Slots) {
-        if self.ready { slots.give_empty(self.at) } else { slots.give_full(self.at) }
-    }
-
-    /// Its address, with no page there.
-    pub(super) fn emptied(self) -> usize {
-        if !self.ready {
+    /// Its address, with no page there if pages are to be moved to it.
+    pub(super) fn emptied(self, uffd: &Uffd) -> usize {
+        if !self.ready && uffd.moves {
             // SAFETY: what is in a slot that nobody has does not matter.
             let _ = unsafe { call::advise(self.at, SPAN, call::DONTNEED) };
         }
