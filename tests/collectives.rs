@@ -238,6 +238,24 @@ fn a_program_for_libi() {
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr)), (Some(1), "launch: 5\n".into()));
 }
 
+/// Who listens at the front end gets what the master sent, also when the job has ended meanwhile.
+#[test]
+fn last_words() {
+    let front = "
+import os, socket, subprocess, sys, time
+ours, theirs = socket.socketpair()
+command = [sys.argv[1], 'exec', '-q', '-n', '2', '--agent', 'local', '--front', str(theirs.fileno()), '--', 'bash', '-c', sys.argv[2]]
+job = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+theirs.close()
+time.sleep(2)
+ours.sendall(b'receive 0\\n')
+print(ours.makefile().readline(), job.wait(20))";
+    let member = script("((HPCRT_RANK)) || call send 'last words'");
+    let mut python = Command::new("python3");
+    let done = python.args(["-c", front, env!("CARGO_BIN_EXE_hpcrt"), &member]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "ok 1\n 0\n", "{}", String::from_utf8_lossy(&done.stderr));
+}
+
 /// Members that share memory with their agents: operations of all sizes, beside scripts, and when some are lost.
 #[test]
 fn members_of_libi() {

@@ -7,8 +7,9 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use smol::Async;
+use smol::future::FutureExt;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
+use smol::{Async, Timer};
 
 use super::placement::Placement;
 use super::pmi;
@@ -22,6 +23,8 @@ use crate::{Error, Result};
 
 /// Who asks for the master's next message waits this long, unless he says how long.
 const WITHIN: Duration = Duration::from_secs(600);
+/// Who listens at the front end may take this long to receive what was sent before the job ended.
+const LAST: Duration = Duration::from_secs(10);
 /// Messages that the master has not received, at most.
 const UNRECEIVED: usize = 64;
 
@@ -158,6 +161,20 @@ impl Rendezvous {
                 }
             },
             None => smol::future::pending().await,
+        }
+    }
+
+    /// The job is over: hands out the messages that were not received, while somebody listens, for [`LAST`] at most.
+    pub(super) async fn finish(&mut self) {
+        let until = Instant::now() + LAST;
+        while let Some(front) = self.front.as_mut().filter(|_| !self.come.is_empty()) {
+            let asked = async { front.next().await.ok() };
+            let late = async {
+                Timer::at(until).await;
+                None
+            };
+            let Some(ask) = asked.or(late).await else { return };
+            self.handle_ask(ask).await;
         }
     }
 

@@ -194,6 +194,9 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         root.order(Target::All, Order::Launch(Box::new(launch)), Vec::new()).await;
     }
     running.drive(job, &news).await;
+    if !running.failed {
+        running.rendezvous.finish().await;
+    }
     if let Some(lending) = lending {
         lending.end(root).await;
     }
