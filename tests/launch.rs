@@ -177,6 +177,9 @@ fn a_job_within_a_job_has_its_own_ranks() {
     );
     let done = sh("-n 3 --stdin none -q --keep-going", &format!("[ $HPCRT_RANK = 2 ] && {inner}; true")).end().code(0);
     assert_eq!(done.lines(), ["0/2", "1", "1", "1/2"]);
+    // A descriptor under the number that flock(1) suggests.
+    let program = format!("exec 200</dev/null; {} exec -q -- echo done", env!("CARGO_BIN_EXE_hpcrt"));
+    assert_eq!(exec("-q").program(&["bash", "-c", &program]).end().code(0).text(), "done\n");
 }
 
 #[test]

@@ -2,14 +2,13 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
-use rustix::io::FdFlags;
 
 use super::guest::Porch;
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
@@ -138,7 +137,7 @@ impl JobKeeper {
                 Ok([plan]) => self.starter.follow(plan),
                 Err(_) => self.failed("start ranks", "a plan comes with one descriptor".to_owned()),
             },
-            Ask::Inherit { number } => match fds.first().map(|fd| inherit(fd, number)) {
+            Ask::Inherit { number } => match fds.first().map(|fd| process::pass_on(fd, number)) {
                 Some(Ok(())) => Ok(()),
                 Some(Err(error)) => self.failed("give the ranks a descriptor", error.to_string()),
                 None => self.failed("give the ranks a descriptor", "there is none".to_owned()),
@@ -296,18 +295,6 @@ impl JobKeeper {
             log::warn!("processes of the job hang in the kernel and could not be ended");
         }
     }
-}
-
-/// Makes a copy under this number that every rank has.
-fn inherit(fd: &OwnedFd, number: i32) -> io::Result<()> {
-    let copy = rustix::io::fcntl_dupfd_cloexec(fd, number)?;
-    if copy.as_raw_fd() != number {
-        return Err(io::Error::other(format!("number {number} is taken")));
-    }
-    rustix::io::fcntl_setfd(&copy, FdFlags::empty())?;
-    // For as long as this process.
-    std::mem::forget(copy);
-    Ok(())
 }
 
 /// A rank that is to be held has just become its program, which has not begun: leaves it stopped, and free for a debugger to trace.

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,24 @@ pub fn inherited(number: u32) -> io::Result<OwnedFd> {
     let fd: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
     Ok(fd)
+}
+
+/// Has all programs that are started from now on get a copy of a descriptor under this number, in place of what this process was started
+/// with under it (a lock of the shell's, or the same of a job around this one).
+///
+/// # Errors
+/// This process has a descriptor of its own there: one that is close-on-exec.
+pub fn pass_on(fd: &OwnedFd, number: i32) -> io::Result<()> {
+    // SAFETY: asks only; a number that is free has no flags.
+    let flags = unsafe { nix::libc::fcntl(number, nix::libc::F_GETFD) };
+    if flags != -1 && flags & nix::libc::FD_CLOEXEC != 0 {
+        return Err(io::Error::other(format!("number {number} is taken")));
+    }
+    // SAFETY: what is there, if anything, was inherited and is known to nobody here; the copy is nobody's but the programs'.
+    if unsafe { nix::libc::dup2(fd.as_raw_fd(), number) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// From now on orphaned descendants become this process's children, so that it can find them all.
