@@ -425,7 +425,7 @@ fn ten_thousand_hosts_are_planned_in_little_memory() {
     command.args(["-c", "ulimit -d 65536; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hpcrt")]);
     command.args(["exec", "--hosts", "n[00001-10000]", "--ppn", "8", "--dry-run"]);
     let done = Run::new(command).program(&["true"]).end().code(0);
-    assert!(done.text().contains("80000 ranks on 10000 hosts") && done.text().contains("n10000"), "{}", done.text());
+    assert!(done.text().contains("80000 ranks on 10000 hosts\n  n[00001-10000]: ranks 0-79999"), "{}", done.text());
 }
 
 #[test]
