@@ -13,8 +13,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use smol::future::FutureExt;
 use smol::{Async, Timer};
 
-use super::auth::{SessionKey, Tags, same_tag};
-use super::link::{self, LinkError, Reader, Writer};
+use super::auth::{SessionKey, Tags};
+use super::link::{self, LinkError, Reader, Writer, check};
 use super::wire::frame::{FrameError, Message, PREFIX, Prefix, TAG};
 use super::wire::hello::Purpose;
 use super::wire::page::Page;
@@ -207,8 +207,4 @@ impl std::fmt::Debug for Direct {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Direct").field("tags", &self.tags).finish_non_exhaustive()
     }
-}
-
-fn check(expected: Option<[u8; TAG]>, tag: &[u8; TAG]) -> Result<(), LinkError> {
-    if expected.is_some_and(|expected| same_tag(&expected, tag)) { Ok(()) } else { Err(FrameError::Tag.into()) }
 }

@@ -128,18 +128,14 @@ impl Reader {
         if self.tags.is_some() {
             let tag = self.read_tag().await?;
             let expected = self.tags.as_mut().map(|t| t.header(&bytes, &header));
-            if !expected.is_some_and(|e| same_tag(&e, &tag)) {
-                return Err(FrameError::Tag.into());
-            }
+            check(expected, &tag)?;
         }
         let mut body = vec![0; prefix.body];
         self.read_exact(&mut body).await?;
         if self.tags.is_some() && prefix.body > 0 && prefix.kind != Kind::Log {
             let tag = self.read_tag().await?;
             let expected = self.tags.as_ref().map(|t| t.body(&[&body]));
-            if !expected.is_some_and(|e| same_tag(&e, &tag)) {
-                return Err(FrameError::Tag.into());
-            }
+            check(expected, &tag)?;
         }
         Ok(Packet { kind: prefix.kind, header: Arc::new(header), body: Arc::new(body) })
     }
@@ -172,6 +168,11 @@ impl Reader {
             }
         }
     }
+}
+
+/// Compares a tag with the one that is right; without one to compare with none is.
+pub(super) fn check(expected: Option<[u8; TAG]>, tag: &[u8; TAG]) -> Result<(), LinkError> {
+    if expected.is_some_and(|expected| same_tag(&expected, tag)) { Ok(()) } else { Err(FrameError::Tag.into()) }
 }
 
 impl Writer {
