@@ -18,6 +18,7 @@ pub(super) const EINTR: u32 = 4;
 pub(super) const EAGAIN: u32 = 11;
 pub(super) const ENOMEM: u32 = 12;
 pub(super) const EFAULT: u32 = 14;
+pub(super) const EEXIST: u32 = 17;
 pub(super) const EINVAL: u32 = 22;
 
 /// Anonymous memory: zero, and free until it is touched.

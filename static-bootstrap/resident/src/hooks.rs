@@ -41,7 +41,6 @@ const COUNT: usize = 16;
 /// Places among them.
 const CURBRK: usize = 12;
 const ERRNO: usize = 13;
-const EEXIST: u32 = 17;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -147,7 +146,7 @@ extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, f
     }
     // Over what it has: that is gone.
     if flags & call::FIXED_NOREPLACE != 0 || !at.is_multiple_of(PAGE) || len == 0 {
-        return returned(Err(if flags & call::FIXED_NOREPLACE != 0 { EEXIST } else { call::EINVAL }));
+        return returned(Err(if flags & call::FIXED_NOREPLACE != 0 { call::EEXIST } else { call::EINVAL }));
     }
     if !anonymous || window::is_left(at, len) {
         entry::enter(move || window::leave(at, len));

@@ -1,9 +1,9 @@
 //! Functions of libc replaced for all who call them, libc itself included: a jump is written over their first bytes. A symbol of our own would be seen
 //! by other objects only, and a seccomp filter would stay with every program that this one executes.
 
+use sys::page::PAGE;
 use sys::syscall::{nr, syscall};
 
-const PAGE: usize = 4096;
 const READ_EXECUTE: usize = 5;
 const ALL: usize = 7;
 const O_WRONLY_CLOEXEC: usize = 0o2_000_001;

@@ -1,7 +1,9 @@
 //! userfaultfd(2): who is told of missing pages, and fills, takes and gives back pages in one step.
 
+use sys::page::PAGE;
 use sys::syscall::{nr, syscall};
 
+use super::call::EEXIST;
 use super::{call, settings};
 
 /// linux/userfaultfd.h
@@ -21,9 +23,7 @@ const FEATURE_THREAD: u64 = 1 << 8;
 const FEATURE_MOVE: u64 = 1 << 16;
 const ALLOW_HOLES: u64 = 2;
 const PAGEFAULT: u8 = 0x12;
-const PAGE: usize = 4096;
 const ENOENT: u32 = 2;
-const EEXIST: u32 = 17;
 
 /// One of these for the whole address space.
 #[derive(Clone, Copy)]
