@@ -65,15 +65,21 @@ fn the_bootstrapper_has_no_relocations() {
     );
 }
 
+/// The one object within these bytes that has a dynamic symbol of this name, and where it begins.
+fn embedded<'a>(bytes: &'a [u8], symbol: &str) -> (usize, Elf<'a>) {
+    let mut found: Vec<(usize, Elf<'a>)> = memchr::memmem::find_iter(bytes, b"\x7fELF")
+        .filter_map(|at| Some((at, Elf::parse(&bytes[at..]).ok()?)))
+        .filter(|(_, elf)| elf.dynsyms.iter().any(|s| elf.dynstrtab.get_at(s.st_name) == Some(symbol)))
+        .collect();
+    assert_eq!(found.len(), 1, "objects with {symbol}");
+    found.remove(0)
+}
+
 /// A second libc, or thread-local storage, would come into every process with it; with `la_pltenter` every call would go through the linker.
 #[test]
 fn the_auditor_needs_nothing() {
     let bytes = image();
-    let auditors: Vec<(usize, Elf<'_>)> = memchr::memmem::find_iter(&bytes, b"\x7fELF")
-        .filter_map(|at| Some((at, Elf::parse(&bytes[at..]).ok()?)))
-        .filter(|(_, elf)| elf.dynsyms.iter().any(|s| elf.dynstrtab.get_at(s.st_name) == Some("la_version")))
-        .collect();
-    let [(at, auditor)] = &auditors[..] else { panic!("{} auditors", auditors.len()) };
+    let (at, auditor) = &embedded(&bytes, "la_version");
     assert!(auditor.libraries.is_empty(), "it needs {:?}", auditor.libraries);
     assert!(auditor.program_headers.iter().all(|p| p.p_type != PT_TLS), "it has thread-local storage");
     let names = |defined: bool| {
@@ -94,11 +100,7 @@ fn the_auditor_needs_nothing() {
 #[test]
 fn the_resident_needs_nothing_and_defines_nothing() {
     let bytes = image();
-    let residents: Vec<(usize, Elf<'_>)> = memchr::memmem::find_iter(&bytes, b"\x7fELF")
-        .filter_map(|at| Some((at, Elf::parse(&bytes[at..]).ok()?)))
-        .filter(|(_, elf)| elf.dynsyms.iter().any(|s| elf.dynstrtab.get_at(s.st_name) == Some("__curbrk")))
-        .collect();
-    let [(at, resident)] = &residents[..] else { panic!("{} residents", residents.len()) };
+    let (at, resident) = &embedded(&bytes, "__curbrk");
     assert!(resident.libraries.is_empty(), "it needs {:?}", resident.libraries);
     assert!(resident.program_headers.iter().all(|p| p.p_type != PT_TLS), "it has thread-local storage");
     let named = resident.dynsyms.iter().filter(|s| s.st_name != 0);
