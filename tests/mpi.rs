@@ -99,7 +99,7 @@ fn mpich() {
     hello(&site, &program, MPICH, &[("hpc2", 1)], 1);
     // As a library that speaks another language than PMI-1 does.
     let silent = site.backing("mpi/silent.c");
-    fs::write(&silent, "int main(void) { return 0; }").unwrap();
+    fs::write(&silent, "#include <mpi.h>\nint main(int c, char **v) { return c > 1 ? MPI_Init(&c, &v) : 0; }").unwrap();
     let silent = compiled(&site, "mpicc.mpich", &silent, "silent");
     let run = site.run(USER, "hpc[1-2]", &["-q"], &[&silent]).code(0);
     run.says(&["no rank here asked through PMI-1", "hpc[1-2]"]);

@@ -249,7 +249,10 @@ impl Job {
             }
             singletons::watch(&self).await;
         };
-        async { drop(work.await) }.or(alone).await;
+        let work = async {
+            work.await;
+        };
+        work.or(alone).await;
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();

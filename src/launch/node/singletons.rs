@@ -36,7 +36,7 @@ pub(super) async fn watch(job: &Rc<Job>) {
         }
         pause = pause.mul_f64(LATER).max(begun.elapsed() * COST);
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Whether a process of the job that `mark`, a variable of its environment, belongs to is one.
