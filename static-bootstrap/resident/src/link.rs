@@ -159,6 +159,11 @@ impl Link {
         Ok(())
     }
 
+    /// Tells of pages that are to be written into what is shared with the server; answered with [`Link::given`].
+    pub(super) fn take(&mut self, span: u64, data: Bits, zero: Bits) -> Result<(), Gone> {
+        self.ask(op::TAKE, span, data, zero, 0, 0)
+    }
+
     /// Waits for the answer to the oldest of `open` gifts.
     pub(super) fn given(&mut self, open: u32) -> Result<(), Gone> {
         let answer = self.hear(0, [0; 4])?;
