@@ -229,7 +229,8 @@ impl Evictor {
         }
         // What was discarded before these came would be lost after they are given.
         self.discard();
-        let whole = len == 1 && parts[0].gift.data == crate::table::ALL;
+        let whole = used == SPAN_PAGES && parts[..len].iter().all(|part| part.gift.data == part.gift.pages);
+        let whole = whole && parts[..len].iter().map(|part| count(&part.gift.pages)).sum::<usize>() == used;
         for (nth, part) in parts[..len].iter().enumerate() {
             if part.is_nothing() {
                 self.settle(&part.gift);
@@ -377,7 +378,7 @@ impl Evictor {
         while self.len > 0 {
             self.complete();
         }
-        let Some(slot) = self.engine.slots.lock().take_spare() else { return false };
+        let Some(slot) = self.engine.slots.lock().take_any() else { return false };
         let slot = match slot.filled(&self.engine.uffd) {
             Ok(slot) => slot,
             Err(errno) => super::refused(step::FILL, errno),
