@@ -40,6 +40,7 @@ enum Mode {
     Status(Status),
     Memserver(Memserver),
     Serve(Serve),
+    Ioworker(Ioworker),
     Enter(Enter),
     Doctor(Doctor),
     Ldd(Ldd),
@@ -142,6 +143,12 @@ macro_rules! flags {
     /// keep everything with two of the memory servers: when one is lost the program goes on (with --memory)
     #[argh(switch)]
     pub mirror: bool,
+    /// gather the small writes of programs and write them in large pieces, from a process of their own (one host; docs/ASYNC-IO.md)
+    #[argh(switch)]
+    pub async_io: bool,
+    /// where, directories separated by commas (with --async-io; default: on network file systems and FUSE)
+    #[argh(option, arg_name = "list")]
+    pub io_roots: Option<String>,
     /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
     #[argh(option, arg_name = "fd")]
     pub front: Option<u32>,
@@ -317,6 +324,11 @@ pub struct Memserver {
     pub key: Option<PathBuf>,
 }
 
+/// Write what the programs of a job on this host left in shared memory; started by its agent.
+#[derive(FromArgs, ArgsInfo, Debug)]
+#[argh(subcommand, name = "ioworker")]
+pub struct Ioworker {}
+
 /// Be a node's agent (started by exec).
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "serve")]
@@ -403,6 +415,7 @@ pub enum Options {
     Status(Status),
     Memserver(Memserver),
     Serve(Serve),
+    Ioworker,
     /// The job, and argv.
     Enter(String, Vec<OsString>),
     Doctor(Doctor),
@@ -510,6 +523,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Mode::Status(flags) => Ok(Options::Status(flags)),
         Mode::Memserver(flags) => Ok(Options::Memserver(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
+        Mode::Ioworker(Ioworker {}) => Ok(Options::Ioworker),
         Mode::Enter(_) if program.is_empty() => Err(Error::usage("enter a session", "no program is named")),
         Mode::Enter(flags) => Ok(Options::Enter(flags.job, program)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),

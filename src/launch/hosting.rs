@@ -82,6 +82,10 @@ pub async fn run(
         let error = Error::usage("use --memory", "ranks that another launcher starts cannot borrow memory");
         return Err(error.remedy("have hpcrt start them"));
     }
+    if job.files.is_some() {
+        let error = Error::usage("use --async-io", "that is not built for ranks that another launcher starts");
+        return Err(error.remedy("have hpcrt start them"));
+    }
     let main = &job.blocks[0];
     let up = root.up();
     let counts: Vec<u32> = match ranks {
@@ -125,6 +129,7 @@ pub async fn run(
         view: job.view,
         stdin: StdinTo::None,
         memory: None,
+        files: None,
         guests: true,
         hold: false,
         wiring: Wiring::default(),

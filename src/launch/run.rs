@@ -34,7 +34,7 @@ use crate::net::wire::borrow::Borrow;
 use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
 use crate::net::wire::session::{Block, JobSpec};
 use crate::sys::{mpir, process};
-use crate::{Result, error::Context};
+use crate::{Error, Result, error::Context};
 
 /// SIGTERM comes this long before SIGKILL when a rank's failure ends the others.
 const FAILED_GRACE: Duration = Duration::from_millis(500);
@@ -72,7 +72,7 @@ enum Next {
     Time,
     Written,
     /// Our own output cannot be written.
-    Broken(crate::Error),
+    Broken(Error),
     Closed,
 }
 
@@ -119,6 +119,10 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     for (part, mpi) in &needs.mpi {
         mpi.check(as_path(&job.blocks[*part as usize].program), placement.ranks())?;
     }
+    if job.files.is_some() && placement.shares.len() > 1 {
+        let error = Error::usage("use --async-io", "that is built for jobs on one host so far");
+        return Err(error.remedy("name one host"));
+    }
     let nodes = nodes_of(&placement, &up, hosts);
     let main = &job.blocks[0];
     let card = Rc::new(Card {
@@ -160,6 +164,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
             let nonce = nonce();
             Borrow { key: root.key.hide(&nonce, &wish.key), nonce, ..wish.clone() }
         }),
+        files: job.files.clone(),
         guests: false,
         hold: held,
         wiring: wiring.clone(),

@@ -141,6 +141,7 @@ macro_rules! spec {
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
+                files: job::files(&here, $flags.async_io, $flags.io_roots.as_deref(), $flags.memory.is_some())?,
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
             })
@@ -319,6 +320,28 @@ pub(super) fn lenders(list: Option<&str>) -> Result<Vec<Host>> {
         Donor::Running { .. } => None,
     };
     Ok(donors.into_iter().filter_map(started).collect())
+}
+
+/// The directories below which programs write asynchronously; none: wherever hosts share a file system.
+pub(super) fn files(here: &Here, wanted: bool, list: Option<&str>, memory: bool) -> Result<Option<Vec<Vec<u8>>>> {
+    if !wanted {
+        let error = Error::usage("use --io-roots", "files are written asynchronously only with --async-io");
+        return if list.is_some() { Err(error) } else { Ok(None) };
+    }
+    if memory {
+        return Err(Error::usage("use --async-io", "it cannot be used together with --memory"));
+    }
+    let words = list.into_iter().flat_map(|list| list.split(',')).map(str::trim).filter(|word| !word.is_empty());
+    let real = |word: &str| {
+        let path = here.own.join(word);
+        // What the kernel calls an open file by.
+        fs::canonicalize(&path).map(bytes).op_on("use --io-roots", path)
+    };
+    let roots: Vec<_> = words.map(real).collect::<Result<_>>()?;
+    match list {
+        Some(list) if roots.is_empty() => Err(Error::usage("use --io-roots", "it names no directory").on(list)),
+        _ => Ok(Some(roots)),
+    }
 }
 
 /// The memory that programs are to use.

@@ -27,6 +27,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::SessionStop(name) => session::stop(&name),
         Options::Status(flags) => status::run(&flags),
         Options::Memserver(flags) => memserver::run(&flags),
+        Options::Ioworker => crate::iofs::worker::run(),
         Options::Serve(Serve { lend: true, .. }) => memserver::run_for_agent(),
         Options::Serve(Serve { same: Some(hash), .. }) => crate::launch::agent::is_same(&hash),
         Options::Serve(Serve { same: None, join: None, .. }) => crate::launch::node::serve(),

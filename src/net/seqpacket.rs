@@ -173,6 +173,12 @@ impl Listener {
     }
 }
 
+impl From<Seqpacket> for OwnedFd {
+    fn from(socket: Seqpacket) -> OwnedFd {
+        socket.0
+    }
+}
+
 impl AsFd for Seqpacket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -16,7 +16,7 @@ use crate::net::wire::page::Page;
 use crate::sys::page::{Bits, PAGE, op};
 use crate::sys::places::deal;
 use crate::sys::resident::{
-    ASK, DESCRIPTORS, Failure, Grant, LINKS, MARK, PLACE_MAX, SERVERS, WINDOW_BYTES, cause, step,
+    ASK, DESCRIPTORS, Failure, Grant, LINKS, MARK, PLACE_MAX, SERVERS, Settings, WINDOW_BYTES, cause, step,
 };
 use crate::sys::without::{Ability, Without};
 
@@ -28,30 +28,45 @@ static RESIDENT: Option<&[u8]> = None;
 /// Bytes of what is granted for a link: tagged, counter, two keys.
 const LINK: usize = 16 + 32 + 32;
 
-/// The resident for a job whose directory this is.
-///
-/// # Errors
-/// The directory's path is too long, or `HPCRT_WITHOUT` holds an unknown name.
-pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
-    let only_there = || Error::new("use memory of other nodes", "that is built for x86-64 only");
+/// Bytes of settings behind the place.
+const NUMBERS: usize = size_of::<Settings>() - PLACE_MAX;
+
+/// The resident with its place and these numbers.
+fn settled(what: &'static str, place: &[u8], numbers: [u64; NUMBERS / 8]) -> Result<Vec<u8>> {
+    let only_there = || Error::new(what, "that is built for x86-64 only");
     let mut bytes = RESIDENT.ok_or_else(only_there)?.to_vec();
     if place.len() >= PLACE_MAX {
         let error = Error::new("place the resident", format!("its path has more than {} bytes", PLACE_MAX - 1));
         return Err(error.remedy("set XDG_RUNTIME_DIR to a shorter one"));
     }
     let at = memchr::memmem::find(&bytes, &MARK).map(|at| at + MARK.len());
-    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + 24));
+    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + NUMBERS));
     let settings = settings.expect("tests look into the resident that was built");
     settings[..place.len()].copy_from_slice(place);
+    settings[PLACE_MAX..].copy_from_slice(&numbers.map(u64::to_le_bytes).concat());
+    Ok(bytes)
+}
+
+/// The resident for a job that writes files asynchronously, whose directory this is. `named`: only below certain directories.
+///
+/// # Errors
+/// The directory's path is too long.
+pub fn resident_for_files(place: &[u8], named: bool) -> Result<Vec<u8>> {
+    settled("use --async-io", place, [0, 0, 0, 1 + u64::from(named)])
+}
+
+/// The resident for a job whose directory this is.
+///
+/// # Errors
+/// The directory's path is too long, or `HPCRT_WITHOUT` holds an unknown name.
+pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
     let without = Without::from_env()?;
     if without.has(Ability::Userfaultfd) {
         return Err(Error::new("use memory of other nodes", "HPCRT_WITHOUT forbids userfaultfd"));
     }
     let user_mode_only = u64::from(without.has(Ability::KernelFaults));
-    settings[PLACE_MAX..][..8].copy_from_slice(&local.to_le_bytes());
-    settings[PLACE_MAX + 8..][..8].copy_from_slice(&user_mode_only.to_le_bytes());
-    settings[PLACE_MAX + 16..].copy_from_slice(&u64::from(without.has(Ability::Move)).to_le_bytes());
-    Ok(bytes)
+    let numbers = [local, user_mode_only, without.has(Ability::Move).into(), 0];
+    settled("use memory of other nodes", place, numbers)
 }
 
 /// The servers of one job.

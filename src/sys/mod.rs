@@ -2,6 +2,7 @@
 
 pub mod board;
 pub mod boot;
+pub mod extents_map;
 pub mod memory;
 pub mod mpir;
 pub mod node;
@@ -52,3 +53,11 @@ pub mod blake3;
 pub mod policy;
 #[cfg(test)]
 mod policy_traces;
+
+/// What programs wrote and the I/O worker has not, shared with both in memory and by file.
+#[path = "../../static-bootstrap/sys/src/extents.rs"]
+pub mod extents;
+
+/// What the file layer in a program asks its node's agent.
+#[path = "../../static-bootstrap/sys/src/files.rs"]
+pub mod files;

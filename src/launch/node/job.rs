@@ -15,6 +15,7 @@ use smol::io::AsyncWriteExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::files::Files;
 use super::guests::Inside;
 use super::members::Members;
 use super::memory::Memory;
@@ -69,6 +70,7 @@ pub(super) struct Job {
     /// Ranks that have not ended.
     pub(super) running: Cell<u32>,
     pub(super) memory: RefCell<Option<Memory>>,
+    files: RefCell<Option<Files>>,
 }
 
 impl Job {
@@ -102,6 +104,7 @@ impl Job {
 
     fn hand_over(node: &Rc<Node>, mut launch: Launch, place: Place) -> Result<Rc<Job>> {
         let memory = Memory::open(node, &mut launch, &place)?;
+        let files = Files::open(node, &mut launch)?;
         let members = node.members_of(launch.job);
         let plan = program(node, &launch, &place).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
@@ -141,6 +144,7 @@ impl Job {
             times: Cell::new(JobTimes { ordered: node.clock.now(), ..JobTimes::default() }),
             running: Cell::new(0),
             memory: RefCell::new(memory),
+            files: RefCell::new(files),
         }))
     }
 
@@ -260,6 +264,11 @@ impl Job {
         let asked = self.members.as_ref().is_some_and(|members| members.asked.get());
         if self.launch.mpi && !asked && self.started.get() && !self.abort.0.is_closed() {
             self.warnings.borrow_mut().push(mpi::NOBODY_ASKED.to_owned());
+        }
+        let files = self.files.borrow_mut().take();
+        if let Some(files) = files {
+            let told = files.finish().await;
+            self.warnings.borrow_mut().extend(told);
         }
         let facts = self.facts();
         self.view.borrow_mut().take();

@@ -121,7 +121,7 @@ impl Memory {
 }
 
 /// The resident comes before what else is preloaded.
-fn preload(env: &mut Vec<Vec<u8>>, file: &OsStr) {
+pub(super) fn preload(env: &mut Vec<Vec<u8>>, file: &OsStr) {
     let mut line = [PRELOAD, file.as_bytes()].concat();
     let others = env.iter().rposition(|var| var.starts_with(PRELOAD)).map(|at| env.remove(at));
     if let Some(others) = others.as_deref().and_then(|var| var.strip_prefix(PRELOAD)).filter(|list| !list.is_empty()) {
@@ -131,7 +131,7 @@ fn preload(env: &mut Vec<Vec<u8>>, file: &OsStr) {
     env.push(line);
 }
 
-fn listen(path: PathBuf) -> Result<Async<OwnedFd>> {
+pub(super) fn listen(path: PathBuf) -> Result<Async<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let socket = socket.op("make a socket")?;
@@ -202,7 +202,7 @@ fn label(host: &str, pid: rustix::process::Pid) -> String {
     format!("{host} {pid} {}", name.trim_end())
 }
 
-fn send(program: &Async<OwnedFd>, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
+pub(super) fn send(program: &Async<OwnedFd>, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
     let mut control = SendAncillaryBuffer::new(&mut space);

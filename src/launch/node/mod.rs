@@ -3,6 +3,7 @@
 mod audit;
 mod board;
 mod facts;
+mod files;
 mod forest;
 mod guests;
 mod job;

@@ -159,6 +159,8 @@ pub struct Launch {
     pub stdin: StdinTo,
     /// Programs use memory of other nodes.
     pub memory: Option<Borrow>,
+    /// They write files asynchronously: below these directories; none: on file systems that hosts share.
+    pub files: Option<Vec<Vec<u8>>>,
     /// Another launcher starts the ranks; they come as guests ([`super::guest`]). A place's count is how many will, 0: any number until
     /// the job is ended. Answered by [`Report::Open`].
     pub guests: bool,

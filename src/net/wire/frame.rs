@@ -46,6 +46,8 @@ pub enum Kind {
     Session = 5,
     /// Between a program's pager and a memory server: `wire::page`.
     Page = 6,
+    /// Between a node agent and its I/O worker: `wire::files`.
+    Files = 7,
 }
 
 /// A frame's prefix, checked.
@@ -105,6 +107,7 @@ impl Prefix {
             4 => Kind::Keeper,
             5 => Kind::Session,
             6 => Kind::Page,
+            7 => Kind::Files,
             other => return Err(FrameError::Kind(other)),
         };
         let (header, body) = (word(8) as usize, word(12) as usize);

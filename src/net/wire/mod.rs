@@ -4,6 +4,7 @@ pub mod borrow;
 pub mod collective;
 pub mod control;
 pub mod facts;
+pub mod files;
 pub mod frame;
 pub mod guest;
 pub mod hello;

@@ -30,6 +30,8 @@ pub struct JobSpec {
     pub report: Option<Vec<u8>>,
     /// Memory servers that its programs use; their key is not hidden.
     pub memory: Option<Borrow>,
+    /// Its programs write files asynchronously: below these directories, absolute; none: on file systems that hosts share.
+    pub files: Option<Vec<Vec<u8>>>,
     pub quiet: bool,
     pub verbose: bool,
 }

@@ -16,6 +16,7 @@ mod digest;
 mod door;
 mod entry;
 mod fatal;
+mod files;
 mod fork;
 mod hooks;
 mod lenders;
@@ -41,6 +42,9 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 extern "C" fn begin() {
     if settings::get().place[0] == 0 {
         return;
+    }
+    if settings::get().files != 0 {
+        return files::begin();
     }
     if let Err(errno) = window::reserve() {
         fatal::say(cause::KERNEL, 0, [step::WINDOW, errno.into()]);

@@ -36,6 +36,11 @@ impl<T> Lock<T> {
         Lock { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
+    /// Free, in a child whose parent's thread held it.
+    pub(super) fn reset(&self) {
+        self.word.store(FREE, Ordering::Release);
+    }
+
     pub(super) fn lock(&self) -> Guard<'_, T> {
         if self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             while self.word.swap(WANTED, Ordering::Acquire) != FREE {

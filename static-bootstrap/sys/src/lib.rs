@@ -4,6 +4,8 @@
 
 pub mod blake3;
 pub mod counts;
+pub mod extents;
+pub mod files;
 pub mod mem;
 pub mod page;
 pub mod places;

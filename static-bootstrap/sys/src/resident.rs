@@ -22,6 +22,8 @@ pub struct Settings {
     pub user_mode_only: u64,
     /// Not 0: pages are copied, even where they could be moved.
     pub without_move: u64,
+    /// Not 0: the file layer, in place of the pager. 2: only below certain directories.
+    pub files: u64,
 }
 
 /// Where captured memory begins.

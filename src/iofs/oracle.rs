@@ -1,0 +1,237 @@
+//! The log of a program against a plain file: whatever is written, dropped, killed and begun again, in whatever order, the worker writes exactly
+//! what the program wrote, in its order.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use proptest::prelude::*;
+
+use crate::sys::extents::{Log, NONE, RING, RUN, Refused};
+use crate::sys::extents_map::{Extents, create};
+
+fn file() -> File {
+    let file = rustix::fs::memfd_create("oracle", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    File::from(file)
+}
+
+fn content(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// A program, its worker, and what files would hold without them.
+struct World {
+    extents: Extents,
+    _memory: OwnedFd,
+    real: Vec<File>,
+    oracle: Vec<File>,
+    /// What was written, in order, and how much of it the worker is known to have done.
+    written: Vec<(u32, u64, Vec<u8>)>,
+}
+
+impl World {
+    fn new(files: usize) -> World {
+        let memory = create().unwrap();
+        let extents = Extents::map(&memory).unwrap();
+        extents.log(3).unwrap().reset();
+        let all = || (0..files).map(|_| file()).collect();
+        World { extents, _memory: memory, real: all(), oracle: all(), written: Vec::new() }
+    }
+
+    fn log(&self) -> Log<'_> {
+        self.extents.log(3).unwrap()
+    }
+
+    /// One piece; `most`: the file system takes no more bytes at once; `killed`: before it is known that it was written.
+    fn work(&self, most: u64, killed: bool) -> bool {
+        let log = self.log();
+        let Some(mut piece) = log.next().unwrap() else { return false };
+        piece.len = piece.len.min(most);
+        let written = self.extents.write(&log, &piece, self.real[piece.file as usize].as_fd()).unwrap();
+        if !killed {
+            log.advance(written);
+        }
+        true
+    }
+
+    fn write(&mut self, file: u32, offset: u64, bytes: Vec<u8>) {
+        loop {
+            let log = self.log();
+            let now = log.now();
+            // In two parts, as writev gives them.
+            let half = bytes.len() / 2;
+            let parts = [&bytes[..half], &bytes[half..]].map(|part| [part.as_ptr() as usize, part.len()]);
+            // SAFETY: the parts of a live vector; there is one thread.
+            match append(&log, &now, file, offset, &parts) {
+                Ok(()) => break,
+                Err(Refused::Full) => assert!(self.work(u64::MAX, false)),
+                Err(Refused::Again) => unreachable!("nobody else writes"),
+            }
+        }
+        self.oracle[file as usize].write_all_at(&bytes, offset).unwrap();
+        self.written.push((file, offset, bytes));
+    }
+
+    fn check(&self) {
+        while self.work(u64::MAX, false) {}
+        assert_eq!(self.log().pending(), 0);
+        for (real, oracle) in self.real.iter().zip(&self.oracle) {
+            assert!(content(real) == content(oracle));
+        }
+    }
+
+    /// What is there now is what a prefix of the writes makes, but for a last one that is there in part.
+    fn is_prefix(&self) -> bool {
+        let real: Vec<_> = self.real.iter().map(content).collect();
+        let mut files: Vec<Vec<u8>> = vec![Vec::new(); real.len()];
+        if files == real {
+            return true;
+        }
+        for (file, offset, bytes) in &self.written {
+            let (held, offset) = (&mut files[*file as usize], *offset as usize);
+            for (nth, byte) in bytes.iter().enumerate() {
+                if held.len() <= offset + nth {
+                    held.resize(offset + nth + 1, 0);
+                }
+                held[offset + nth] = *byte;
+            }
+            if files == real {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[allow(unsafe_code, reason = "the program's side")]
+fn append(
+    log: &Log<'_>,
+    now: &crate::sys::extents::Now,
+    file: u32,
+    offset: u64,
+    parts: &[[usize; 2]],
+) -> Result<(), Refused> {
+    // SAFETY: the caller's live buffers; there is one thread.
+    unsafe { log.append(now, file, offset, parts, (NONE, 0)) }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write { file: u32, back: u64, len: usize },
+    Work { most: u64, killed: bool },
+    /// The worker writes everything, over and over from the same place.
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let len = prop_oneof![4 => 1..200usize, 1 => 1..65_537usize];
+    let step = prop_oneof![
+        8 => (0..3u32, prop_oneof![3 => Just(0), 1 => 0..100_000u64], len)
+            .prop_map(|(file, back, len)| Step::Write { file, back, len }),
+        2 => (1..300_000u64, any::<bool>()).prop_map(|(most, killed)| Step::Work { most, killed }),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+fn play(steps: Vec<Step>) {
+    let mut world = World::new(3);
+    let mut ends = [0u64; 3];
+    for (nth, step) in steps.into_iter().enumerate() {
+        match step {
+            Step::Write { file, back, len } => {
+                let offset = ends[file as usize].saturating_sub(back);
+                let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + nth * 13 + 1) as u8).collect();
+                world.write(file, offset, bytes);
+                ends[file as usize] = offset + len as u64;
+            }
+            Step::Work { most, killed } => _ = world.work(most, killed),
+            Step::Restart => {
+                (0..3).for_each(|_| _ = world.work(u64::MAX, true));
+            }
+        }
+    }
+    world.check();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn a_file_is_what_was_written(steps in steps()) {
+        play(steps);
+    }
+}
+
+#[test]
+fn what_the_worker_has_done_is_a_prefix_at_every_moment() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..20 {
+        let mut world = World::new(2);
+        for nth in 0..60u64 {
+            // Every write ends where no other does, so that a prefix is known by what is there.
+            let (file, len) = (random.u32(0..2), random.usize(1..300));
+            let offset = random.u64(0..2_000);
+            world.write(file, offset, vec![nth as u8 + 1; len]);
+            if random.u8(0..4) == 0 {
+                world.work(u64::MAX, random.bool());
+                // Pieces are whole writes: several, if each went on where the one before ended.
+                assert!(world.is_prefix());
+            }
+        }
+        world.check();
+    }
+}
+
+#[test]
+fn runs_are_as_long_as_they_may_be() {
+    let mut world = World::new(1);
+    for nth in 0..3 * RUN / 64 {
+        world.write(0, nth * 64, vec![nth as u8; 64]);
+    }
+    let log = world.log();
+    assert!(log.pending() <= RING);
+    let mut pieces = 0;
+    while world.work(u64::MAX, false) {
+        pieces += 1;
+    }
+    assert_eq!(pieces, 3);
+    world.check();
+}
+
+#[test]
+fn a_handler_that_comes_in_between_is_first() {
+    let world = World::new(1);
+    let log = world.log();
+    let part = |bytes: &'static [u8]| [[bytes.as_ptr() as usize, bytes.len()]];
+    assert!(log.begin());
+    let before = log.now();
+    // It finds that it must not append, makes its own write, and has whom it interrupted begin again.
+    assert!(!log.begin());
+    assert!(log.hold(&log.now(), NONE, 0));
+    assert_eq!(append(&log, &before, 0, 0, &part(b"one.")), Err(Refused::Again));
+    append(&log, &log.now(), 0, 4, &part(b"two.")).unwrap();
+    log.end();
+    assert!(log.begin());
+    assert_eq!(log.now().tail, 20);
+    while world.work(u64::MAX, false) {}
+    assert_eq!(content(&world.real[0]).escape_ascii().to_string(), r"\x00\x00\x00\x00two.");
+    // Handlers that never come back take no more than their stage.
+    for offset in 0..40 {
+        assert!(log.hold(&log.now(), 0, offset));
+        assert_eq!(log.now().offset, offset);
+    }
+}
+
+#[test]
+fn no_log_is_refused() {
+    let world = World::new(1);
+    let log = world.log();
+    append(&log, &log.now(), 0, 0, &[[b"x".as_ptr() as usize, 1]]).unwrap();
+    for run in [8, 1 << 40] {
+        log.segment.run.store(run, std::sync::atomic::Ordering::Relaxed);
+        assert!(log.next().is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! Processes and threads that the program makes, and what its open files are afterwards. An open file that another process has, too, is no
+//! longer kept: both move its offset.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use super::kernel::{nr, raw, thread};
+use super::{net, step_aside, table};
+
+/// Ways on from [`super::sites`]: the call alone, a thread, a process that borrows this one's memory until it executes a program, a copy.
+pub(super) const PLAIN: usize = 0;
+pub(super) const THREAD: usize = 1;
+pub(super) const BORROWS: usize = 2;
+pub(super) const FORKS: usize = 3;
+
+const CLONE_VM: usize = 0x100;
+const CLONE_FILES: usize = 0x400;
+const CLONE_VFORK: usize = 0x4000;
+const CLONE_THREAD: usize = 0x1_0000;
+
+/// Threads whose child borrows our memory: where that runs, [`thread`] is the same as in its parent, which waits.
+static BORROWERS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether this is a child that borrows our memory.
+pub(super) fn borrows() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0 && {
+        let own = thread();
+        BORROWERS.iter().any(|slot| slot.load(Ordering::Relaxed) == own)
+    }
+}
+
+/// Before something is made; returns the way on.
+pub(super) fn before(number: usize, args: [usize; 6]) -> usize {
+    if super::is_off() || borrows() {
+        return PLAIN;
+    }
+    let flags = match number {
+        nr::CLONE => args[0],
+        nr::VFORK => CLONE_VM | CLONE_VFORK,
+        // SAFETY: the program's `struct clone_args`, which begins with the flags.
+        nr::CLONE3 => unsafe { *(args[0] as *const u64) as usize },
+        _ => 0,
+    };
+    if flags & CLONE_THREAD != 0 {
+        if flags & CLONE_FILES == 0 {
+            step_aside();
+        }
+        super::several();
+        return THREAD;
+    }
+    super::settle();
+    if flags & CLONE_VM != 0 && flags & CLONE_VFORK == 0 || flags & CLONE_FILES != 0 {
+        step_aside();
+        return PLAIN;
+    }
+    if flags & CLONE_VM != 0 {
+        table::share(false);
+        let own = thread();
+        let free = |slot: &&AtomicUsize| slot.compare_exchange(0, own, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        if BORROWERS.iter().find(free).is_none() {
+            step_aside();
+            return PLAIN;
+        }
+        COUNT.fetch_add(1, Ordering::SeqCst);
+        return BORROWS;
+    }
+    table::share(true);
+    FORKS
+}
+
+/// Afterwards: in the parent of one that borrowed, in both processes of a fork.
+pub(super) extern "C" fn after(result: isize) {
+    let own = thread();
+    if let Some(slot) = BORROWERS.iter().find(|slot| slot.load(Ordering::Relaxed) == own) {
+        slot.store(0, Ordering::SeqCst);
+        COUNT.fetch_sub(1, Ordering::SeqCst);
+    } else if result == 0 {
+        super::forget_all();
+        net::begin_thread();
+    }
+}
+
+/// What a child does to descriptors that it has for itself, in memory that its parent goes on with.
+pub(super) fn borrowed(number: usize, args: [usize; 6]) -> isize {
+    if matches!(number, nr::DUP | nr::DUP2 | nr::DUP3 | nr::FCNTL) {
+        table::share_one(args[0]);
+    }
+    // SAFETY: the program's own call.
+    unsafe { raw(number, args) }
+}

@@ -1,0 +1,184 @@
+//! Open files of the program by descriptor. Several descriptors may be one open file (dup), which has one offset.
+
+use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use sys::extents::FILES;
+
+use super::kernel::{failed, nr, raw};
+use super::place;
+
+pub(super) const DESCRIPTORS: usize = 4096;
+/// Nothing known; and: nothing that concerns us.
+const UNKNOWN: u16 = 0;
+const OTHER: u16 = u16::MAX;
+/// What an open file is to us.
+pub(super) const FREE: u8 = 0;
+pub(super) const TAKEN: u8 = 1;
+/// A file that others may keep, and we may not.
+pub(super) const DIRECT: u8 = 2;
+/// Not kept yet.
+pub(super) const FRESH: u8 = 3;
+/// Kept.
+pub(super) const KEPT: u8 = 4;
+/// The kernel has the offset.
+pub(super) const AWAY: u64 = u64::MAX;
+
+/// An open file.
+pub(super) struct File {
+    pub(super) state: AtomicU8,
+    /// The worker has it.
+    pub(super) told: AtomicU8,
+    /// Small writes so far.
+    pub(super) small: AtomicU8,
+    descriptors: AtomicU32,
+    /// One of them.
+    pub(super) fd: AtomicI32,
+    pub(super) device: AtomicU64,
+    pub(super) number: AtomicU64,
+    /// Place in the table of all of them.
+    pub(super) inode: AtomicU32,
+    pub(super) offset: AtomicU64,
+}
+
+static DESCRIPTOR: [AtomicU16; DESCRIPTORS] = [const { AtomicU16::new(UNKNOWN) }; DESCRIPTORS];
+static FILE: [File; FILES] = [const {
+    File {
+        state: AtomicU8::new(FREE),
+        told: AtomicU8::new(0),
+        small: AtomicU8::new(0),
+        descriptors: AtomicU32::new(0),
+        fd: AtomicI32::new(-1),
+        device: AtomicU64::new(0),
+        number: AtomicU64::new(0),
+        inode: AtomicU32::new(0),
+        offset: AtomicU64::new(AWAY),
+    }
+}; FILES];
+
+/// The open file with this number.
+pub(super) fn file(id: usize) -> &'static File {
+    &FILE[id % FILES]
+}
+
+/// All that are in use.
+pub(super) fn all() -> impl Iterator<Item = (usize, &'static File)> {
+    FILE.iter().enumerate().filter(|(_, file)| file.state.load(Ordering::Relaxed) > TAKEN)
+}
+
+/// The one behind a descriptor, if it is known to be a file that concerns us.
+pub(super) fn known(fd: usize) -> Option<usize> {
+    match DESCRIPTOR.get(fd)?.load(Ordering::Relaxed) {
+        UNKNOWN | OTHER => None,
+        id => Some(usize::from(id) - 1),
+    }
+}
+
+/// [`known`], after a look at what nobody saw being opened: others may have it.
+pub(super) fn look(fd: usize) -> Option<usize> {
+    if DESCRIPTOR.get(fd)?.load(Ordering::Relaxed) == UNKNOWN {
+        enter(fd, DIRECT);
+    }
+    known(fd)
+}
+
+/// Opened by the program just now: nobody else has it. `flags` as for open(2).
+pub(super) fn opened(fd: usize, flags: usize) {
+    const WRITES: usize = 3;
+    /// O_APPEND, O_DIRECT, O_DSYNC and O_SYNC, O_PATH, O_NOATIME left out.
+    const NOT_KEPT: usize = 0o2000 | 0o40000 | 0o10000 | 0o4_000_000 | 0o10_000_000;
+    enter(fd, if flags & WRITES != 0 && flags & NOT_KEPT == 0 { FRESH } else { DIRECT });
+}
+
+fn enter(fd: usize, state: u8) {
+    let Some(slot) = DESCRIPTOR.get(fd) else { return };
+    let Some((device, number)) = place::of(fd) else { return slot.store(OTHER, Ordering::Relaxed) };
+    let free = |(_, file): &(usize, &File)| {
+        file.state.compare_exchange(FREE, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
+    // With no room it is looked at again at every call that asks.
+    let Some((id, file)) = FILE.iter().enumerate().find(free) else { return };
+    file.told.store(0, Ordering::Relaxed);
+    file.small.store(0, Ordering::Relaxed);
+    file.descriptors.store(1, Ordering::Relaxed);
+    file.fd.store(fd as i32, Ordering::Relaxed);
+    file.device.store(device, Ordering::Relaxed);
+    file.number.store(number, Ordering::Relaxed);
+    file.offset.store(AWAY, Ordering::Relaxed);
+    file.state.store(state, Ordering::Relaxed);
+    slot.store(id as u16 + 1, Ordering::Relaxed);
+}
+
+/// `new` is another descriptor of what `old` is.
+pub(super) fn duplicate(old: usize, new: usize) {
+    let (Some(id), Some(slot)) = (known(old), DESCRIPTOR.get(new)) else {
+        // Beyond what is watched: the open file may be used there.
+        return share_one(old);
+    };
+    file(id).descriptors.fetch_add(1, Ordering::Relaxed);
+    slot.store(id as u16 + 1, Ordering::Relaxed);
+}
+
+/// A descriptor is about to be closed: true if it is the last of its open file, which is known by this number.
+pub(super) fn is_last(fd: usize) -> Option<usize> {
+    known(fd).filter(|id| file(*id).descriptors.load(Ordering::Relaxed) == 1)
+}
+
+/// It is closed.
+pub(super) fn remove(fd: usize) {
+    let Some(slot) = DESCRIPTOR.get(fd) else { return };
+    let id = match slot.swap(UNKNOWN, Ordering::Relaxed) {
+        UNKNOWN | OTHER => return,
+        id => usize::from(id) - 1,
+    };
+    if file(id).descriptors.fetch_sub(1, Ordering::Relaxed) == 1 {
+        file(id).state.store(FREE, Ordering::Relaxed);
+    } else if file(id).fd.load(Ordering::Relaxed) == fd as i32 {
+        let other = DESCRIPTOR.iter().position(|slot| slot.load(Ordering::Relaxed) == id as u16 + 1);
+        file(id).fd.store(other.map_or(-1, |fd| fd as i32), Ordering::Relaxed);
+    }
+}
+
+/// Descriptors that are known, between these.
+pub(super) fn between(first: usize, last: usize) -> impl Iterator<Item = usize> {
+    (first..DESCRIPTORS.min(last.saturating_add(1))).filter(|fd| DESCRIPTOR[*fd].load(Ordering::Relaxed) != UNKNOWN)
+}
+
+/// Another process will have this open file, too. Everything has been written, and the kernel has its offset.
+pub(super) fn share_one(fd: usize) {
+    if let Some(id) = known(fd) {
+        file(id).state.store(DIRECT, Ordering::Relaxed);
+    }
+}
+
+/// Another process will have all open files; or those that stay open when a program is executed.
+pub(super) fn share(all_of_them: bool) {
+    const GETFD: usize = 1;
+    for fd in between(0, DESCRIPTORS) {
+        // SAFETY: integers.
+        if known(fd).is_some() && (all_of_them || unsafe { raw(nr::FCNTL, [fd, GETFD, 0, 0, 0, 0]) } & 1 == 0) {
+            share_one(fd);
+        }
+    }
+}
+
+/// A fresh process knows nothing of what its parent opened.
+pub(super) fn forget() {
+    DESCRIPTOR.iter().for_each(|slot| slot.store(UNKNOWN, Ordering::Relaxed));
+    FILE.iter().for_each(|file| file.state.store(FREE, Ordering::Relaxed));
+}
+
+/// Gives the kernel an offset that was kept here.
+pub(super) fn give_back(file: &File, offset: u64) {
+    const SET: usize = 0;
+    let fd = file.fd.load(Ordering::Relaxed) as usize;
+    // SAFETY: integers.
+    let _ = unsafe { raw(nr::LSEEK, [fd, offset as usize, SET, 0, 0, 0]) };
+}
+
+/// The offset that the kernel has.
+pub(super) fn kernel_offset(fd: usize) -> Option<u64> {
+    const CURRENT: usize = 1;
+    // SAFETY: integers.
+    let offset = unsafe { raw(nr::LSEEK, [fd, 0, CURRENT, 0, 0, 0]) };
+    (!failed(offset)).then_some(offset as u64)
+}

@@ -1,0 +1,415 @@
+/* Writes files in every way that programs do, and says what came of it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(what) do { if (!(what)) { printf("line %d: %s: %s\n", __LINE__, #what, strerror(errno)); exit(1); } } while (0)
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static uint64_t seed = 1;
+static uint64_t draw(uint64_t below) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return seed % below;
+}
+
+static int create(const char *path) {
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
+    CHECK(fd >= 0);
+    return fd;
+}
+
+/* Pieces of so many bytes, each with its number; the time of one in ns. */
+static void pieces(const char *path, long count, int size) {
+    int fd = create(path);
+    char piece[65536];
+    double begin = now();
+    for (long n = 0; n < count; n++) {
+        memset(piece, 0, sizeof piece < 8 ? sizeof piece : 8);
+        memcpy(piece, &n, 8);
+        CHECK(write(fd, piece, size) == size);
+    }
+    double wrote = now();
+    CHECK(close(fd) == 0);
+    printf("%.1f ns, with close %.1f\n", (wrote - begin) / count * 1e9, (now() - begin) / count * 1e9);
+}
+
+/* Records that grow forever, one file after the other, as many as were asked for; what was written so far is told through a pipe's end. */
+static void forever(const char *path, const char *count_path, long records) {
+    int fd = create(path), told = open(count_path, O_RDWR | O_CREAT, 0644);
+    CHECK(ftruncate(told, 4096) == 0);
+    volatile uint64_t *done = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, told, 0);
+    CHECK(done != MAP_FAILED);
+    for (uint64_t n = 0; records == 0 || n < (uint64_t)records; n++) {
+        CHECK(write(fd, &n, 8) == 8);
+        *done = n + 1;
+    }
+    CHECK(close(fd) == 0);
+}
+
+static char *oracle;
+static off_t size;
+#define MOST (1 << 20)
+
+static void keep(off_t at, const char *bytes, size_t len) {
+    memcpy(oracle + at, bytes, len);
+    if (at + (off_t)len > size) size = at + len;
+}
+
+static void compare(int fd) {
+    static char read_back[MOST];
+    struct stat st;
+    CHECK(fstat(fd, &st) == 0);
+    if (st.st_size != size) printf("size %ld instead of %ld\n", (long)st.st_size, (long)size);
+    CHECK(st.st_size == size);
+    CHECK(pread(fd, read_back, MOST, 0) == size);
+    for (off_t at = 0; at < size; at++)
+        if (read_back[at] != oracle[at]) {
+            printf("byte %ld is %d instead of %d\n", (long)at, read_back[at], oracle[at]);
+            exit(1);
+        }
+}
+
+/* Whatever may be done with a file, at random, beside an array that says what it holds. */
+static void random_steps(const char *path, long steps) {
+    char other[4096], bytes[70000];
+    snprintf(other, sizeof other, "%s.2", path);
+    oracle = calloc(1, MOST + 200000);
+    int fds[4] = { create(path), -1, -1, -1 };
+    off_t at[4] = { 0 };
+    int same[4] = { 0, -1, -1, -1 };
+    for (long step = 0; step < steps; step++) {
+        int which = draw(4);
+        if (fds[which] < 0) which = 0;
+        int fd = fds[which];
+        off_t *offset = &at[same[which]];
+        size_t len = draw(20) ? 1 + draw(300) : draw(70000);
+        for (size_t n = 0; n < len; n += 1 + len / 64) bytes[n] = draw(256);
+        switch (draw(32)) {
+        case 0 ... 13:
+            if (*offset + (off_t)len > MOST) { *offset = 0; CHECK(lseek(fd, 0, SEEK_SET) == 0); }
+            CHECK(write(fd, bytes, len) == (ssize_t)len);
+            keep(*offset, bytes, len);
+            *offset += len;
+            break;
+        case 14: case 15: {
+            off_t to = draw(MOST - len + 1);
+            CHECK(pwrite(fd, bytes, len, to) == (ssize_t)len);
+            keep(to, bytes, len);
+            break;
+        }
+        case 16: {
+            if (*offset + (off_t)len > MOST) break;
+            size_t half = len / 2;
+            struct iovec parts[] = { { bytes, half }, { bytes + half, len - half } };
+            CHECK(writev(fd, parts, 2) == (ssize_t)len);
+            keep(*offset, bytes, len);
+            *offset += len;
+            break;
+        }
+        case 17: case 18:
+            *offset = draw(size + 1);
+            CHECK(lseek(fd, *offset, SEEK_SET) == *offset);
+            break;
+        case 19: {
+            off_t by = (off_t)draw(200) - 100;
+            if (*offset + by < 0) by = 0;
+            *offset += by;
+            CHECK(lseek(fd, by, SEEK_CUR) == *offset);
+            if (*offset > MOST - 1000) { *offset = 0; CHECK(lseek(fd, 0, SEEK_SET) == 0); }
+            break;
+        }
+        case 20:
+            *offset = size;
+            CHECK(lseek(fd, 0, SEEK_END) == size);
+            break;
+        case 21: {
+            size_t want = draw(1000);
+            ssize_t got = read(fd, bytes, want);
+            off_t there = size > *offset ? size - *offset : 0;
+            CHECK(got == (ssize_t)(want < (size_t)there ? want : (size_t)there));
+            CHECK(memcmp(bytes, oracle + *offset, got) == 0);
+            *offset += got;
+            break;
+        }
+        case 22: {
+            off_t to = draw(size + 1000);
+            if (to > MOST) break;
+            CHECK((draw(2) ? truncate(path, to) : ftruncate(fd, to)) == 0);
+            if (to < size) memset(oracle + to, 0, size - to);
+            size = to;
+            break;
+        }
+        case 23: compare(fd); break;
+        case 24: CHECK(fsync(fd) == 0); break;
+        case 25: case 26: {
+            /* Another descriptor: of the same open file, or of another one. */
+            int slot = 1 + draw(3);
+            if (fds[slot] >= 0) CHECK(close(fds[slot]) == 0);
+            for (int n = 0; n < 4; n++)
+                if (same[n] == slot && n != slot) goto used;
+            if (draw(2)) {
+                CHECK((fds[slot] = open(path, O_RDWR)) >= 0);
+                same[slot] = slot;
+                at[slot] = 0;
+            } else {
+                CHECK((fds[slot] = draw(2) ? dup(fds[0]) : fcntl(fds[0], F_DUPFD_CLOEXEC, 20)) >= 0);
+                same[slot] = 0;
+            }
+            break;
+        used:
+            fds[slot] = -1;
+            break;
+        }
+        case 27: {
+            /* A child that writes at the offset that both have. */
+            if (draw(8) || *offset + (off_t)len > MOST) break;
+            pid_t pid = fork();
+            CHECK(pid >= 0);
+            if (pid == 0) _exit(write(fd, bytes, len) == (ssize_t)len ? 0 : 1);
+            int status;
+            CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+            keep(*offset, bytes, len);
+            *offset += len;
+            break;
+        }
+        case 28: {
+            if (draw(8)) break;
+            char line[9000];
+            snprintf(line, sizeof line, "test $(stat -c %%s %s) = %ld", path, (long)size);
+            CHECK(system(line) == 0);
+            break;
+        }
+        case 29: {
+            CHECK(rename(path, other) == 0 && rename(other, path) == 0);
+            struct stat st;
+            CHECK(stat(path, &st) == 0 && st.st_size == size);
+            break;
+        }
+        case 30: {
+            /* Open again, so that it is kept again. */
+            for (int n = 0; n < 4; n++)
+                if (fds[n] >= 0) {
+                    CHECK(close(fds[n]) == 0);
+                    fds[n] = same[n] = -1;
+                }
+            CHECK((fds[0] = open(path, O_RDWR)) >= 0);
+            same[0] = 0;
+            at[0] = 0;
+            break;
+        }
+        case 31: {
+            /* A system call that is not libc's. */
+            if (*offset + (off_t)len > MOST) break;
+            long got;
+            __asm__ volatile("syscall" : "=a"(got) : "a"(SYS_write), "D"((long)fd), "S"(bytes), "d"(len) : "rcx", "r11", "memory");
+            CHECK(got == (long)len);
+            keep(*offset, bytes, len);
+            *offset += len;
+            break;
+        }
+        }
+    }
+    compare(fds[0]);
+}
+
+static int signalled;
+static volatile long handled;
+static void handler(int signal) {
+    (void)signal;
+    CHECK(write(signalled, "h", 1) == 1);
+    handled++;
+}
+
+/* A handler that writes to the file that is being written. */
+static void signals(const char *path, long count) {
+    signalled = create(path);
+    struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART };
+    CHECK(sigaction(SIGALRM, &action, 0) == 0);
+    struct itimerval every = { { 0, 50 }, { 0, 50 } };
+    CHECK(setitimer(ITIMER_REAL, &every, 0) == 0);
+    for (long n = 0; n < count; n++) CHECK(write(signalled, "abc", 3) == 3);
+    CHECK(setitimer(ITIMER_REAL, &(struct itimerval){ 0 }, 0) == 0);
+    CHECK(lseek(signalled, 0, SEEK_CUR) == 3 * count + handled);
+    CHECK(close(signalled) == 0);
+    FILE *file = fopen(path, "r");
+    long others = 0;
+    for (int byte, next = 0; (byte = getc(file)) != EOF;)
+        if (byte == 'h') {
+            others++;
+        } else {
+            CHECK(byte == "abc"[next]);
+            next = (next + 1) % 3;
+        }
+    CHECK(others == handled);
+    printf("handled %s\n", handled > 10 ? "many" : "few");
+}
+
+static const char *thread_path;
+static int thread_fd;
+static void *thread(void *argument) {
+    long which = (long)argument;
+    char record[16];
+    for (int n = 0; n < 20000; n++) {
+        snprintf(record, sizeof record, "%03ld%011d\n", which, n);
+        CHECK(write(thread_fd, record, 15) == 15);
+    }
+    return 0;
+}
+
+/* Threads that share an open file: no record is lost, none torn, and each thread's are in order. */
+static void threads(const char *path) {
+    thread_path = path;
+    thread_fd = create(path);
+    pthread_t all[4];
+    for (long n = 0; n < 4; n++) CHECK(pthread_create(&all[n], 0, thread, (void *)n) == 0);
+    for (int n = 0; n < 4; n++) pthread_join(all[n], 0);
+    CHECK(close(thread_fd) == 0);
+    FILE *file = fopen(path, "r");
+    char line[64];
+    int next[4] = { 0 }, which, number;
+    while (fgets(line, sizeof line, file)) {
+        CHECK(strlen(line) == 15 && sscanf(line, "%3d%11d", &which, &number) == 2);
+        CHECK(which >= 0 && which < 4 && next[which] == number);
+        next[which]++;
+    }
+    for (int n = 0; n < 4; n++) CHECK(next[n] == 20000);
+}
+
+/* Two processes on one file: what the one wrote the other sees, without any system call in between that could tell. */
+static void two(const char *path) {
+    volatile long *turn = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    unlink(path);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    int fd = open(path, O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0);
+    for (long n = 0; n < 400; n++) {
+        while (*turn != 2 * n + (pid == 0)) __builtin_ia32_pause();
+        char bytes[12];
+        for (int piece = 0; piece < 4; piece++) {
+            memset(bytes, n + piece + (pid == 0), sizeof bytes);
+            CHECK(pwrite(fd, bytes, 12, piece * 12) == 12);
+        }
+        if (n % 3 == 0) {
+            char seen[48];
+            CHECK(pread(fd, seen, 48, 0) == 48);
+            for (int at = 0; at < 48; at++) CHECK(seen[at] == (char)(n + at / 12 + (pid == 0)));
+        }
+        *turn = 2 * n + 1 + (pid == 0);
+    }
+    if (pid == 0) _exit(0);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+/* What is not kept: appended, synchronous, locked, mapped, limited. */
+static void special(const char *path) {
+    char bytes[64] = "0123456789";
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0644), other = open(path, O_RDWR | O_APPEND);
+    CHECK(fd >= 0 && other >= 0);
+    for (int n = 0; n < 100; n++) CHECK(write(n % 2 ? fd : other, &n, 4) == 4);
+    CHECK(lseek(fd, 0, SEEK_CUR) == 400 && lseek(fd, 0, SEEK_END) == 400);
+    for (int n = 0, got; n < 100; n++) CHECK(pread(fd, &got, 4, n * 4) == 4 && got == n);
+    close(fd);
+    close(other);
+    fd = create(path);
+    for (int n = 0; n < 10; n++) CHECK(write(fd, bytes, 10) == 10);
+    char *mapped = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(mapped != MAP_FAILED && memcmp(mapped + 90, bytes, 10) == 0);
+    CHECK(write(fd, bytes, 10) == 10 && memcmp(mapped + 100, bytes, 10) == 0);
+    CHECK(munmap(mapped, 4096) == 0);
+    close(fd);
+    fd = create(path);
+    for (int n = 0; n < 10; n++) CHECK(write(fd, bytes, 10) == 10);
+    CHECK(flock(fd, LOCK_EX) == 0);
+    other = open(path, O_RDWR);
+    CHECK(flock(other, LOCK_EX | LOCK_NB) == -1 && errno == EWOULDBLOCK);
+    close(fd);
+    CHECK(flock(other, LOCK_EX | LOCK_NB) == 0);
+    close(other);
+    fd = create(path);
+    for (int n = 0; n < 10; n++) CHECK(write(fd, bytes, 10) == 10);
+    CHECK(write(fd, 0, 0) == 0 && lseek(fd, -1, SEEK_SET) == -1 && errno == EINVAL);
+    CHECK(fcntl(fd, F_SETFL, O_APPEND) == 0);
+    CHECK(lseek(fd, 0, SEEK_SET) == 0 && write(fd, bytes, 10) == 10 && lseek(fd, 0, SEEK_CUR) == 110);
+    close(fd);
+    fd = create(path);
+    for (int n = 0; n < 10; n++) CHECK(write(fd, bytes, 10) == 10);
+    CHECK(write(-1, bytes, 1) == -1 && errno == EBADF);
+    CHECK(dup2(fd, 90) == 90 && close(fd) == 0 && write(90, bytes, 10) == 10 && lseek(90, 0, SEEK_CUR) == 110);
+    CHECK(close_range(80, 100, 0) == 0 && write(90, bytes, 1) == -1 && errno == EBADF);
+    struct stat st;
+    CHECK(stat(path, &st) == 0 && st.st_size == 110);
+    /* The file can be executed as soon as it is closed: nobody has it open to write. */
+    char self[4096];
+    FILE *from = fopen("/bin/true", "r"), *to = fopen(path, "w");
+    setvbuf(to, self, _IOFBF, 512);
+    for (int byte; (byte = getc(from)) != EOF;) putc(byte, to);
+    CHECK(fclose(to) == 0 && chmod(path, 0755) == 0);
+    pid_t pid = fork();
+    if (pid == 0) execl(path, path, (char *)0), _exit(errno);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    fd = create(path);
+    CHECK(setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 100, 100 }) == 0);
+    signal(SIGXFSZ, SIG_IGN);
+    for (int n = 0; n < 10; n++) CHECK(write(fd, bytes, 10) == 10);
+    CHECK(write(fd, bytes, 10) == -1 && errno == EFBIG);
+    close(fd);
+}
+
+/* Until the file system is full: who is told, and when. */
+static void full(const char *path) {
+    int fd = create(path);
+    char bytes[512];
+    memset(bytes, 7, sizeof bytes);
+    long count = 0;
+    int errors = 0;
+    for (; count < 100000 && !errors; count++)
+        if (write(fd, bytes, sizeof bytes) != sizeof bytes) errors = errno;
+    CHECK(errors == ENOSPC);
+    CHECK(ftruncate(fd, 0) == 0 && lseek(fd, 0, SEEK_SET) == 0);
+    for (int n = 0; n < 10; n++) CHECK(write(fd, bytes, 10) == 10);
+    CHECK(fsync(fd) == 0 && close(fd) == 0);
+    printf("told once\n");
+}
+
+int main(int count, char **words) {
+    CHECK(count >= 3);
+    const char *mode = words[1], *path = words[2];
+    long number = count > 3 ? atol(words[3]) : 0;
+    if (!strcmp(mode, "pieces")) pieces(path, number, atoi(words[4]));
+    else if (!strcmp(mode, "forever")) forever(path, words[3], atol(words[4]));
+    else if (!strcmp(mode, "random")) seed = number * 2 + 1, random_steps(path, atol(words[4]));
+    else if (!strcmp(mode, "signals")) signals(path, number);
+    else if (!strcmp(mode, "threads")) threads(path);
+    else if (!strcmp(mode, "two")) two(path);
+    else if (!strcmp(mode, "special")) special(path);
+    else if (!strcmp(mode, "full")) full(path);
+    else return 2;
+    printf("right\n");
+    return 0;
+}
