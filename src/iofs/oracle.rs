@@ -120,8 +120,15 @@ fn append(
 
 #[derive(Debug, Clone)]
 enum Step {
-    Write { file: u32, back: u64, len: usize },
-    Work { most: u64, killed: bool },
+    Write {
+        file: u32,
+        back: u64,
+        len: usize,
+    },
+    Work {
+        most: u64,
+        killed: bool,
+    },
     /// The worker writes everything, over and over from the same place.
     Restart,
 }

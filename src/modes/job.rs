@@ -140,8 +140,8 @@ macro_rules! spec {
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
-                memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
                 files: job::files(&here, $flags.async_io, $flags.io_roots.as_deref(), $flags.memory.is_some())?,
+                memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
             })

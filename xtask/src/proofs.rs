@@ -92,6 +92,20 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "files",
+        what: "writes of 8 and 64 bytes with --async-io beside plain ones, on a slow shared file system and a local one",
+        how: How::Bench("files"),
+        memory: 1,
+        root: true,
+    },
+    Proof {
+        name: "kills",
+        what: "a thousand programs with --async-io killed at random moments: their files hold what they had written",
+        how: How::Test(&["--test", "iofs"], "a_thousand_killed_programs"),
+        memory: 1,
+        root: false,
+    },
+    Proof {
         name: "memory",
         what: "memory with a server on this host: faults beside a pager that does nothing else, STREAM's triad, random updates, a sort",
         how: How::Bench("memory"),

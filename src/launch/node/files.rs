@@ -42,9 +42,9 @@ use crate::{Error, Result, error::Context};
 /// Before the next attempt when no connection can be accepted.
 const PAUSE: Duration = Duration::from_millis(50);
 /// A worker that ends sooner has not worked.
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_millis(100);
 /// So many of them in a row, and there will be no other.
-const ATTEMPTS: u32 = 5;
+const ATTEMPTS: u32 = 10;
 /// What is left of a job is written within this time.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -158,7 +158,8 @@ impl Writing {
 
     /// Tells a fresh worker what there is; or an old one that it is to finish.
     async fn tell_all(&self) {
-        let programs: Vec<_> = self.programs.borrow().iter().map(|(segment, program)| (*segment, program.over)).collect();
+        let programs: Vec<_> =
+            self.programs.borrow().iter().map(|(segment, program)| (*segment, program.over)).collect();
         let kept: Vec<_> =
             self.kept.borrow().iter().filter_map(|(name, fd)| Some((*name, fd.try_clone().ok()?))).collect();
         for (segment, _) in &programs {
@@ -208,7 +209,8 @@ fn check(program: &Path, follow: bool) -> Result<()> {
     let Ok(file) = fs::File::open(program) else { return Ok(()) };
     match Elf::read(&file, None) {
         Ok(Elf { interpreter: None, .. }) => {
-            let error = Error::usage("use --async-io", "it is statically linked: its system calls cannot be told apart");
+            let error =
+                Error::usage("use --async-io", "it is statically linked: its system calls cannot be told apart");
             Err(error.on(program).remedy("run it without --async-io"))
         }
         Ok(_) => Ok(()),
@@ -241,6 +243,7 @@ async fn supervise(node: Rc<Node>, id: JobId, job: Rc<Writing>, _over: Sender<()
             node.report(&Report::Failed { job: id, node: node.id, error }).await;
             return;
         }
+        Timer::after(PAUSE * failures).await;
     }
 }
 

@@ -27,9 +27,15 @@ pub enum Work {
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Worked {
     /// All of a program that has ended is written.
-    Drained { segment: u32 },
+    Drained {
+        segment: u32,
+    },
     /// What follows in this file was not written, because of this errno, until the program is told.
-    Lost { segment: u32, file: u32, errno: i32 },
+    Lost {
+        segment: u32,
+        file: u32,
+        errno: i32,
+    },
     Finished,
 }
 

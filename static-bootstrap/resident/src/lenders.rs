@@ -239,9 +239,8 @@ fn transfer(call: usize, file: usize, number: usize, pages: Bits, base: usize) -
         let (mut done, len) = (first * PAGE, (first + count) * PAGE);
         while done < len {
             // SAFETY: pages of a slot that is ours now, and all there.
-            let moved = unsafe {
-                syscall(call, [file, base.wrapping_add(done), len - done, number * SPAN + done, 0, 0])
-            };
+            let moved =
+                unsafe { syscall(call, [file, base.wrapping_add(done), len - done, number * SPAN + done, 0, 0]) };
             match moved {
                 Ok(moved) if moved > 0 => done += moved,
                 Err(call::EINTR) => {}

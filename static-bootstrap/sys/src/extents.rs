@@ -276,6 +276,11 @@ impl<'a> Log<'a> {
             _ => (now.sequence as usize + 1) % STAGES,
         };
         staging.fetch_or(1 << slot, Ordering::Relaxed);
+        // Before that a handler may have had its own change count, and there.
+        if self.segment.sequence.load(Ordering::Relaxed) != now.sequence {
+            staging.fetch_and(!(1 << slot), Ordering::Relaxed);
+            return false;
+        }
         let stage = &self.segment.stages[slot];
         for (word, value) in [
             (&stage.tail, next.tail),
@@ -366,15 +371,7 @@ impl<'a> Log<'a> {
             to += len;
         }
         let (holder, kept) = held;
-        let next = Now {
-            tail: at + len,
-            run,
-            file: file.into(),
-            next: offset + len,
-            holder,
-            offset: kept,
-            ..*now
-        };
+        let next = Now { tail: at + len, run, file: file.into(), next: offset + len, holder, offset: kept, ..*now };
         if self.change(now, &next) { Ok(()) } else { Err(Refused::Again) }
     }
 

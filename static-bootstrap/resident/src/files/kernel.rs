@@ -102,7 +102,8 @@ pub(super) fn failed(result: isize) -> bool {
 pub(super) fn wait(word: &AtomicU32, value: u32) {
     let time = [1usize, 0];
     // SAFETY: a live word and a time.
-    let _ = unsafe { raw(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAIT, value as usize, time.as_ptr() as usize, 0, 0]) };
+    let _ =
+        unsafe { raw(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAIT, value as usize, time.as_ptr() as usize, 0, 0]) };
 }
 
 /// Wakes who waits on it.

@@ -159,7 +159,9 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
             write(number, args, unsafe { core::slice::from_raw_parts(second as *const [usize; 2], third) }, None)
         }
         nr::WRITEV | nr::PWRITEV | nr::PWRITEV2 | nr::FTRUNCATE | nr::FALLOCATE => touch(number, args, true),
-        nr::READ | nr::PREAD64 | nr::READV | nr::PREADV | nr::PREADV2 | nr::FSTAT | nr::IOCTL => touch(number, args, false),
+        nr::READ | nr::PREAD64 | nr::READV | nr::PREADV | nr::PREADV2 | nr::FSTAT | nr::IOCTL => {
+            touch(number, args, false)
+        }
         nr::LSEEK => seek(args),
         nr::FSYNC | nr::FDATASYNC | nr::SYNC_FILE_RANGE => match (touch(number, args, false), take_error(fd)) {
             (_, Some(error)) => error,

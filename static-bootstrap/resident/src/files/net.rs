@@ -66,8 +66,10 @@ extern "C" fn stopped(signal: i32, info: *const i32, frame: *mut usize) {
         let args = [*at(8), *at(9), *at(12), *at(2), *at(0), *at(1)];
         match number {
             // The frame of the handler that returns is where it found it.
-            nr::RT_SIGRETURN => core::arch::asm!("mov rsp, {}", "jmp {}", in(reg) *at(15), in(reg) RESTORE.load(Ordering::Relaxed),
-                options(noreturn)),
+            nr::RT_SIGRETURN => {
+                core::arch::asm!("mov rsp, {}", "jmp {}", in(reg) *at(15), in(reg) RESTORE.load(Ordering::Relaxed),
+                options(noreturn))
+            }
             // Whoever makes processes by himself goes on alone, from the same instruction.
             nr::CLONE | nr::FORK | nr::VFORK | nr::CLONE3 if !process::borrows() => {
                 step_aside();

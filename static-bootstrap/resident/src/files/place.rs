@@ -8,12 +8,32 @@ use crate::settings;
 
 /// Of network file systems and FUSE (statfs(2)): NFS, FUSE, Lustre, GPFS, CIFS, SMB2, SMB, 9P, Ceph, BeeGFS, PVFS2, AFS, Coda.
 const SHARED: [u32; 13] = [
-    0x6969, 0x6573_5546, 0x0bd0_0bd0, 0x4750_4653, 0xff53_4d42, 0xfe53_4d42, 0x517b, 0x0102_1997, 0x00c3_6400, 0x1983_0326,
-    0x2003_0528, 0x5346_414f, 0x7375_7245,
+    0x6969,
+    0x6573_5546,
+    0x0bd0_0bd0,
+    0x4750_4653,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x517b,
+    0x0102_1997,
+    0x00c3_6400,
+    0x1983_0326,
+    0x2003_0528,
+    0x5346_414f,
+    0x7375_7245,
 ];
 /// Never: proc, sysfs, debugfs, tracefs, cgroup, cgroup2, securityfs, configfs, pstore, bpf.
 const KERNEL: [u32; 10] = [
-    0x9fa0, 0x6265_6572, 0x6462_6720, 0x7472_6163, 0x27_e0eb, 0x6367_7270, 0x7363_6673, 0x6265_6570, 0x6165_676c, 0xcafe_4a11,
+    0x9fa0,
+    0x6265_6572,
+    0x6462_6720,
+    0x7472_6163,
+    0x27_e0eb,
+    0x6367_7270,
+    0x7363_6673,
+    0x6265_6570,
+    0x6165_676c,
+    0xcafe_4a11,
 ];
 
 /// Devices that were asked about: number, and whether files on it concern us, in the lowest bit.
@@ -44,8 +64,12 @@ pub(super) fn of(fd: usize) -> Option<(u64, u64)> {
     let device = u64::from(words[34]) << 32 | u64::from(words[35]);
     let number = u64::from(words[9]) << 32 | u64::from(words[8]);
     let named = settings::get().files > 1;
-    (if named { worker::attach() && is_named(fd)? && concerns(fd, device) } else { concerns(fd, device) && worker::attach() })
-        .then_some((device, number))
+    (if named {
+        worker::attach() && is_named(fd)? && concerns(fd, device)
+    } else {
+        concerns(fd, device) && worker::attach()
+    })
+    .then_some((device, number))
 }
 
 /// Of what stat(2) and its likes tell.

@@ -37,13 +37,61 @@ const fn classes() -> [u8; CALLS] {
         nth += 1;
     }
     let look = [
-        nr::READ, nr::WRITE, nr::OPEN, nr::CLOSE, nr::STAT, nr::FSTAT, nr::LSTAT, nr::LSEEK, nr::MMAP, nr::RT_SIGACTION,
-        nr::RT_SIGPROCMASK, nr::IOCTL, nr::PREAD64, nr::PWRITE64, nr::READV, nr::WRITEV, nr::DUP, nr::DUP2,
-        nr::SENDFILE, nr::SENDMSG, nr::CLONE, nr::FORK, nr::VFORK, nr::EXECVE, nr::FCNTL, nr::FLOCK, nr::FSYNC,
-        nr::FDATASYNC, nr::TRUNCATE, nr::FTRUNCATE, nr::CREAT, nr::PRCTL, nr::SETRLIMIT, nr::IO_SETUP, nr::EXIT_GROUP,
-        nr::OPENAT, nr::NEWFSTATAT, nr::UNSHARE, nr::SPLICE, nr::SYNC_FILE_RANGE, nr::FALLOCATE, nr::DUP3, nr::PREADV,
-        nr::PWRITEV, nr::PRLIMIT64, nr::SENDMMSG, nr::EXECVEAT, nr::COPY_FILE_RANGE, nr::PREADV2, nr::PWRITEV2,
-        nr::STATX, nr::IO_URING_SETUP, nr::CLONE3, nr::CLOSE_RANGE, nr::OPENAT2,
+        nr::READ,
+        nr::WRITE,
+        nr::OPEN,
+        nr::CLOSE,
+        nr::STAT,
+        nr::FSTAT,
+        nr::LSTAT,
+        nr::LSEEK,
+        nr::MMAP,
+        nr::RT_SIGACTION,
+        nr::RT_SIGPROCMASK,
+        nr::IOCTL,
+        nr::PREAD64,
+        nr::PWRITE64,
+        nr::READV,
+        nr::WRITEV,
+        nr::DUP,
+        nr::DUP2,
+        nr::SENDFILE,
+        nr::SENDMSG,
+        nr::CLONE,
+        nr::FORK,
+        nr::VFORK,
+        nr::EXECVE,
+        nr::FCNTL,
+        nr::FLOCK,
+        nr::FSYNC,
+        nr::FDATASYNC,
+        nr::TRUNCATE,
+        nr::FTRUNCATE,
+        nr::CREAT,
+        nr::PRCTL,
+        nr::SETRLIMIT,
+        nr::IO_SETUP,
+        nr::EXIT_GROUP,
+        nr::OPENAT,
+        nr::NEWFSTATAT,
+        nr::UNSHARE,
+        nr::SPLICE,
+        nr::SYNC_FILE_RANGE,
+        nr::FALLOCATE,
+        nr::DUP3,
+        nr::PREADV,
+        nr::PWRITEV,
+        nr::PRLIMIT64,
+        nr::SENDMMSG,
+        nr::EXECVEAT,
+        nr::COPY_FILE_RANGE,
+        nr::PREADV2,
+        nr::PWRITEV2,
+        nr::STATX,
+        nr::IO_URING_SETUP,
+        nr::CLONE3,
+        nr::CLOSE_RANGE,
+        nr::OPENAT2,
     ];
     nth = 0;
     while nth < look.len() {
@@ -174,8 +222,12 @@ pub(super) fn install(function: usize) -> Result<(), u32> {
     let (begin, end) = text(function).ok_or(call::EINVAL)?;
     let base = area(begin, end)?;
     let mut code = Emitter { base, at: base + POINTERS * 8 };
-    let pointers: [usize; POINTERS] =
-        [common as *const () as usize, create as *const () as usize, thread as *const () as usize, after as *const () as usize];
+    let pointers: [usize; POINTERS] = [
+        common as *const () as usize,
+        create as *const () as usize,
+        thread as *const () as usize,
+        after as *const () as usize,
+    ];
     // SAFETY: the beginning of the area, which is ours.
     unsafe { (base as *mut [usize; POINTERS]).write(pointers) };
     GATE.store(code.at, Ordering::Relaxed);

@@ -139,8 +139,7 @@ fn ask(question: &Question, fd: Option<i32>, answer: usize, len: usize) -> Optio
         let sent = raw(nr::SENDMSG, [socket, message.as_ptr() as usize, MSG_NOSIGNAL, 0, 0, 0]);
         let into = [answer, len];
         control = [0; 3];
-        let mut received =
-            [0, 0, into.as_ptr() as usize, 1, control.as_mut_ptr() as usize, size_of_val(&control), 0];
+        let mut received = [0, 0, into.as_ptr() as usize, 1, control.as_mut_ptr() as usize, size_of_val(&control), 0];
         let mut got = -1;
         if connected == 0 && !failed(sent) {
             got = raw(nr::RECVMSG, [socket, received.as_mut_ptr() as usize, MSG_CMSG_CLOEXEC, 0, 0, 0]);
