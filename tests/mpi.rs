@@ -81,8 +81,9 @@ fn hello_until_it_ends(
                 |rank| format!("rank {rank} of {size} sum {sum} local {each} app 0 on hpc{}", rank / each + first);
             let expected: Vec<String> = (0..size).map(line).collect();
             let flags = [&["-q", "--ppn", &per_host][..], flags].concat();
+            let within = if tries == 1 { 12 } else { 30 };
             let ended = (1..=tries).find(|_| {
-                let output = site.start_within(12, uid, list, &flags, &[program]).output().unwrap();
+                let output = site.start_within(within, uid, list, &flags, &[program]).output().unwrap();
                 let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
                 let mut lines: Vec<&str> = out.lines().collect();
                 lines.sort_by_key(|line| line.split(' ').nth(1).and_then(|rank| rank.parse::<usize>().ok()));
