@@ -627,6 +627,7 @@ fn at_random(name: &str, hosts: usize, seed: u64, events: u32, limit: Duration) 
         let since = Instant::now();
         let done = run.end();
         let took = since.elapsed();
+        eprintln!("{what}: hit {hit}, {:?} {took:?} later", done.status.code());
         clean(&cluster);
         let deadline = if matches!(blow, Blow::Kill) { Duration::from_secs(10) } else { SILENCE + ENDED };
         assert!(took < deadline, "{what}: {took:?}\n{}", done.err);

@@ -191,12 +191,12 @@ mod tests {
         assert!(fan_out(1000) > 37, "beyond remote / sequential: later starts fill the time until the last host is up");
     }
 
-    /// A host that starts its sub-list: a start is a message that occupies the sender for the sequential time and arrives at the end of the
-    /// remote time.
+    /// A host that starts its sub-list: a start is a message, the next one is not before the sequential time, and it arrives at the end of the remote time.
     struct Starter {
         list: Range<u32>,
         todo: Vec<Range<u32>>,
         up: Duration,
+        free: Duration,
     }
 
     impl Machine for Starter {
@@ -212,21 +212,28 @@ mod tests {
             self.todo.reverse();
         }
 
-        fn poll_transmit(&mut self, _: Duration, _: &dyn Fn(Link) -> bool) -> Option<Send<Range<u32>>> {
-            let part = self.todo.pop()?;
+        fn poll_transmit(&mut self, now: Duration, _: &dyn Fn(Link) -> bool) -> Option<Send<Range<u32>>> {
+            let part = if now < self.free { None } else { self.todo.pop() }?;
+            self.free = now + LIBI.sequential;
             let (child, end) = (self.list.start + part.start, self.list.start + part.end);
-            Some(Send { to: Link { peer: child as Node, opened: true }, bytes: 1, message: child + 1..end })
+            Some(Send { to: Link { peer: child as Node, opened: true }, bytes: 0, message: child + 1..end })
+        }
+
+        fn poll_timeout(&self) -> Option<Duration> {
+            (!self.todo.is_empty()).then_some(self.free)
         }
     }
 
     #[test]
     fn hosts_that_only_know_their_own_list_finish_in_time() {
         let hosts = 5000;
-        let bandwidth = 1.0 / LIBI.sequential.as_secs_f64();
-        let latency = LIBI.remote - LIBI.sequential;
-        let network = Network { bandwidth, latency, buffer: 1000, ..Network::default() };
-        let starter =
-            |node| Starter { list: if node == 0 { 1..hosts + 1 } else { 0..0 }, todo: Vec::new(), up: Duration::ZERO };
+        let network = Network { latency: LIBI.remote, ..Network::default() };
+        let starter = |node| Starter {
+            list: if node == 0 { 1..hosts + 1 } else { 0..0 },
+            todo: Vec::new(),
+            up: Duration::ZERO,
+            free: Duration::ZERO,
+        };
         let mut sim = Sim::new(network, 0, (0..=hosts).map(starter));
         sim.start_all();
         assert!(sim.run(Duration::from_secs(100)));

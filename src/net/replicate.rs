@@ -1,8 +1,9 @@
 //! The socket shell around [`Relay`]: feeds children over their links, follows upstream peers, and tells the owner what arrived.
 //!
 //! Entries with bodies travel as they came: the encoded header is kept with the record, and the body is shared. Of others only what is long
-//! is kept encoded: a log has as many as its session has jobs, and more. A body is verified once, against the hash in its header, before anything else sees it.
+//! is kept encoded, and the end of a load takes no memory beside its place: a log has one for each job of its session. A body is verified once, against the hash in its header, before anything else sees it.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -16,28 +17,52 @@ use super::link::{LinkError, Packet};
 use super::relay::{self, Child, Entry, Relay, Transmit, Upstream, WINDOW, Weight};
 use super::wire::frame::{FrameError, Kind, Message};
 use super::wire::log::LogFrame;
-use super::wire::record::Record;
+use super::wire::record::{LoadId, Record};
 
 /// A header of an entry without a body that is kept has so many bytes at least; of a shorter one the record is encoded again.
 const KEPT: usize = 512;
 
+/// A record in the log; clones share it.
+#[derive(Debug, Clone)]
+pub struct Logged(Keeping);
+
+#[derive(Debug, Clone)]
+enum Keeping {
+    /// [`Record::Preloaded`].
+    Preloaded(LoadId),
+    Record(Arc<Kept>),
+}
+
 /// A record with the header it travels under, unless that is made again for each child.
 #[derive(Debug)]
-pub struct Logged {
-    pub record: Record,
+struct Kept {
+    record: Record,
     header: Option<Arc<AlignedVec>>,
 }
 
 impl Logged {
     /// `header`: the entry's, with a body's hash if it `has_body`.
     fn new(record: Record, header: Arc<AlignedVec>, has_body: bool) -> Logged {
+        if let Record::Preloaded { load } = record {
+            return Logged(Keeping::Preloaded(load));
+        }
         let header = Some(header).filter(|header| has_body || header.len() >= KEPT);
-        Logged { record, header }
+        Logged(Keeping::Record(Arc::new(Kept { record, header })))
+    }
+
+    pub fn record(&self) -> Cow<'_, Record> {
+        match &self.0 {
+            Keeping::Preloaded(load) => Cow::Owned(Record::Preloaded { load: *load }),
+            Keeping::Record(kept) => Cow::Borrowed(&kept.record),
+        }
     }
 
     fn header(&self, seq: u64) -> Arc<AlignedVec> {
-        let again = || Arc::new(LogFrame::Entry { seq, record: self.record.clone(), hash: [0; 32] }.encode());
-        self.header.clone().unwrap_or_else(again)
+        let again = || Arc::new(LogFrame::Entry { seq, record: self.record().into_owned(), hash: [0; 32] }.encode());
+        match &self.0 {
+            Keeping::Record(kept) => kept.header.clone().unwrap_or_else(again),
+            Keeping::Preloaded(_) => again(),
+        }
     }
 }
 
@@ -52,11 +77,11 @@ impl Weight for Bytes {
 }
 
 /// An entry as the relay holds it.
-pub type LogEntry = Entry<Arc<Logged>, Bytes>;
+pub type LogEntry = Entry<Logged, Bytes>;
 
 /// A node's log with its sockets' state.
 pub struct Log {
-    relay: RefCell<Relay<Arc<Logged>, Bytes>>,
+    relay: RefCell<Relay<Logged, Bytes>>,
     /// Woken when the relay has something new: feeders, and whoever waits in [`Log::changed`].
     wake: RefCell<HashMap<Child, Sender<()>>>,
     postponed: RefCell<Vec<(u64, LogEntry)>>,
@@ -110,7 +135,7 @@ impl Log {
             let frame = LogFrame::Entry { seq, record, hash };
             let header = Arc::new(frame.encode());
             let LogFrame::Entry { record, .. } = frame else { unreachable!("made above") };
-            let header = Arc::new(Logged::new(record, header, has_body));
+            let header = Logged::new(record, header, has_body);
             Entry { header, body: has_body.then(|| Bytes(Arc::new(body))) }
         };
         let mut relay = self.relay.borrow_mut();
@@ -145,8 +170,8 @@ impl Log {
     }
 
     /// The next record in the order of the log.
-    pub fn poll_deliver(&self) -> Option<Arc<Logged>> {
-        self.relay.borrow_mut().poll_deliver().map(|(_, logged)| Arc::clone(logged))
+    pub fn poll_deliver(&self) -> Option<Logged> {
+        self.relay.borrow_mut().poll_deliver().map(|(_, logged)| logged.clone())
     }
 
     /// Waits for something to have changed since the last call with the same `listener`.
@@ -199,7 +224,9 @@ impl Log {
                     self.notify();
                 }
                 Transmit::Refetch { seq } => {
-                    let Some(record) = self.relay.borrow().header(seq).map(|l| l.record.clone()) else { continue };
+                    let Some(record) = self.relay.borrow().header(seq).map(|l| l.record().into_owned()) else {
+                        continue;
+                    };
                     let (record, body) = match rebuild.rebuild(&record).await {
                         Some((record, body)) => (record, Some(body)),
                         None => (record, None),
@@ -207,7 +234,7 @@ impl Log {
                     let hash = body.as_ref().map_or([0; 32], |b| *blake3::hash(b).as_bytes());
                     let header = Arc::new(LogFrame::Entry { seq, record: record.clone(), hash }.encode());
                     let body = body.map(|b| Bytes(Arc::new(b)));
-                    let entry = Entry { header: Arc::new(Logged::new(record, header, body.is_some())), body };
+                    let entry = Entry { header: Logged::new(record, header, body.is_some()), body };
                     self.relay.borrow_mut().handle_refetched(child, seq, entry);
                 }
                 Transmit::Slow { stripe } => {
@@ -266,7 +293,7 @@ impl Log {
     ///
     /// # Errors
     /// The peer does not follow the protocol, or the body is not what its header says: drop the link and resume elsewhere.
-    pub fn receive(&self, stripe: u8, packet: Packet) -> Result<Option<Arc<Logged>>, LinkError> {
+    pub fn receive(&self, stripe: u8, packet: Packet) -> Result<Option<Logged>, LinkError> {
         let (seq, record, hash) = match packet.message::<LogFrame>()? {
             LogFrame::Entry { seq, record, hash } => (seq, record, hash),
             LogFrame::Slow { .. } => {
@@ -285,8 +312,8 @@ impl Log {
         if body.as_ref().is_some_and(|b| *blake3::hash(&b.0).as_bytes() != hash) {
             return Err(FrameError::Tag.into());
         }
-        let logged = Arc::new(Logged::new(record, packet.header, body.is_some()));
-        let entry = Entry { header: Arc::clone(&logged), body };
+        let logged = Logged::new(record, packet.header, body.is_some());
+        let entry = Entry { header: logged.clone(), body };
         let taken = self.relay.borrow_mut().handle_entry(stripe, seq, entry);
         taken.map_err(|error: relay::ProtocolError| {
             log::warn!("the log came out of order: {error}");
@@ -294,5 +321,19 @@ impl Log {
         })?;
         self.notify();
         Ok(Some(logged))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_load_is_kept_in_its_place_and_sent_as_it_came() {
+        let frame = LogFrame::Entry { seq: 9, record: Record::Preloaded { load: 7 }, hash: [0; 32] };
+        let LogFrame::Entry { record, .. } = &frame else { unreachable!("made above") };
+        let logged = Logged::new(record.clone(), Arc::new(frame.encode()), false);
+        assert!(matches!(logged.0, Keeping::Preloaded(7)) && size_of::<Logged>() <= 16);
+        assert_eq!((logged.record().as_ref(), &logged.header(9)[..]), (record, &frame.encode()[..]));
     }
 }

@@ -1,8 +1,10 @@
 //! A deterministic simulator of many nodes in one process: it drives the real state machines under a virtual clock.
 //!
-//! Every node has one full-duplex network interface that sends and receives one message at a time, and one thread that handles messages.
-//! A link between two nodes, set up by the first message of the node that opens it, has a latency and a buffer; it keeps order. Links can
-//! break and nodes crash; both ends, or the one that is left, learn it after the detection time. Equal seeds give equal runs.
+//! Every node has one full-duplex network interface and one thread that handles messages. A link between two nodes, set up by the first
+//! message of the node that opens it, has a latency and a buffer, keeps order and sends one message at a time. Links share an interface as
+//! TCP connections do: each has the same part of what the receiver takes, and of what the sender has left when those that are held up
+//! by their receivers have theirs. What senders do not use of a receiver's interface is not given to others. Links can break and nodes crash;
+//! both ends, or the one that is left, learn it after the detection time. Equal seeds give equal runs.
 
 #[cfg(test)]
 mod collective;
@@ -23,7 +25,7 @@ pub trait Machine {
     /// Something happened to this node.
     fn handle(&mut self, now: Duration, input: Input<Self::Message>);
 
-    /// The next message, for a link that takes it (`writable`). Asked while the network interface is free and again after every input.
+    /// The next message, only for a link that takes it (`writable`). Asked until there is none, after every input and whenever a link takes more.
     fn poll_transmit(&mut self, now: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<Self::Message>>;
 
     /// When it wants an [`Input::Wake`], at the latest.
@@ -79,7 +81,7 @@ pub struct Network {
     pub jitter: Duration,
     /// Bytes per second that a node's thread looks through before it handles a message (verification, copies).
     pub processing: f64,
-    /// Bytes that a link holds between sender and handling; it takes another message while it holds less.
+    /// Bytes that a link holds between sender and handling; it takes another message when it has sent the last one and holds less.
     pub buffer: u64,
     /// From the loss of a link or node until its peers know.
     pub detection: Duration,
@@ -105,11 +107,11 @@ type Nanos = u64;
 #[derive(Debug)]
 enum Event<M> {
     Start(Node),
-    /// The interface of this node can send the next message.
-    Free(Node),
-    /// The first byte is there.
+    /// The last byte of this link's message has left the node, unless its share has changed since.
+    Sent(Node, Link),
+    /// All bytes are there.
     Arrive(Packet<M>),
-    /// All bytes are there and the thread has time for it.
+    /// The thread has time for it.
     Handle(Packet<M>),
     Lost(Node, Link),
     Wake(Node),
@@ -126,6 +128,18 @@ struct Packet<M> {
     /// The link it belongs to: dropped when that was cut in the meantime.
     epoch: u32,
     message: M,
+}
+
+/// A message that is leaving a node.
+#[derive(Debug)]
+struct Flow<M> {
+    packet: Packet<M>,
+    /// Bytes that had not left at `since`.
+    left: f64,
+    since: Nanos,
+    /// Bytes per nanosecond from then on; 0: not known yet.
+    rate: f64,
+    ends: Nanos,
 }
 
 impl Link {
@@ -152,6 +166,8 @@ struct End {
     latency: Nanos,
     in_flight: u64,
     epoch: u32,
+    /// A message is leaving.
+    busy: bool,
     /// Broken, but this end does not know yet.
     broken: bool,
 }
@@ -159,9 +175,13 @@ struct End {
 struct Host<M: Machine> {
     machine: M,
     up: bool,
-    nanos_per_byte: f64,
-    sending: bool,
-    receives_from: Nanos,
+    /// Bytes per nanosecond, each way.
+    bandwidth: f64,
+    leaving: Vec<Flow<M::Message>>,
+    /// Who sends to it at present, once for each link.
+    senders: Vec<Node>,
+    /// How many there were when they were last given their shares.
+    sharing: usize,
     handles_from: Nanos,
     wake: Nanos,
     inbox: VecDeque<Packet<M::Message>>,
@@ -180,6 +200,9 @@ pub struct Sim<M: Machine> {
     /// Those of one time in the order they were made; in a regular topology many share a time.
     agenda: BTreeMap<Nanos, VecDeque<Event<M::Message>>>,
     hosts: Vec<Host<M>>,
+    /// Nodes to which, and from which, something began or ceased to be sent now.
+    receiving: Vec<Node>,
+    sending: Vec<Node>,
 }
 
 impl<M: Machine> Sim<M> {
@@ -188,9 +211,10 @@ impl<M: Machine> Sim<M> {
         let host = |machine| Host {
             machine,
             up: false,
-            nanos_per_byte: 1e9 / network.bandwidth,
-            sending: false,
-            receives_from: 0,
+            bandwidth: network.bandwidth / 1e9,
+            leaving: Vec::new(),
+            senders: Vec::new(),
+            sharing: 0,
             handles_from: 0,
             wake: Nanos::MAX,
             inbox: VecDeque::new(),
@@ -198,7 +222,16 @@ impl<M: Machine> Sim<M> {
             traffic: Traffic::default(),
         };
         let hosts = machines.into_iter().map(host).collect();
-        Sim { network, seed, now: 0, count: 0, agenda: BTreeMap::new(), hosts }
+        Sim {
+            network,
+            seed,
+            now: 0,
+            count: 0,
+            agenda: BTreeMap::new(),
+            hosts,
+            receiving: Vec::new(),
+            sending: Vec::new(),
+        }
     }
 
     /// Starts a node; what others send to it before is lost as if it had crashed.
@@ -224,9 +257,9 @@ impl<M: Machine> Sim<M> {
         self.at(nanos(at), Event::Cut(one, other));
     }
 
-    /// Gives one node another bandwidth, in bytes per second.
+    /// Gives one node another bandwidth, in bytes per second, for what is sent from now on.
     pub fn set_bandwidth(&mut self, node: Node, bandwidth: f64) {
-        self.hosts[node as usize].nanos_per_byte = 1e9 / bandwidth;
+        self.hosts[node as usize].bandwidth = bandwidth / 1e9;
     }
 
     /// Runs until nothing more would happen; false if that was not so at `deadline`.
@@ -238,7 +271,10 @@ impl<M: Machine> Sim<M> {
             self.now = *next.key();
             match next.get_mut().pop_front() {
                 Some(event) => self.step(event),
-                None => _ = next.remove(),
+                None => {
+                    next.remove();
+                    self.share();
+                }
             }
         }
         true
@@ -269,18 +305,15 @@ impl<M: Machine> Sim<M> {
                 self.hosts[node as usize].up = true;
                 self.input(node, Input::Start);
             }
-            Event::Free(node) => {
-                self.hosts[node as usize].sending = false;
-                self.pump(node);
-            }
-            Event::Arrive(packet) => self.receive(packet),
-            Event::Handle(packet) => {
-                let node = packet.link.peer;
-                if self.hosts[node as usize].up && self.current(&packet) {
-                    self.hosts[node as usize].inbox.push_back(packet);
-                    self.drain(node);
+            Event::Sent(node, link) => {
+                if let Some(packet) = self.leave(node, link, Some(self.now)) {
+                    let at = self.now + self.end(node, link).latency;
+                    self.at(at, Event::Arrive(packet));
+                    self.pump(node);
                 }
             }
+            Event::Arrive(packet) => self.receive(packet),
+            Event::Handle(packet) => self.handle(packet),
             Event::Lost(node, link) => {
                 let end = self.end(node, link);
                 end.broken = false;
@@ -299,6 +332,7 @@ impl<M: Machine> Sim<M> {
                 self.hosts[node as usize].inbox.clear();
                 let links: Vec<Link> = self.hosts[node as usize].ends.iter().map(|end| end.link).collect();
                 for link in links {
+                    self.leave(node, link, None);
                     self.break_end(link.peer, link.seen_from(node));
                 }
             }
@@ -318,7 +352,7 @@ impl<M: Machine> Sim<M> {
         }
     }
 
-    /// The interface takes the bytes after those it is busy with, then the thread handles the message after those it is busy with.
+    /// The thread handles the message after those it is busy with.
     fn receive(&mut self, packet: Packet<M::Message>) {
         if !self.current(&packet) {
             return;
@@ -330,10 +364,17 @@ impl<M: Machine> Sim<M> {
         let (now, own) = (self.now, (packet.bytes as f64 * 1e9 / self.network.processing) as Nanos);
         self.end(packet.link.peer, packet.link.seen_from(packet.from));
         let host = &mut self.hosts[packet.link.peer as usize];
-        host.receives_from = host.receives_from.max(now) + host.transfer(packet.bytes);
-        host.handles_from = host.handles_from.max(host.receives_from) + own;
+        host.handles_from = host.handles_from.max(now) + own;
         let at = host.handles_from;
-        self.at(at, Event::Handle(packet));
+        if at > now { self.at(at, Event::Handle(packet)) } else { self.handle(packet) }
+    }
+
+    fn handle(&mut self, packet: Packet<M::Message>) {
+        let node = packet.link.peer;
+        if self.hosts[node as usize].up && self.current(&packet) {
+            self.hosts[node as usize].inbox.push_back(packet);
+            self.drain(node);
+        }
     }
 
     /// Gives a node its messages as long as it takes them.
@@ -374,42 +415,97 @@ impl<M: Machine> Sim<M> {
         }
     }
 
-    /// Starts the next transmission of a node if its interface is free, and notes its timeout.
+    /// Starts what a node has for links that take more, and notes its timeout.
     fn pump(&mut self, node: Node) {
         let now = Duration::from_nanos(self.now);
         loop {
             let buffer = self.network.buffer;
             let host = &mut self.hosts[node as usize];
-            if !host.up || host.sending {
-                break;
+            if !host.up {
+                return;
             }
             let ends = &host.ends;
-            let writable = |link| ends.iter().find(|end| end.link == link).is_none_or(|end| end.in_flight < buffer);
+            let takes = |end: &End| !end.busy && end.in_flight < buffer;
+            let writable = |link| ends.iter().find(|end| end.link == link).is_none_or(takes);
             let Some(Send { to: link, bytes, message }) = host.machine.poll_transmit(now, &writable) else { break };
-            let busy = host.transfer(bytes);
-            host.sending = true;
             host.traffic.sent += 1;
             host.traffic.sent_bytes += bytes;
             let reachable = self.hosts[link.peer as usize].up;
-            let end = self.end(node, link);
+            let (since, end) = (self.now, self.end(node, link));
             end.in_flight += bytes;
-            let (epoch, latency) = (end.epoch, end.latency);
-            if !end.broken && reachable {
-                let packet = Packet { from: node, link, bytes, epoch, message };
-                self.at(self.now + latency, Event::Arrive(packet));
-            } else if !reachable {
+            if !reachable {
                 self.break_end(node, link);
+            } else if !end.broken {
+                end.busy = true;
+                let packet = Packet { from: node, link, bytes, epoch: end.epoch, message };
+                let flow = Flow { packet, left: bytes as f64, since, rate: 0.0, ends: Nanos::MAX };
+                self.hosts[node as usize].leaving.push(flow);
+                self.hosts[link.peer as usize].senders.push(node);
+                self.receiving.push(link.peer);
+                self.sending.push(node);
             }
-            self.at(self.now + busy, Event::Free(node));
         }
         let host = &mut self.hosts[node as usize];
-        if let Some(at) = host.machine.poll_timeout().filter(|_| host.up) {
+        if let Some(at) = host.machine.poll_timeout() {
             let at = nanos(at).max(self.now);
             if at < host.wake {
                 host.wake = at;
                 self.at(at, Event::Wake(node));
             }
         }
+    }
+
+    /// Takes the message that is leaving over a link, if it leaves at that time.
+    fn leave(&mut self, node: Node, link: Link, ends: Option<Nanos>) -> Option<Packet<M::Message>> {
+        let leaving = &mut self.hosts[node as usize].leaving;
+        let is_it = |flow: &Flow<_>| flow.packet.link == link && ends.is_none_or(|ends| flow.ends == ends);
+        let at = leaving.iter().position(is_it)?;
+        let flow = leaving.swap_remove(at);
+        self.end(node, link).busy = false;
+        let senders = &mut self.hosts[link.peer as usize].senders;
+        if let Some(at) = senders.iter().position(|sender| *sender == node) {
+            senders.swap_remove(at);
+        }
+        self.receiving.push(link.peer);
+        self.sending.push(node);
+        Some(flow.packet)
+    }
+
+    /// Gives all messages that are leaving their shares, where these have changed.
+    fn share(&mut self) {
+        let mut sending = std::mem::take(&mut self.sending);
+        for node in self.receiving.drain(..) {
+            let host = &mut self.hosts[node as usize];
+            if host.sharing != host.senders.len() {
+                host.sharing = host.senders.len();
+                sending.extend(&host.senders);
+            }
+        }
+        sending.sort_unstable();
+        sending.dedup();
+        for node in sending.drain(..) {
+            let mut leaving = std::mem::take(&mut self.hosts[node as usize].leaving);
+            let most = |flow: &Flow<_>| {
+                let host = &self.hosts[flow.packet.link.peer as usize];
+                host.bandwidth / host.senders.len() as f64
+            };
+            leaving.sort_by(|a, b| most(a).total_cmp(&most(b)));
+            let (mut capacity, count) = (self.hosts[node as usize].bandwidth, leaving.len());
+            for (nth, flow) in leaving.iter_mut().enumerate() {
+                let rate = most(flow).min(capacity / (count - nth) as f64);
+                capacity -= rate;
+                if rate != flow.rate {
+                    flow.left = (flow.left - flow.rate * (self.now - flow.since) as f64).max(0.0);
+                    (flow.rate, flow.since) = (rate, self.now);
+                    flow.ends = self.now + (flow.left / rate).ceil() as Nanos;
+                    let (ends, link) = (flow.ends, flow.packet.link);
+                    self.count += 1;
+                    self.agenda.entry(ends).or_default().push_back(Event::Sent(node, link));
+                }
+            }
+            self.hosts[node as usize].leaving = leaving;
+        }
+        self.sending = sending;
     }
 
     /// Drops what `node` has on its way over `link` and tells it after the detection time.
@@ -435,7 +531,7 @@ impl<M: Machine> Sim<M> {
             let pair = u64::from(node.min(link.peer)) << 32 | u64::from(node.max(link.peer));
             let share = fastrand::Rng::with_seed(self.seed ^ pair).f64();
             let latency = nanos(self.network.latency + self.network.jitter.mul_f64(share));
-            ends.push(End { link, latency, in_flight: 0, epoch: 0, broken: false });
+            ends.push(End { link, latency, in_flight: 0, epoch: 0, busy: false, broken: false });
             ends.len() - 1
         });
         &mut ends[at]
@@ -444,12 +540,6 @@ impl<M: Machine> Sim<M> {
     fn at(&mut self, at: Nanos, event: Event<M::Message>) {
         self.count += 1;
         self.agenda.entry(at).or_default().push_back(event);
-    }
-}
-
-impl<M: Machine> Host<M> {
-    fn transfer(&self, bytes: u64) -> Nanos {
-        (bytes as f64 * self.nanos_per_byte) as Nanos
     }
 }
 
@@ -464,10 +554,11 @@ mod tests {
 
     const TO: Link = Link { peer: 1, opened: true };
 
-    /// Sends `todo` messages to node 1, which counts them.
+    /// Sends `todo` messages to node 1, which counts them, and one to each of the others.
     #[derive(Default)]
     struct Sender {
         todo: u32,
+        others: Vec<Link>,
         got: Vec<Duration>,
         lost: Vec<Duration>,
     }
@@ -484,6 +575,9 @@ mod tests {
         }
 
         fn poll_transmit(&mut self, _: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<()>> {
+            if let Some(to) = self.others.pop() {
+                return Some(Send { to, bytes: 1000, message: () });
+            }
             self.todo = self.todo.checked_sub(u32::from(writable(TO)))?;
             writable(TO).then_some(Send { to: TO, bytes: 1000, message: () })
         }
@@ -493,11 +587,42 @@ mod tests {
         Duration::from_millis(millis)
     }
 
+    const NETWORK: Network = Network {
+        bandwidth: 1e6,
+        latency: Duration::from_millis(5),
+        jitter: Duration::ZERO,
+        processing: 1e6,
+        buffer: 4 << 20,
+        detection: Duration::from_millis(200),
+    };
+
     fn pair(todo: u32) -> Sim<Sender> {
-        let network = Network { bandwidth: 1e6, latency: millis(5), processing: 1e6, ..Network::default() };
-        let mut sim = Sim::new(network, 1, [Sender { todo, ..Default::default() }, Sender::default()]);
+        let mut sim = Sim::new(NETWORK, 1, [Sender { todo, ..Default::default() }, Sender::default()]);
         sim.start_all();
         sim
+    }
+
+    fn sender(to: &[Node]) -> Sender {
+        Sender { others: to.iter().map(|&peer| Link { peer, opened: true }).collect(), ..Default::default() }
+    }
+
+    /// When each node has its message, in milliseconds; the thread takes no time.
+    fn shared(senders: [&[Node]; 4], slow: Option<Node>) -> Vec<u128> {
+        let network = Network { processing: f64::INFINITY, ..NETWORK };
+        let mut sim = Sim::new(network, 1, senders.map(sender));
+        slow.into_iter().for_each(|node| sim.set_bandwidth(node, 0.25e6));
+        sim.start_all();
+        assert!(sim.run(millis(1000)));
+        sim.living().flat_map(|node| node.got.iter().map(Duration::as_micros)).collect()
+    }
+
+    #[test]
+    fn links_share_the_interfaces_at_their_ends() {
+        assert_eq!(shared([&[1], &[2], &[3], &[]], None), [6000; 3], "both ways at once");
+        assert_eq!(shared([&[1, 2], &[], &[], &[]], None), [7000; 2], "both have half of the sender");
+        assert_eq!(shared([&[2], &[2], &[], &[]], None), [7000; 2], "both have half of the receiver");
+        assert_eq!(shared([&[1, 2], &[], &[], &[2]], None), [7000; 3], "half of the sender and half of the receiver");
+        assert_eq!(shared([&[1, 2], &[], &[], &[]], Some(1)), [9000, 6333], "what one does not take is for the other");
     }
 
     #[test]

@@ -60,9 +60,8 @@ impl Topology {
     /// Time until the last node has everything: 0.7 to 1.5 times what the simulator takes for few chunks and nodes, nearer for many.
     ///
     /// With c = chunk / bandwidth, K chunks, o = `per_chunk`, l = `latency`, d the depth: K - 1 chunks follow the first at intervals of
-    /// max(c, o). The first takes d (c + o + l) in a chain. In the trees it takes (2 d - 1) c + d (o + l), because the second child
-    /// waits for the copy to the first; once the stripes meet (after some chunks), a chunk also waits for one of the other stripe at every
-    /// level but the first and the last.
+    /// max(c, o). The first takes d (c + o + l) in a chain. In the trees it takes (2 d - 1) c + d (o + l), because two children share
+    /// a node's link, and two stripes the root's.
     pub fn estimate(&self, cost: &CostModel) -> Duration {
         let copy = cost.chunk as f64 / cost.bandwidth;
         let chunks = cost.bytes.div_ceil(cost.chunk.max(1)).max(1) as f64;
@@ -70,7 +69,7 @@ impl Topology {
         let depth = f64::from(self.max_depth());
         let copies = match self.shape {
             Shape::Chain => depth,
-            Shape::TwoTrees => 2.0 * depth - 1.0 + ((chunks - 1.0) / 4.0).min(depth - 2.0).max(0.0),
+            Shape::TwoTrees => 2.0 * depth - 1.0,
         };
         let first = copies.max(0.0) * copy + depth * (own + cost.latency.as_secs_f64());
         Duration::try_from_secs_f64((chunks - 1.0) * copy.max(own) + first).unwrap_or(Duration::MAX)

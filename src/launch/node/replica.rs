@@ -1,7 +1,7 @@
 //! A node's copy of the log: follows its upstream peers, writes contents to the store, tells the catalog and the views, and feeds others.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -44,6 +44,27 @@ const UNFED: Duration = Duration::from_secs(30);
 /// First bytes of an ELF file.
 const ELF: &[u8; 4] = b"\x7fELF";
 
+/// Loads that are complete; they are numbered from 1 without gaps, and a session has one for each of its jobs.
+#[derive(Debug, Default)]
+struct Loads {
+    /// All up to this one.
+    last: LoadId,
+    beyond: BTreeSet<LoadId>,
+}
+
+impl Loads {
+    fn insert(&mut self, load: LoadId) {
+        self.beyond.insert(load);
+        while self.last.checked_add(1).is_some_and(|next| self.beyond.remove(&next)) {
+            self.last += 1;
+        }
+    }
+
+    fn contains(&self, load: LoadId) -> bool {
+        load <= self.last || self.beyond.contains(&load)
+    }
+}
+
 /// See the module.
 pub(super) struct Replica {
     pub(super) node: NodeId,
@@ -67,7 +88,7 @@ pub(super) struct Replica {
     /// Bodies that came before the record that announces their file.
     early: RefCell<Vec<(u64, LogEntry)>>,
     open_questions: RefCell<SingleFlight<(Vec<u8>, Need), ()>>,
-    preloaded: RefCell<HashSet<LoadId>>,
+    preloaded: RefCell<Loads>,
     /// Why no content can be stored any more.
     broken: RefCell<Option<String>>,
     /// Closed, and replaced, when a load is complete or the replica broken: so everybody who waits hears of it.
@@ -221,7 +242,7 @@ impl Replica {
             if let Some(error) = &*self.broken.borrow() {
                 return Err(Error::new("stage the program's files", error.clone()));
             }
-            if self.preloaded.borrow().contains(&load) {
+            if self.preloaded.borrow().contains(load) {
                 return Ok(());
             }
             let fed = self.fed.iter().map(Cell::get).min().unwrap_or(begun);
@@ -333,7 +354,7 @@ impl Replica {
         self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();
         let Some(logged) = self.log.receive(stripe, packet)? else { return Ok(()) };
-        match &logged.record {
+        match &*logged.record() {
             // Nobody upstream could rebuild it.
             Record::Chunk { file, .. } if bare => self.void(*file, Errno::IO),
             record => self.announce(record),
@@ -396,7 +417,7 @@ impl Replica {
                 self.store_chunk(seq, entry, &node);
             }
             while let Some(logged) = self.log.poll_deliver() {
-                if let Err(error) = self.deliver(&logged.record) {
+                if let Err(error) = self.deliver(&logged.record()) {
                     self.fail(&error);
                 }
             }
@@ -407,7 +428,7 @@ impl Replica {
     }
 
     fn store_chunk(self: &Rc<Self>, seq: u64, entry: LogEntry, node: &Rc<Node>) {
-        let Record::Chunk { file, .. } = entry.header.record else {
+        let Record::Chunk { file, .. } = *entry.header.record() else {
             return self.log.stored(seq);
         };
         if self.lost.borrow().contains(&file) {
@@ -524,7 +545,7 @@ pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Ve
 }
 
 fn write_chunk(store: &Store, entry: &LogEntry) -> Result<()> {
-    let Record::Chunk { file, offset, len, codec } = entry.header.record else { return Ok(()) };
+    let Record::Chunk { file, offset, len, codec } = *entry.header.record() else { return Ok(()) };
     let Some(body) = &entry.body else { return Ok(()) };
     store.write_chunk(file, offset, &chunk::decode(codec, &body.0, len)?)
 }
@@ -584,5 +605,22 @@ impl Node {
                 Question::Changed(path, exists) => self.report(&Report::Changed { path, exists }).await,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_that_are_complete_take_no_memory() {
+        let mut loads = Loads::default();
+        for (load, beyond) in [(2, 1), (4, 2), (1, 1), (3, 0), (5, 0)] {
+            assert!(!loads.contains(load));
+            loads.insert(load);
+            assert!(loads.contains(load));
+            assert_eq!(loads.beyond.len(), beyond);
+        }
+        assert!((1..=5).all(|load| loads.contains(load)) && !loads.contains(6));
     }
 }

@@ -110,7 +110,9 @@ impl Machine for Fetcher {
 
     fn poll_transmit(&mut self, _: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<Message>> {
         let up = Link { peer: self.parent, opened: true };
-        if let Some(piece) = self.asks.pop_front() {
+        if writable(up)
+            && let Some(piece) = self.asks.pop_front()
+        {
             match self.questions.iter_mut().find(|(known, _)| *known == piece) {
                 Some((_, count)) => *count += 1,
                 None => self.questions.push((piece, 1)),

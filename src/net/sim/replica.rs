@@ -263,11 +263,13 @@ impl Machine for Replica {
         if self.node == 0 {
             self.advance(now);
         }
-        if let Some(stripe) = self.attach.pop()
-            && let Some(node) = self.upstream[usize::from(stripe)]
+        let fed_by = |stripe: u8| Some(Link { peer: self.upstream[usize::from(stripe)]?, opened: true });
+        if let Some((at, to)) =
+            (0..self.attach.len()).find_map(|at| Some((at, fed_by(self.attach[at]).filter(|to| writable(*to))?)))
         {
+            let stripe = self.attach.remove(at);
             let message = Message::Attach { stripe, from: self.relay.resume_from(stripe) };
-            return Some(Send { to: Link { peer: node, opened: true }, bytes: HEADER, message });
+            return Some(Send { to, bytes: HEADER, message });
         }
         let feeds = self.relay.children().count();
         for turn in (0..feeds).map(|n| (self.turn + n) % feeds) {

@@ -69,7 +69,7 @@ fn without_faults(sizes: &[u32]) {
             held(true),
             own_memory() >> 20
         );
-        assert!(ratio(hops) <= 1.15, "{nodes} nodes: {took:?}");
+        assert!(ratio(bare) <= 1.15, "{nodes} nodes: {took:?}");
         assert!(sim.living().all(|replica| replica.repeated() + replica.rebuilt() == 0));
         assert_eq!(root.sent, ENTRIES, "every chunk leaves the root once");
         assert!(most.sent.max(most.received) <= ENTRIES + 2, "a node passes on as much as it gets");
