@@ -1,5 +1,6 @@
-//! LIBI's micro-benchmark with 64, 256 and 1,024 members on this machine, beside a tree and a star of bare processes over loopback TCP:
-//! `cargo bench --bench collectives`. Needs cc; only prints.
+//! LIBI's micro-benchmark with 64, 256 and 1,024 members on this machine, beside bare processes over loopback TCP that do the same with the same
+//! bytes: trees of the members themselves, a star, and processes in hpcrt's shape, where each host has one between its members and the root.
+//! `cargo bench --bench collectives`. Needs cc; only prints, with each time of hpcrt's divided by the best tree's and by its own shape's.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,16 +23,26 @@ fn main() {
     for size in [64, 256, 1024u32] {
         let number = size.to_string();
         let bare = |fan_out: u32| best(&[program, "tree", &number, &fan_out.to_string()]);
-        let trees = [2, 8, 32].map(|fan_out| (format!("tree of {fan_out}"), bare(fan_out)));
-        let star = ("star".to_owned(), bare(size - 1));
-        let ours = [1, 4, 16].map(|agents| {
-            let hosts = format!("h[1-{agents}]");
+        let print = |name: &str, times: [f64; 2], beside: &[[f64; 2]]| {
+            let ratios =
+                |nth: usize| beside.iter().map(|of| format!(" {:4.2}", times[nth] / of[nth])).collect::<String>();
+            let [broadcast, scatter] = times;
+            println!("{size:5}  {name:18} {broadcast:8.0}{:10} | {scatter:8.0}{:10}", ratios(0), ratios(1));
+        };
+        let mut tree = [f64::INFINITY; 2];
+        for fan_out in [2, 8, 32] {
+            let times = bare(fan_out);
+            print(&format!("tree of {fan_out}"), times, &[]);
+            tree = [tree[0].min(times[0]), tree[1].min(times[1])];
+        }
+        print("star", bare(size - 1), &[]);
+        for agents in [1, 4, 16] {
+            let (hosts, relays) = (format!("h[1-{agents}]"), best(&[program, "relays", &number, &agents.to_string()]));
+            print(&format!("relays, hosts: {agents}"), relays, &[]);
             let hpcrt =
                 [env!("CARGO_BIN_EXE_hpcrt"), "exec", "--agent", "local", "-q", "--hosts", &hosts, "-n", &number];
-            (format!("hpcrt, agents: {agents}"), best(&[&hpcrt[..], &["--", program, "member"]].concat()))
-        });
-        for (name, [broadcast, scatter]) in trees.into_iter().chain([star]).chain(ours) {
-            println!("{size:5}  {name:18} {broadcast:8.0} | {scatter:8.0}");
+            let ours = best(&[&hpcrt[..], &["--", program, "member"]].concat());
+            print(&format!("hpcrt, agents: {agents}"), ours, &[tree, relays]);
         }
     }
     let _ = std::fs::remove_dir_all(&place);

@@ -23,12 +23,17 @@ struct link {
 };
 
 /* Memory that the members of a host share with hpcrt's agent: it sees the calls of all at once, and wakes all at once. */
-struct slot {
-    uint32_t asked, answered; /* requests, and replies to them, so far */
-    uint32_t length;          /* of either; 0: the reply comes over the link */
+struct cell {
+    uint32_t length; /* of a request, then of its reply; 0: that comes over the link */
     uint32_t rest;
     char bytes[496];
 };
+struct slot {
+    uint64_t turns; /* replies so far; above them, ASKED each, requests */
+    uint64_t rest;
+    struct cell cells[2]; /* of every other request: one more may be made before the last is answered */
+};
+#define ASKED ((uint64_t)1 << 32)
 struct board {
     uint32_t bell;    /* grows with every reply */
     uint32_t calling; /* members that are not answered */
@@ -51,7 +56,10 @@ static int begun;
 static struct link member = {.fd = -1};
 static struct board *board;
 static struct slot *mine;
-static int on_board; /* the last request stands there, and so will its reply */
+static uint32_t asked;     /* requests on the board */
+static int on_board;       /* the last request stands there, and so will its reply */
+static int unheeded;       /* for the last request there, or the one before, nobody has waited */
+static pid_t myself;
 static int my_rank, my_size;
 static char missing[256];
 
@@ -69,30 +77,34 @@ static int put(struct link *link, const void *bytes, size_t length) {
     return 0;
 }
 
-/* The reply on the board; its length, 0 if it comes over the link, -1 if nobody answers any more. */
-static int wait_for_board(void) {
+/* The cell of this request when it is answered; NULL if nobody answers any more. */
+static struct cell *wait_for_board(uint32_t request) {
     for (int looked = 0;;) {
         uint32_t bell = __atomic_load_n(&board->bell, __ATOMIC_SEQ_CST);
         struct timespec second = {.tv_sec = 1};
         char byte;
-        if (__atomic_load_n(&mine->answered, __ATOMIC_SEQ_CST) == mine->asked) return (int)mine->length;
+        uint32_t answered = (uint32_t)__atomic_load_n(&mine->turns, __ATOMIC_SEQ_CST);
+        if ((int32_t)(answered - request) >= 0) return &mine->cells[(request - 1) % 2];
         if (syscall(SYS_futex, &board->bell, FUTEX_WAIT, bell, &second, NULL, 0) == 0 || errno != ETIMEDOUT) continue;
-        if (recv(member.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) return -1;
+        if (recv(member.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) return NULL;
         /* Somebody does not come: the agent must know who waits, and since when. */
-        if (!looked++ && put(&member, "look\n", 5) < 0) return -1;
+        if (!looked++ && put(&member, "look\n", 5) < 0) return NULL;
     }
 }
 
 static int fill(struct link *link) {
     ssize_t got;
     if (link == &member && on_board) {
-        int length = wait_for_board();
+        struct cell *cell = wait_for_board(asked), *before = &mine->cells[asked % 2];
         on_board = 0;
-        if (length < 0 || length > (int)sizeof mine->bytes) return -1;
-        if (length > 0) {
-            memcpy(link->buffer, mine->bytes, (size_t)length);
+        /* What failed first is told first. */
+        if (cell && unheeded && (before->length == 0 || memcmp(before->bytes, "ok ", 3) != 0)) cell = before;
+        unheeded = 0;
+        if (!cell || cell->length > sizeof cell->bytes) return -1;
+        if (cell->length > 0) {
+            memcpy(link->buffer, cell->bytes, cell->length);
             link->start = 0;
-            link->end = (size_t)length;
+            link->end = cell->length;
             return 0;
         }
     }
@@ -127,14 +139,31 @@ static int line(struct link *link, char *to, size_t room) {
     return 0;
 }
 
-/* The request in the slot is complete. */
-static libi_rc_e post(size_t length) {
-    mine->length = (uint32_t)length;
-    __atomic_store_n(&mine->asked, mine->asked + 1, __ATOMIC_SEQ_CST);
+/* The request in its cell is complete. */
+static libi_rc_e post(struct cell *cell, size_t length) {
+    cell->length = (uint32_t)length;
+    uint64_t before = __atomic_fetch_add(&mine->turns, ASKED, __ATOMIC_SEQ_CST);
     on_board = 1;
+    asked++;
+    /* Whose last call is not answered is counted already. */
+    if ((uint32_t)before != (uint32_t)(before >> 32)) return LIBI_OK;
     uint32_t calling = __atomic_add_fetch(&board->calling, 1, __ATOMIC_SEQ_CST);
     if (calling < __atomic_load_n(&board->members, __ATOMIC_SEQ_CST)) return LIBI_OK;
     return put(&member, "look\n", 5) < 0 ? LIBI_EIO : LIBI_OK;
+}
+
+static libi_rc_e reply(struct link *link, int *count);
+
+/* Waits for the request that nobody has waited for. */
+static libi_rc_e heed(void) {
+    int count;
+    if (!unheeded) return LIBI_OK;
+    unheeded = 0;
+    return reply(&member, &count);
+}
+
+static void leave(void) {
+    if (myself == getpid()) heed();
 }
 
 /* Sends `count` items of `each` bytes, which follow each other in memory; `call`: it is a collective one. */
@@ -143,8 +172,10 @@ static libi_rc_e ask(struct link *link, const char *verb, const void *items, int
     int size = snprintf(head, sizeof head, "%s %d\n", verb, count);
     int digits = snprintf(length, sizeof length, "%zu\n", each);
     size_t total = (size_t)size + (size_t)count * ((size_t)digits + each);
-    int posted = call && mine && total <= sizeof mine->bytes;
-    char *request = posted ? mine->bytes : malloc(total), *at = request;
+    struct cell *cell = call && mine && total <= sizeof cell->bytes ? &mine->cells[asked % 2] : NULL;
+    libi_rc_e rc = !cell && link == &member ? heed() : LIBI_OK;
+    if (rc != LIBI_OK) return rc;
+    char *request = cell ? cell->bytes : malloc(total), *at = request;
     if (!request) return LIBI_EIO;
     memcpy(at, head, (size_t)size);
     at += size;
@@ -153,7 +184,7 @@ static libi_rc_e ask(struct link *link, const char *verb, const void *items, int
         at += digits;
         if (each > 0) memcpy(at, (const char *)items + (size_t)item * each, each);
     }
-    if (posted) return post(total);
+    if (cell) return post(cell, total);
     int sent = put(link, request, total);
     free(request);
     return sent < 0 ? LIBI_EIO : LIBI_OK;
@@ -253,14 +284,17 @@ libi_rc_e LIBI_init(int version, int *argc, char ***argv) {
     my_rank = atoi(rank);
     my_size = atoi(size);
     if (!mine) join_board();
+    if (!myself) atexit(leave);
+    myself = getpid();
     return LIBI_OK;
 }
 
 libi_rc_e LIBI_finalize(void) {
     if (member.fd < 0) return LIBI_EINIT;
+    libi_rc_e rc = heed();
     close(member.fd);
     member.fd = -1;
-    return LIBI_OK;
+    return rc;
 }
 
 libi_rc_e LIBI_amIMaster(void) { return member.fd < 0 ? LIBI_EINIT : my_rank == 0 ? LIBI_YES : LIBI_NO; }
@@ -291,7 +325,12 @@ libi_rc_e LIBI_barrier(void) { return collective("barrier", NULL, 0, 0, NULL, 0)
 libi_rc_e LIBI_broadcast(void *buffer, int bytes) { return collective("broadcast", buffer, my_rank == 0, bytes, buffer, 1); }
 
 libi_rc_e LIBI_gather(void *send, int bytes_each, void *receive) {
-    return collective("gather", send, 1, bytes_each, receive, my_rank == 0 ? my_size : 0);
+    if (member.fd < 0 || bytes_each < 0 || my_rank == 0 || unheeded)
+        return collective("gather", send, 1, bytes_each, receive, my_rank == 0 ? my_size : 0);
+    /* Who has given its part waits with its next call, or before it ends. */
+    libi_rc_e rc = ask(&member, "gather", send, 1, (size_t)bytes_each, 1);
+    unheeded = rc == LIBI_OK && on_board;
+    return rc == LIBI_OK && !on_board ? done(&member) : rc;
 }
 
 libi_rc_e LIBI_scatter(void *send, int bytes_each, void *receive) {

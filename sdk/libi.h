@@ -65,7 +65,8 @@ libi_rc_e LIBI_fe_getHostlist(libi_sess_handle_t session, char ***hosts, unsigne
 /* Waits for the session's processes to end. LIBI_EIO: the exit code of hpcrt was not 0. */
 libi_rc_e LIBI_fe_finalize(libi_sess_handle_t session);
 
-/* The members. Every collective call is made by all members of the session, in the same order, and returns when all have made it. */
+/* The members. Every collective call is made by all members of the session, in the same order, and returns when all have made it; but a
+ * gather may return at once for all but the master, and what goes wrong with it is told by the next call. */
 libi_rc_e LIBI_init(int version, int *argc, char ***argv);
 libi_rc_e LIBI_finalize(void);
 libi_rc_e LIBI_amIMaster(void); /* LIBI_YES or LIBI_NO */

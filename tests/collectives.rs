@@ -109,7 +109,7 @@ fn who_contradicts_the_others_is_told() {
     let done = bash("-n 4", "if ((HPCRT_RANK == 3)); then call gather x; else call barrier; fi; :").end().code(0);
     assert!(done.err.contains("some members called"), "{}", done.err);
     bash("-n 2", "call gather").end().says("calls gather with 0 items; 1 are wanted");
-    bash("-n 2", "call dance 1; call put key; call send x")
+    bash("-n 2", "call dance 1; call put key; call send x; :")
         .end()
         .says("dance with 1 items is no request")
         .says("--front");
@@ -267,6 +267,7 @@ fn members_of_libi() {
     let program = program.to_str().unwrap();
     for flags in ["--hosts a --agent local -q -n 9", "--hosts a,b,c --agent local --fan-out 1 -q -n 7"] {
         exec(flags).program(&[program, "rounds", "300"]).end().code(0);
+        exec(flags).program(&[program, "leave"]).within(Duration::from_secs(10)).end().code(0);
     }
     for how in ["exit", "kill"] {
         let done =

@@ -482,9 +482,10 @@ fn files_that_change_between_jobs() {
     // While a job runs: it goes, every node hears of it, it comes back, every node hears of that, and it is asked for.
     let (hosts, agent) = (cluster.hosts().join(","), cluster.agent_command());
     let flags = ["exec", "-q", "--fresh", "1", "--prefix", "/shared/prog", "--hosts", &hosts, "--agent", &agent];
-    let twice = ["sh", "-c", &format!("{DRIVER} && sleep 5 && {DRIVER}")];
+    let twice = ["sh", "-c", &format!("{DRIVER} && touch /tmp/once && sleep 6 && rm /tmp/once && {DRIVER}")];
     let run = hpcrt(&cluster, USER, &flags).program(&twice).start();
-    thread::sleep(Duration::from_secs(2));
+    let once = |host: &cluster::state::Host| fs::exists(format!("/proc/{}/root/tmp/once", host.pid)).unwrap();
+    until(|| cluster.state().hosts.iter().all(once).then_some(()));
     goes();
     thread::sleep(Duration::from_secs(2));
     comes();

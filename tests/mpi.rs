@@ -45,10 +45,13 @@ fn built(site: &Site, compiler: &str, to: &str) -> Option<String> {
         return None;
     }
     fs::create_dir_all(site.backing("mpi")).unwrap();
-    let done = Command::new(compiler).arg(source("mpihello.c")).arg("-o").arg(site.backing("mpi").join(to)).output();
-    let done = done.unwrap();
+    Some(compiled(site, compiler, &source("mpihello.c"), to))
+}
+
+fn compiled(site: &Site, compiler: &str, from: &Path, to: &str) -> String {
+    let done = Command::new(compiler).arg(from).arg("-o").arg(site.backing("mpi").join(to)).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Some(format!("/shared/mpi/{to}"))
+    format!("/shared/mpi/{to}")
 }
 
 /// Ranks know each other, add up, share memory within a host and know their program; one of so many tries must end.
@@ -94,6 +97,14 @@ fn mpich() {
     let Some(site) = up("mpich") else { return };
     let Some(program) = built(&site, "mpicc.mpich", "mpich") else { return };
     hello(&site, &program, MPICH, &[("hpc2", 1)], 1);
+    // As a library that speaks another language than PMI-1 does.
+    let silent = site.backing("mpi/silent.c");
+    fs::write(&silent, "#include <mpi.h>\nint main(int c, char **v) { return c > 1 ? MPI_Init(&c, &v) : 0; }").unwrap();
+    let silent = compiled(&site, "mpicc.mpich", &silent, "silent");
+    let run = site.run(USER, "hpc[1-2]", &["-q"], &[&silent]).code(0);
+    run.says(&["no rank here asked through PMI-1", "hpc[1-2]"]);
+    let run = site.run(USER, "hpc[1-2]", &["-q", "-n", "1"], &[&silent]).code(0);
+    assert_eq!(run.err(), "");
     let Some(own) = wheel(&site, "mpich") else { return };
     symlink("libmpi.so.12", site.backing("mpich/lib/libmpich.so.12")).unwrap();
     hello(&site, &own, MPICH, &PLACES, 1);
@@ -145,6 +156,12 @@ fn open_mpi_5() {
     }
     let run = site.run(USER, "hpc2", &["-q", "-n", "1"], &[&program]).code(0);
     assert_eq!(run.out(), "rank 0 of 1 sum 0 local 1 app 0 on hpc2\n");
+    // What a script starts shows when it runs: with an argument it does not end.
+    let script = format!("sleep 0.3; exec {program} wait");
+    for view in ["auto", "none"] {
+        let run = site.run(USER, "hpc[1-2]", &["-q", "--ppn", "2", "--view", view], &["sh", "-c", &script]).code(125);
+        run.says(&["has loaded Open MPI 5", "each of the 4 ranks is a job of its own", "hpcrt exec -- mpirun PROGRAM"]);
+    }
     let hpcrt = site.hpcrt.to_str().unwrap();
     let mpirun = ["/shared/openmpi/bin/mpirun", "-n", "2", "--map-by", ":OVERSUBSCRIBE", &program];
     let words = [&["timeout", "60", hpcrt, "exec", "-q", "--agent", "local", "--"], &mpirun[..]].concat();

@@ -236,6 +236,14 @@ fn slurms_own_launcher(slurm: &Slurm<'_>, hpcrt: &str) {
     }
     assert_eq!(count(&output, "audited by /"), 4, "without namespaces its linker is told: {output}");
     assert_eq!(count(&output, "hpcrt-guests"), 0, "{output}");
+    let script = format!("{hpcrt} exec -q --stats /shared/job/guests -- srun -n 4 ./sh -c 'sleep 0.5'");
+    let (code, output) = slurm.batch(USER, [4, 4], "/shared/job", &script);
+    assert_eq!(code, 0, "{output}");
+    let stats: serde_json::Value =
+        serde_json::from_slice(&fs::read(slurm.site.backing("job/guests")).unwrap()).unwrap();
+    let run = stats["phases"].as_array().unwrap().iter().find(|phase| phase["phase"] == "run");
+    let least = run.and_then(|run| run["min"].as_f64()).unwrap_or_default();
+    assert!((0.4..30.0).contains(&least), "from the first that came until the last has ended: {stats:#}");
     // In a session, also two at once.
     let script = format!(
         "id=$({hpcrt} session start)\n\

@@ -129,6 +129,7 @@ pub async fn run(
         hold: false,
         wiring: Wiring::default(),
         client: false,
+        mpi: false,
     };
     let nodes: BTreeSet<NodeId> = up.iter().map(|(node, _)| *node).collect();
     let mut hosting = Hosting {

@@ -1,6 +1,6 @@
 //! The root's side of loading: resolves what a job needs, feeds what the reader finds into the log, and the log to the first nodes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -76,6 +76,7 @@ pub struct Loading {
     waiting: RefCell<HashMap<Piece, BTreeSet<NodeId>>>,
     /// A link's speed was told.
     told: (Sender<()>, Receiver<()>),
+    heard: Cell<bool>,
     /// `None`: there is no link.
     machine: Option<Machine>,
 }
@@ -145,7 +146,16 @@ impl Loading {
         let log = Log::new(true, topology.stripes());
         let couriers = Couriers::new(Rc::clone(tasks), Rc::clone(children));
         let waiting = RefCell::default();
-        let this = Rc::new(Loading { source, log, topology, couriers, waiting, told: bounded(1), machine });
+        let this = Rc::new(Loading {
+            source,
+            log,
+            topology,
+            couriers,
+            waiting,
+            told: bounded(1),
+            heard: Cell::default(),
+            machine,
+        });
         tasks.spawn(Rc::clone(&this).write(found)).detach();
         tasks.spawn(Rc::clone(&this).hand_out()).detach();
         tasks.spawn(order(Arc::clone(&this.source), Rc::clone(children))).detach();
@@ -218,7 +228,9 @@ impl FeedsLog for Loading {
     /// Also of a link between two nodes.
     fn hear_rate(&self, rate: u64) -> bool {
         log::debug!("a link carries {} MB/s", rate / 1_000_000);
-        if self.machine.is_some_and(|machine| machine.outpaces(rate)) {
+        // Where hosts share processors, who is told of later waited longer for these, and compression would take more of them.
+        let first = !self.heard.replace(true);
+        if self.machine.is_some_and(|machine| (first || machine.hosts == 1) && machine.outpaces(rate)) {
             self.source.compress_slow_links();
         }
         let _ = self.told.0.try_send(());

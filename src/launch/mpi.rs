@@ -19,6 +19,12 @@ pub enum Mpi {
     OpenMpi5,
 }
 
+const ALONE: &str = "which finds its ranks through PMIx only: each of the";
+/// What is said of ranks of a program that is linked with an MPI library when none has spoken PMI-1.
+pub const NOBODY_ASKED: &str = "the program is linked with an MPI library, and no rank here asked through PMI-1 who the others are: \
+     each may have been a job of its own; hpcrt exec -- mpirun PROGRAM lets the library's own launcher start them";
+const REMEDY: &str = "build it with MPICH or Open MPI 4, or let its own mpirun start it: hpcrt exec -- mpirun PROGRAM";
+
 impl Mpi {
     /// Of a program with this closure; `None`: it is not linked with any that is known.
     pub fn of(closure: &Closure) -> Option<Mpi> {
@@ -47,10 +53,18 @@ impl Mpi {
         if self != Mpi::OpenMpi5 || ranks < 2 {
             return Ok(());
         }
-        let cause = format!(
-            "it is linked with Open MPI 5, which finds its ranks through PMIx only: each of the {ranks} would be a job of its own"
-        );
-        let remedy = "build it with MPICH or Open MPI 4, or let its own mpirun start it: hpcrt exec -- mpirun PROGRAM";
-        Err(Error::usage("run the MPI program", cause).on(program).remedy(remedy))
+        let cause = format!("it is linked with Open MPI 5, {ALONE} {ranks} would be a job of its own");
+        Err(Error::usage("run the MPI program", cause).on(program).remedy(REMEDY))
+    }
+
+    /// What is said of ranks that have loaded Open MPI 5 while they ran, and are jobs of one.
+    pub fn singletons(ranks: u32) -> Error {
+        let cause = format!("a process of it has loaded Open MPI 5, {ALONE} {ranks} ranks is a job of its own");
+        Error::new("run the MPI program", cause).remedy(REMEDY)
+    }
+
+    /// Whether Open MPI 5 is among the files that a process has mapped, as /proc lists them.
+    pub fn is_mapped_5(maps: &[u8]) -> bool {
+        ["/libmpi.so.40", "/libopen-pal.so.80"].iter().all(|name| memchr::memmem::find(maps, name.as_bytes()).is_some())
     }
 }

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::future::FutureExt;
+use smol::stream::StreamExt;
 use smol::{LocalExecutor, Task, Timer};
 
 use crate::net::link::{LinkError, Packet, Reader, SILENCE, Writer};
@@ -35,7 +36,7 @@ pub enum Event {
     Broken { child: NodeId, error: LinkError },
 }
 
-/// Starts the task that empties an outbox into a link, with a ping when there is nothing to say. Closing the outbox ends it after
+/// Starts the task that empties an outbox into a link, and a ping now and then. Closing the outbox ends it after
 /// everything was sent.
 pub fn pump(tasks: &Spawner, writer: Writer, ping: Packet) -> (Sender<Packet>, Task<()>) {
     pump_with(tasks, writer, ping, OUTBOX)
@@ -45,9 +46,10 @@ pub fn pump(tasks: &Spawner, writer: Writer, ping: Packet) -> (Sender<Packet>, T
 pub fn pump_with(tasks: &Spawner, mut writer: Writer, ping: Packet, room: usize) -> (Sender<Packet>, Task<()>) {
     let (outbox, waiting) = bounded::<Packet>(room);
     let task = tasks.spawn(async move {
+        let mut ticks = Timer::interval(SILENCE / 3);
         loop {
             let quiet = async {
-                Timer::after(SILENCE / 3).await;
+                ticks.next().await;
                 Ok(ping.clone())
             };
             let Ok(packet) = waiting.recv().or(quiet).await else { return };

@@ -170,6 +170,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         wiring: wiring.clone(),
         // Whatever it starts or loads later may be linked with Open MPI.
         client: placement.ranks() > 1 && !needs.mpi.contains(&(part, Mpi::Pmi1)),
+        mpi: placement.ranks() > 1 && needs.mpi.iter().any(|(of, _)| *of == part),
     };
     let launches: Vec<Launch> = (0..).zip(&job.blocks).map(launch).collect();
     let mut running = Running {

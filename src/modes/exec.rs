@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use smol::LocalExecutor;
-use smol::future::FutureExt;
 
 use super::job::{self, Where};
 use crate::cli::{Exec, Part, PartFlags};
@@ -111,7 +110,13 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
             code
         };
         match porter.and_then(|porter| Door::open(&subject.id, porter)) {
-            Ok(door) => job.or(async { match Rc::clone(&subject).answer_at(door, &tasks).await {} }).await,
+            Ok(door) => {
+                let (subject, spawner) = (Rc::clone(&subject), Rc::clone(&tasks));
+                let answering = tasks.spawn(async move { subject.answer_at(door, &spawner).await });
+                let code = job.await;
+                answering.cancel().await;
+                code
+            }
             Err(error) => {
                 if !flags.quiet {
                     console.say(format_args!("hpcrt status will not show this job: {error}"));

@@ -2,10 +2,10 @@
 //!
 //! The frames are those of [`super::link`]; both sides have proved themselves there.
 
-use std::io::{self, IoSlice, Read};
+use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rkyv::util::AlignedVec;
 use rustix::io::Errno;
@@ -24,6 +24,8 @@ use crate::sys::page::{HEAD, SPAN};
 const READ_AHEAD: usize = 16 << 10;
 /// A host that does not answer is given up after this time.
 const CONNECT: Duration = Duration::from_secs(3);
+/// Who asked within this time after the last answer is waited for awake: to be woken takes longer than most answers.
+const SOON: Duration = Duration::from_micros(100);
 /// A peer whose host is gone is noticed after about this time.
 const DEAD: Duration = Duration::from_secs(20);
 
@@ -36,6 +38,8 @@ pub struct Direct {
     start: usize,
     end: usize,
     header: AlignedVec,
+    /// The last question came within [`SOON`].
+    soon: bool,
 }
 
 /// Connects to who lends memory. `tagged`: frames carry tags, as they must between hosts.
@@ -74,7 +78,7 @@ impl Direct {
         socket.set_tcp_keepalive(&probes)?;
         socket.set_tcp_user_timeout(Some(DEAD))?;
         let (buffer, header) = (vec![0; READ_AHEAD].into(), AlignedVec::with_capacity(HEAD));
-        Ok(Direct { stream, tags: tags.filter(|_| tagged), buffer, start: 0, end: 0, header })
+        Ok(Direct { stream, tags: tags.filter(|_| tagged), buffer, start: 0, end: 0, header, soon: false })
     }
 
     /// The socket, and the tags of what is sent and received; nothing may have been read ahead.
@@ -194,12 +198,27 @@ impl Direct {
                 return self.read_all(to);
             }
             (self.start, self.end) = (0, 0);
-            self.end = match self.stream.read(&mut self.buffer) {
-                Ok(0) => return Err(LinkError::Closed),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                read => read?,
-            };
+            self.end = self.read_some()?;
         }
+    }
+
+    /// What is there, once there is something, into the buffer.
+    fn read_some(&mut self) -> Result<usize, LinkError> {
+        let begun = Instant::now();
+        let came = loop {
+            let awake = self.soon && begun.elapsed() < SOON;
+            let flags = if awake { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+            match rustix::net::recv(&self.stream, &mut self.buffer[..], flags) {
+                // Others go first.
+                Err(Errno::AGAIN) if awake => rustix::thread::sched_yield(),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(io::Error::from(errno).into()),
+                Ok((_, 0)) => return Err(LinkError::Closed),
+                Ok((_, len)) => break len,
+            }
+        };
+        self.soon = begun.elapsed() < SOON;
+        Ok(came)
     }
 }
 

@@ -4,13 +4,14 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rkyv::util::AlignedVec;
 use smol::future::FutureExt;
 use smol::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use smol::{Async, Timer};
 
+use super::alarm::Alarm;
 use super::auth::{Handshake, SessionKey, Tags, nonce, same_tag};
 use super::wire::frame::{BODY_MAX, FrameError, HEADER_MAX, HELLO_MAX, Kind, Message, PREFIX, Prefix, TAG};
 use super::wire::hello::{Hello, Purpose};
@@ -83,6 +84,7 @@ pub struct Reader {
     start: usize,
     /// Bytes read ahead, at most.
     ahead: usize,
+    silence: Alarm,
 }
 
 /// The sending half.
@@ -115,7 +117,14 @@ impl Reader {
     /// # Errors
     /// See [`LinkError`].
     pub async fn receive_within(&mut self) -> Result<Packet, LinkError> {
-        self.receive().or(late(SILENCE, LinkError::Silent)).await
+        let (until, mut silence) = (Instant::now() + SILENCE, std::mem::take(&mut self.silence));
+        let silent = async {
+            silence.at(until).await;
+            Err(LinkError::Silent)
+        };
+        let received = self.receive().or(silent).await;
+        self.silence = silence;
+        received
     }
 
     async fn receive_capped(&mut self, limit: (usize, usize)) -> Result<Packet, LinkError> {
@@ -217,7 +226,14 @@ pub fn trusted(
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
 ) -> (Reader, Writer) {
-    let reader = Reader { io: Box::new(input), tags: None, buffer: Vec::new(), start: 0, ahead: READ_AHEAD };
+    let reader = Reader {
+        io: Box::new(input),
+        tags: None,
+        buffer: Vec::new(),
+        start: 0,
+        ahead: READ_AHEAD,
+        silence: Alarm::default(),
+    };
     (reader, Writer { io: Box::new(output), tags: None, small: Vec::new() })
 }
 

@@ -1,5 +1,6 @@
 //! The overlay: bytes, peers and routes, without meaning. `wire` holds the types of every conversation.
 
+pub mod alarm;
 pub mod auth;
 pub mod collective;
 pub mod direct;

@@ -29,6 +29,19 @@ pub trait Weight {
     fn weight(&self) -> usize;
 }
 
+/// Who feeds a node in a stripe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Upstream {
+    /// A process of the same host. What the children have not taken yet is left with it: taken at once, at the speed of memory, it would keep
+    /// the host's processors from sending.
+    Near,
+    /// A peer over a link like those to the children: a child that is fed alone is compared with it.
+    Linked,
+    /// Nobody so far, or a way that carries more than the log.
+    #[default]
+    Other,
+}
+
 /// The caller's number for its connection to a child. A new connection of the same child gets a new one, so that the late end of the old
 /// one does no harm.
 pub type Child = u64;
@@ -90,7 +103,8 @@ struct Stripe<H, B> {
     stored: usize,
     /// No body below this index is held.
     released: usize,
-    /// What came from upstream: whom a child that is fed alone is compared with.
+    upstream: Upstream,
+    /// What came from there.
     came: Taker,
 }
 
@@ -139,7 +153,6 @@ pub struct Relay<H, B> {
     /// Bytes in the largest body so far: what the next one may take.
     largest: usize,
     pace: Pace,
-    linked: bool,
 }
 
 impl<H: Clone, B: Clone + Weight> Relay<H, B> {
@@ -150,7 +163,13 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// A node that gets the log from others.
     pub fn replica(stripes: u8, window: usize) -> Self {
-        let stripe = || Stripe { log: Vec::new(), stored: 0, released: 0, came: Taker::default() };
+        let stripe = || Stripe {
+            log: Vec::new(),
+            stored: 0,
+            released: 0,
+            upstream: Upstream::default(),
+            came: Taker::default(),
+        };
         Relay {
             root: false,
             window,
@@ -163,7 +182,6 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             unstored: 0,
             largest: 0,
             pace: Pace::default(),
-            linked: false,
         }
     }
 
@@ -214,9 +232,9 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         self.shrink();
     }
 
-    /// Whether what comes from upstream comes over a link like those to the children: then a child that is fed alone is compared with it.
-    pub fn set_linked(&mut self, linked: bool) {
-        self.linked = linked;
+    /// Says who feeds this node in `stripe`, one that it has.
+    pub fn set_upstream(&mut self, stripe: u8, upstream: Upstream) {
+        self.stripes[usize::from(stripe)].upstream = upstream;
     }
 
     /// Starts (or restarts) to feed `child` in `stripe` with the entries from `from`, which is the child's
@@ -326,16 +344,17 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
 
     /// Whether to read more: from the upstream peers, or, at the root, from the source of the log.
     ///
-    /// False while a window's worth of bodies waits for the node's store. At the root also while one more would push out a body that no
-    /// child has taken yet, so that the source runs as fast as the fastest child.
+    /// False while a window's worth of bodies waits for the node's store. At the root, and where the upstream peer is [`Upstream::Near`], also
+    /// while one more would push out a body that no child has taken yet: so the source runs as fast as the fastest link.
     pub fn wants_more(&self) -> bool {
         let untaken = || {
             self.droppable.front().is_some_and(|&seq| {
                 let (stripe, index) = self.place(seq);
-                !self.feeds.iter().any(|feed| feed.stripe == stripe && feed.next > index)
+                (self.root || self.stripes[stripe].upstream == Upstream::Near)
+                    && !self.feeds.iter().any(|feed| feed.stripe == stripe && feed.next > index)
             })
         };
-        self.unstored < self.window && !(self.root && self.held + self.largest > self.window && untaken())
+        self.unstored < self.window && !(self.held + self.largest > self.window && untaken())
     }
 
     /// Children that are fed in some stripe; one fed in two comes twice.
@@ -357,8 +376,8 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             return;
         }
         let waits: Vec<bool> = self.feeds.iter().map(|f| f.next < self.stripes[f.stripe].log.len()).collect();
-        let alone = if let [only] = &self.feeds[..] { Some(only.stripe).filter(|_| self.linked) } else { None };
-        let came = alone.map(|stripe| (&mut self.stripes[stripe].came, false));
+        let alone = if let [only] = &self.feeds[..] { Some(&mut self.stripes[only.stripe]) } else { None };
+        let came = alone.filter(|stripe| stripe.upstream == Upstream::Linked).map(|stripe| (&mut stripe.came, false));
         let slow = self.pace.judge(now, self.feeds.iter_mut().map(|feed| &mut feed.taker).zip(waits).chain(came));
         for (feed, _) in self.feeds.iter_mut().zip(slow).filter(|(_, slow)| *slow) {
             feed.notice.get_or_insert(Notice::Slow);
@@ -546,6 +565,13 @@ mod tests {
         assert!(!replica.wants_more());
         store_all(&mut replica);
         assert!(replica.wants_more(), "its children are not the business of its upstream peer");
+
+        replica.set_upstream(0, Upstream::Near);
+        assert!(!replica.wants_more(), "unless that is on the same host");
+        replica.poll_transmit(1, Duration::ZERO);
+        assert!(replica.wants_more());
+        replica.detach(1);
+        assert!(replica.wants_more(), "without children");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use async_channel::{Receiver, Sender, bounded};
 use rkyv::util::AlignedVec;
 
 use super::link::{LinkError, Packet};
-use super::relay::{self, Child, Entry, Relay, Transmit, WINDOW, Weight};
+use super::relay::{self, Child, Entry, Relay, Transmit, Upstream, WINDOW, Weight};
 use super::wire::frame::{FrameError, Kind, Message};
 use super::wire::log::LogFrame;
 use super::wire::record::{LoadId, Record};
@@ -278,9 +278,9 @@ impl Log {
         self.relay.borrow().resume_from(stripe)
     }
 
-    /// See [`Relay::set_linked`].
-    pub fn set_linked(&self, linked: bool) {
-        self.relay.borrow_mut().set_linked(linked);
+    /// See [`Relay::set_upstream`].
+    pub fn set_upstream(&self, stripe: u8, upstream: Upstream) {
+        self.relay.borrow_mut().set_upstream(stripe, upstream);
     }
 
     /// What to ask an upstream peer for.

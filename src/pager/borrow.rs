@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use indicatif::HumanBytes;
 
@@ -12,9 +13,11 @@ use crate::net::direct::{Direct, connect};
 use crate::net::link::LinkError;
 use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::page::Page;
-use crate::sys::page::{PAGE, op};
+use crate::sys::page::{Bits, PAGE, op};
 use crate::sys::places::deal;
-use crate::sys::resident::{ASK, Failure, Grant, LINKS, MARK, PLACE_MAX, SERVERS, cause, step};
+use crate::sys::resident::{
+    ASK, DESCRIPTORS, Failure, Grant, LINKS, MARK, PLACE_MAX, SERVERS, WINDOW_BYTES, cause, step,
+};
 use crate::sys::without::{Ability, Without};
 
 /// The resident, as `build.rs` made it.
@@ -56,6 +59,8 @@ pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
 pub struct Servers {
     all: Vec<Lender>,
     mirror: bool,
+    /// Files of servers of this host may be used.
+    shares: bool,
     /// A bit for each that a program has lost: others do not wait for it again.
     lost: Cell<u64>,
     key: SessionKey,
@@ -63,13 +68,17 @@ pub struct Servers {
 
 impl Servers {
     /// `session`: the key under which theirs is hidden.
-    pub fn new(wish: &Borrow, session: &SessionKey) -> Servers {
-        Servers {
+    ///
+    /// # Errors
+    /// `HPCRT_WITHOUT` holds an unknown name.
+    pub fn new(wish: &Borrow, session: &SessionKey) -> Result<Servers> {
+        Ok(Servers {
             all: wish.servers.clone(),
             mirror: wish.mirror,
+            shares: !Without::from_env()?.has(Ability::Shared),
             lost: Cell::new(0),
             key: SessionKey(session.hide(&wish.nonce, &wish.key)),
-        }
+        })
     }
 
     /// Connects to all of them for one program, as a new client: what it is granted, as bytes, and the sockets. `label`: what servers show of
@@ -82,14 +91,14 @@ impl Servers {
         let word = |at: usize| random[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let client = Page::open([word(0), word(8)], label);
         let (mut links, mut fds, mut missing) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut absent, mut weights) = (0u64, [0u64; SERVERS]);
+        let (mut absent, mut shared, mut weights) = (0u64, 0u64, [0u64; SERVERS]);
         for (nth, server) in self.all.iter().enumerate() {
             let opened = match self.lost.get() >> nth & 1 {
                 0 => self.open_all(server, client).await,
                 _ => Err(Error::new("borrow memory from", "another program has lost it").on(&server.name)),
             };
             match opened {
-                Ok(opened) => {
+                Ok((opened, file)) => {
                     for (link, free) in opened {
                         // Who is full takes a share, too: its refusal names it.
                         weights[nth] = free.max(1);
@@ -97,12 +106,14 @@ impl Servers {
                         links.extend(granted(tags));
                         fds.push(socket);
                     }
+                    shared |= u64::from(file.is_some()) << nth;
+                    fds.push(file.map_or_else(nothing, Ok)?);
                 }
                 Err(error) if self.mirror => {
                     absent |= 1 << nth;
                     links.resize(links.len() + LINKS * LINK, 0);
-                    for _ in 0..LINKS {
-                        fds.push(std::fs::File::open("/dev/null").op("open /dev/null")?.into());
+                    for _ in 0..DESCRIPTORS {
+                        fds.push(nothing()?);
                     }
                     missing.push(error);
                 }
@@ -114,7 +125,7 @@ impl Servers {
         }
         let mut grant = ASK.to_vec();
         let [one, two, ..] = client.data;
-        let numbers = [self.all.len() as u64, one, two, u64::from(self.mirror), absent];
+        let numbers = [self.all.len() as u64, one, two, u64::from(self.mirror), absent, shared];
         grant.extend(numbers.iter().chain(&weights).flat_map(|number| number.to_le_bytes()));
         let places = deal(&weights, self.mirror);
         grant.extend(places.iter().flat_map(|place| [place.first, place.second, place.whole, 0]));
@@ -123,24 +134,27 @@ impl Servers {
         Ok((grant, fds, missing))
     }
 
-    /// All links to one server, and pages that it has left.
-    async fn open_all(&self, server: &Lender, client: Page) -> Result<Vec<(Direct, u64)>> {
+    /// All links to one server, and pages that it has left; what it shares.
+    async fn open_all(&self, server: &Lender, client: Page) -> Result<(Vec<(Direct, u64)>, Option<OwnedFd>)> {
         let mut links = Vec::new();
+        let mut file = None;
         for _ in 0..LINKS {
-            links.push(self.open_any(&server.addresses, client).await.map_err(|error| {
+            let (link, free, found) = self.open_any(&server.addresses, client).await.map_err(|error| {
                 let cause = match error {
                     LinkError::Closed => "it closes the connection: it has another key, or serves too many".to_owned(),
                     error => error.to_string(),
                 };
                 let error = Error::new("borrow memory from", cause).on(&server.name);
                 if server.lend > 0 { error } else { error.remedy("hpcrt memserver must run there with the same key") }
-            })?);
+            })?;
+            links.push((link, free));
+            file = found;
         }
-        Ok(links)
+        Ok((links, file))
     }
 
     /// Over the first address at which it answers.
-    async fn open_any(&self, addresses: &[String], client: Page) -> Result<(Direct, u64), LinkError> {
+    async fn open_any(&self, addresses: &[String], client: Page) -> Result<Opened, LinkError> {
         let mut last = LinkError::Closed;
         for address in addresses {
             match self.open(address, client).await {
@@ -151,13 +165,20 @@ impl Servers {
         Err(last)
     }
 
-    async fn open(&self, address: &str, client: Page) -> Result<(Direct, u64), LinkError> {
+    async fn open(&self, address: &str, client: Page) -> Result<Opened, LinkError> {
         let address: SocketAddr = address.parse().map_err(|_| LinkError::Closed)?;
+        let asks = self.shares && address.ip().is_loopback();
         let mut link = connect(address, &self.key, !address.ip().is_loopback()).await?;
         smol::unblock(move || {
             link.send(&client, &[])?;
+            let Some((Page { op: op::OPENED, data, .. }, 0)) = link.receive()? else { return Err(LinkError::Closed) };
+            let free = data[0].saturating_sub(data[1]);
+            if !asks {
+                return Ok((link, free, None));
+            }
+            link.send(&Page { op: op::SHARE, ..Page::default() }, &[])?;
             match link.receive()? {
-                Some((Page { op: op::OPENED, data, .. }, 0)) => Ok((link, data[0].saturating_sub(data[1]))),
+                Some((Page { op: op::SHARED, data, .. }, 0)) => Ok((link, free, shared(data))),
                 _ => Err(LinkError::Closed),
             }
         })
@@ -218,6 +239,23 @@ impl Servers {
             }
         }
     }
+}
+
+/// A link, pages that its server has left, and what it shares with this client.
+type Opened = (Direct, u64, Option<OwnedFd>);
+
+/// Opens the file that a server told of; another process may have its number here.
+fn shared([process, descriptor, mark @ ..]: Bits) -> Option<OwnedFd> {
+    let path = format!("/proc/{process}/fd/{descriptor}");
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
+    let mut end = [0; 16];
+    file.read_exact_at(&mut end, WINDOW_BYTES).ok()?;
+    (end[..] == mark.map(u64::to_le_bytes).concat() && mark != [0; 2]).then(|| file.into())
+}
+
+/// In the place of a descriptor.
+fn nothing() -> Result<OwnedFd> {
+    Ok(std::fs::File::open("/dev/null").op("open /dev/null")?.into())
 }
 
 /// What is granted for a link.

@@ -7,4 +7,5 @@ pub mod key;
 pub mod list;
 pub mod promise;
 pub mod server;
+mod shared;
 pub mod store;

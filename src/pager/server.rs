@@ -27,6 +27,7 @@ const CONNECTIONS: usize = 512;
 pub struct Session {
     store: Arc<Store>,
     lease: Option<Lease>,
+    here: bool,
 }
 
 /// What is answered: a header, and the pages of a span that are its body.
@@ -37,9 +38,9 @@ pub struct Answer {
 }
 
 impl Session {
-    /// A connection to this store.
-    pub fn new(store: &Arc<Store>) -> Session {
-        Session { store: Arc::clone(store), lease: None }
+    /// A connection to this store. `here`: of a client of this host.
+    pub fn new(store: &Arc<Store>, here: bool) -> Session {
+        Session { store: Arc::clone(store), lease: None, here }
     }
 
     /// Answers a question. `body`: a span with the pages that came beside it in their places.
@@ -49,6 +50,10 @@ impl Session {
     pub fn handle(&mut self, page: &Page, ask: Ask, body: Option<Span>) -> Result<Answer, FrameError> {
         const NONE: Bits = [0; 4];
         let plain = |op, data| Ok(Answer { page: page.answer(op, data, NONE), span: None });
+        let done = |result| match result {
+            Ok(()) => plain(op::DONE, NONE),
+            Err(Full { capacity, used }) => plain(op::FULL, [capacity, used, 0, 0]),
+        };
         match (ask, &self.lease) {
             (Ask::Open { client, label }, None) => {
                 let lease = self.store.open(client, label);
@@ -63,16 +68,20 @@ impl Session {
             }
             (Ask::Put { span, data, zero }, Some(lease)) => {
                 let Some(body) = body else { return Err(FrameError::Header) };
-                match lease.put(span, data, zero, body) {
-                    Ok(()) => plain(op::DONE, NONE),
-                    Err(Full { capacity, used }) => plain(op::FULL, [capacity, used, 0, 0]),
-                }
+                done(lease.put(span, data, zero, body))
             }
+            (Ask::Share, Some(lease)) => {
+                plain(op::SHARED, if self.here { lease.share().unwrap_or_default() } else { NONE })
+            }
+            (Ask::Take { span, data, zero }, Some(lease)) => done(lease.take(span, data, zero)),
             (Ask::Drop { span, spans }, Some(lease)) => {
                 lease.forget(span, spans);
                 plain(op::DONE, NONE)
             }
-            (Ask::Copy { client }, Some(lease)) if lease.copy(client) => plain(op::DONE, NONE),
+            (Ask::Copy { client }, Some(lease)) => match lease.copy(client) {
+                Ok(false) => Err(FrameError::Header),
+                copied => done(copied.map(drop)),
+            },
             _ => Err(FrameError::Header),
         }
     }
@@ -82,8 +91,8 @@ impl Session {
 ///
 /// # Errors
 /// The client broke the protocol, or memory for what it sends cannot be had.
-fn serve(link: &mut Direct, store: &Arc<Store>) -> Result<(), LinkError> {
-    let mut session = Session::new(store);
+fn serve(link: &mut Direct, store: &Arc<Store>, here: bool) -> Result<(), LinkError> {
+    let mut session = Session::new(store, here);
     while let Some((page, len)) = link.receive()? {
         let ask = page.ask(len)?;
         let body = match ask {
@@ -164,7 +173,7 @@ pub fn lend(listener: Async<std::net::TcpListener>, key: SessionKey, store: &Arc
         let (store, present) = (Arc::clone(&store), Arc::clone(&present));
         let begun = thread::Builder::new().name("lend".to_owned()).stack_size(256 << 10).spawn(move || {
             let _present = present;
-            if let Err(error) = link.and_then(|mut link| serve(&mut link, &store)) {
+            if let Err(error) = link.and_then(|mut link| serve(&mut link, &store, here)) {
                 log::debug!("a connection ended: {error}");
             }
         });

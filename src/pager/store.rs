@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::shared::Shared;
 use crate::net::wire::page::Client;
 use crate::sys::page::{Bits, PAGE, count, runs};
 use crate::sys::span::Span;
@@ -29,6 +30,8 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Pages {
     spans: Mutex<HashMap<u64, Kept>>,
+    /// In its place, of a client of this host.
+    shared: OnceLock<Shared>,
     label: Bits,
     /// Pages that hold something.
     count: AtomicU64,
@@ -130,11 +133,34 @@ impl Store {
         }
     }
 
+    /// A client's span, and which of these pages are in it.
+    fn get(&self, client: &Pages, number: u64, pages: Bits) -> Option<(Arc<Span>, Bits)> {
+        if let Some(shared) = client.shared.get() {
+            let data = both(pages, *shared.spans().get(&number)?);
+            let mut span = self.spare().ok()?;
+            shared.read(number, data, &mut span).ok()?;
+            return Some((Arc::new(span), data));
+        }
+        let spans = lock(&client.spans);
+        let kept = spans.get(&number)?;
+        Some((Arc::clone(&kept.span), both(pages, kept.data)))
+    }
+
     /// Counts so many pages more, if there is room.
     fn take(&self, more: u64) -> Result<(), Full> {
         let fits = |used: u64| used.checked_add(more).filter(|sum| *sum <= self.capacity);
         let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         taken.map(drop).map_err(|used| Full { capacity: self.capacity, used })
+    }
+}
+
+impl Pages {
+    /// Spans that hold something.
+    fn numbers(&self) -> Vec<u64> {
+        match self.shared.get() {
+            Some(shared) => shared.spans().keys().copied().collect(),
+            None => lock(&self.spans).keys().copied().collect(),
+        }
     }
 }
 
@@ -144,11 +170,41 @@ impl Lease {
         &self.store
     }
 
+    /// Has everything kept in a file from now on: where that is, if this client keeps nothing and the kernel allows it.
+    pub fn share(&self) -> Option<Bits> {
+        if self.pages.shared.get().is_none() && lock(&self.pages.spans).is_empty() {
+            let _ = self.pages.shared.set(Shared::new()?);
+        }
+        self.pages.shared.get().map(Shared::address)
+    }
+
     /// A span, and which of these pages are in it; the others are zero.
     pub fn get(&self, number: u64, pages: Bits) -> Option<(Arc<Span>, Bits)> {
-        let spans = lock(&self.pages.spans);
-        let kept = spans.get(&number)?;
-        Some((Arc::clone(&kept.span), both(pages, kept.data)))
+        self.store.get(&self.pages, number, pages)
+    }
+
+    /// Makes room in the file for the pages `data`, which the client writes, and forgets those in `zero`.
+    ///
+    /// # Errors
+    /// There is no room, or no file.
+    pub fn take(&self, number: u64, data: Bits, zero: Bits) -> Result<(), Full> {
+        let full = || Full { capacity: self.store.capacity, used: self.store.used() };
+        let shared = self.pages.shared.get().ok_or_else(full)?;
+        let mut spans = shared.spans();
+        let before = spans.get(&number).copied().unwrap_or_default();
+        let after = std::array::from_fn(|at| (before[at] | data[at]) & !zero[at]);
+        let (less, more) = (count(&before) as u64, count(&after) as u64);
+        self.store.take(more.saturating_sub(less))?;
+        if shared.reserve(number, without(data, before)).is_err() {
+            shared.forget(number, without(data, before));
+            self.store.used.fetch_sub(more.saturating_sub(less), Ordering::Relaxed);
+            return Err(full());
+        }
+        self.store.used.fetch_sub(less.saturating_sub(more), Ordering::Relaxed);
+        self.pages.count.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
+        shared.forget(number, both(before, zero));
+        let _ = if more == 0 { spans.remove(&number) } else { spans.insert(number, after) };
+        Ok(())
     }
 
     /// Keeps the pages `data` of `fresh`, and forgets those in `zero`.
@@ -156,6 +212,12 @@ impl Lease {
     /// # Errors
     /// There is no room.
     pub fn put(&self, number: u64, data: Bits, zero: Bits, mut fresh: Span) -> Result<(), Full> {
+        if let Some(shared) = self.pages.shared.get() {
+            self.take(number, data, zero)?;
+            let written = shared.write(number, data, &fresh);
+            self.store.recycle(fresh);
+            return written.map_err(|_| Full { capacity: self.store.capacity, used: self.store.used() });
+        }
         let mut spans = lock(&self.pages.spans);
         let before = spans.get(&number).map_or(Bits::default(), |kept| kept.data);
         let after = std::array::from_fn(|at| (before[at] | data[at]) & !zero[at]);
@@ -214,6 +276,14 @@ impl Lease {
 
     /// Forgets everything in so many spans.
     pub fn forget(&self, first: u64, spans: u64) {
+        if let Some(shared) = self.pages.shared.get() {
+            let all: Vec<_> = shared.spans().iter().map(|(number, data)| (*number, *data)).collect();
+            let meant = |number: u64| number >= first && number - first < spans;
+            for (number, data) in all.into_iter().filter(|(number, _)| meant(*number)) {
+                let _ = self.take(number, Bits::default(), data);
+            }
+            return;
+        }
         let mut kept = lock(&self.pages.spans);
         let before = kept.len();
         let (mut pages, mut freed) = (0, 0);
@@ -231,11 +301,33 @@ impl Lease {
         self.pages.count.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Keeps from now on what another client keeps now: false if there is none, or this one keeps something already.
-    pub fn copy(&self, client: Client) -> bool {
+    /// Keeps from now on what another client keeps now: false if there is none, or this one keeps something already. What is in files is copied at
+    /// once, else what differs later.
+    ///
+    /// # Errors
+    /// There is no room for what is copied at once.
+    pub fn copy(&self, client: Client) -> Result<bool, Full> {
         // Until it is done that one cannot go.
         let clients = lock(&self.store.clients);
-        let Some(other) = clients.get(&client).filter(|other| !Arc::ptr_eq(other, &self.pages)) else { return false };
+        let Some(other) = clients.get(&client).filter(|other| !Arc::ptr_eq(other, &self.pages)) else {
+            return Ok(false);
+        };
+        if self.pages.shared.get().is_some() || other.shared.get().is_some() {
+            if self.pages.count.load(Ordering::Relaxed) > 0 {
+                return Ok(false);
+            }
+            for number in other.numbers() {
+                let Some((span, data)) = self.store.get(other, number, [u64::MAX; 4]) else { return Ok(false) };
+                let fresh = Arc::try_unwrap(span).or_else(|kept| {
+                    let mut fresh = self.store.spare()?;
+                    copy(&mut fresh, &kept, data);
+                    io::Result::Ok(fresh)
+                });
+                let full = |_| Full { capacity: self.store.capacity, used: self.store.used() };
+                self.put(number, data, Bits::default(), fresh.map_err(full)?)?;
+            }
+            return Ok(true);
+        }
         let copied = lock(&other.spans).clone();
         let mut ours = lock(&self.pages.spans);
         let allowed = ours.is_empty();
@@ -243,7 +335,7 @@ impl Lease {
             self.pages.count.fetch_add(other.count.load(Ordering::Relaxed), Ordering::Relaxed);
             *ours = copied;
         }
-        allowed
+        Ok(allowed)
     }
 }
 
@@ -254,7 +346,8 @@ impl Drop for Lease {
         if Arc::strong_count(&self.pages) == 2 {
             clients.remove(&self.client);
             let freed = lock(&self.pages.spans).drain().map(|(_, kept)| kept.let_go()).sum::<u64>();
-            self.store.used.fetch_sub(freed, Ordering::Relaxed);
+            let shared = self.pages.shared.get().map_or(0, |_| self.pages.count.load(Ordering::Relaxed));
+            self.store.used.fetch_sub(freed + shared, Ordering::Relaxed);
         }
     }
 }
@@ -356,7 +449,7 @@ mod tests {
         let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
         put(&one, 5, bits([0, 1, 2]), bits([]), 1).unwrap();
         put(&one, 6, bits([0]), bits([]), 1).unwrap();
-        assert!(!two.copy([9, 9]) && !two.copy([1, 2]) && two.copy([1, 1]) && !two.copy([1, 1]));
+        assert_eq!([[9, 9], [1, 2], [1, 1], [1, 1]].map(|name| two.copy(name)), [false, false, true, false].map(Ok));
         assert_eq!((seen(&two, 5)[..4].to_vec(), store.used()), (vec![1, 1, 1, 0], 4));
         assert!(store.uses().iter().all(|one| one.pages == 4));
         put(&one, 5, bits([3]), bits([0]), 3).unwrap();
@@ -368,7 +461,7 @@ mod tests {
         assert_eq!((seen(&one, 6)[0], store.used()), (1, 7));
         put(&one, 8, bits([0]), bits([]), 1).unwrap();
         let three = store.open([1, 3], Bits::default());
-        assert!(three.copy([1, 1]));
+        assert_eq!(three.copy([1, 1]), Ok(true));
         assert_eq!(put(&three, 5, bits([0]), bits([]), 1), Err(Full { capacity: 8, used: 8 }));
         drop((one, two));
         assert_eq!((seen(&three, 5)[..4].to_vec(), store.used()), (vec![0, 1, 1, 3], 5));

@@ -25,15 +25,34 @@ struct Head {
     rest: [u32; 125],
 }
 
+/// A member may ask once more before it is answered, if it does not wait for that answer.
 #[repr(C)]
 struct Slot {
-    /// Requests, and replies to them, so far.
-    asked: AtomicU32,
-    answered: AtomicU32,
+    /// Replies so far; above them, [`ASKED`] each, requests so far.
+    turns: AtomicU64,
+    rest: u64,
+    /// Of every other request, and of the reply to it.
+    cells: [Cell; 2],
+}
+
+#[repr(C)]
+struct Cell {
     /// Bytes of the one or the other; 0: the reply is said on the socket.
     length: AtomicU32,
     rest: u32,
     bytes: [AtomicU64; ROOM / 8],
+}
+
+/// One request in [`Slot::turns`].
+const ASKED: u64 = 1 << 32;
+
+/// What answering a member has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answered {
+    /// The reply stands on the board, else it is to be said on the socket.
+    pub fits: bool,
+    /// The member has asked again already, and waits for that answer only.
+    pub asks: bool,
 }
 
 /// See the module. Members may write anything at any time: what is read is copied, and bounded.
@@ -83,7 +102,7 @@ impl Board {
         self.head().members.store(members, Ordering::SeqCst);
     }
 
-    /// A member has called on its socket; true: now all have called.
+    /// A member's call counts that was not counted; true: now all have called.
     pub fn add_call(&self) -> bool {
         let head = self.head();
         head.calling.fetch_add(1, Ordering::SeqCst) + 1 >= head.members.load(Ordering::SeqCst)
@@ -94,34 +113,51 @@ impl Board {
         self.head().calling.fetch_sub(answered, Ordering::SeqCst).wrapping_sub(answered)
     }
 
+    /// Requests of a member that are not answered: one at most that it waits for.
+    pub fn unanswered(&self, member: usize) -> u32 {
+        let turns = self.slot(member).turns.load(Ordering::SeqCst);
+        ((turns / ASKED) as u32).wrapping_sub(turns as u32)
+    }
+
     /// What a member asks, if that is not answered yet.
     pub fn request(&self, member: usize) -> Option<Vec<u8>> {
-        let slot = self.slot(member);
-        if slot.asked.load(Ordering::SeqCst) == slot.answered.load(Ordering::Relaxed) {
+        // More than two nobody asks who keeps to the rules.
+        if !(1..=2).contains(&self.unanswered(member)) {
             return None;
         }
-        let length = (slot.length.load(Ordering::Relaxed) as usize).min(ROOM);
-        let words = slot.bytes[..length.div_ceil(8)].iter();
+        let cell = self.cell(member);
+        let length = (cell.length.load(Ordering::Relaxed) as usize).min(ROOM);
+        let words = cell.bytes[..length.div_ceil(8)].iter();
         let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
         bytes.truncate(length);
         Some(bytes)
     }
 
-    /// Answers a member's request; false: the reply is too long, and is to be said on the socket. [`Board::ring`] must follow.
-    pub fn answer(&self, member: usize, reply: &[u8]) -> bool {
-        let slot = self.slot(member);
+    /// Answers a member's request. [`Board::ring`] must follow, unless all that were answered ask again.
+    pub fn answer(&self, member: usize, reply: &[u8]) -> Answered {
+        let cell = self.cell(member);
         let fits = reply.len() <= ROOM;
         if fits {
-            for (word, bytes) in slot.bytes.iter().zip(reply.chunks(8)) {
+            for (word, bytes) in cell.bytes.iter().zip(reply.chunks(8)) {
                 let mut whole = [0; 8];
                 whole[..bytes.len()].copy_from_slice(bytes);
                 word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
             }
         }
         let length = if fits { u32::try_from(reply.len()).unwrap_or(0) } else { 0 };
-        slot.length.store(length, Ordering::Relaxed);
-        slot.answered.fetch_add(1, Ordering::SeqCst);
-        fits
+        cell.length.store(length, Ordering::Relaxed);
+        let turns = &self.slot(member).turns;
+        // Replies must not be carried over into the requests.
+        let next = |turns: u64| (turns & !(ASKED - 1)) | u64::from((turns as u32).wrapping_add(1));
+        let before = turns.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |turns| Some(next(turns)));
+        let after = next(before.unwrap_or_else(|turns| turns));
+        Answered { fits, asks: (after / ASKED) as u32 != after as u32 }
+    }
+
+    /// Where the oldest request that is not answered stands.
+    fn cell(&self, member: usize) -> &Cell {
+        let slot = self.slot(member);
+        &slot.cells[slot.turns.load(Ordering::SeqCst) as usize % 2]
     }
 
     /// Wakes the members that wait.
@@ -153,21 +189,35 @@ mod tests {
         board.set_members(2);
         let slot = board.slot(2);
         assert_eq!(board.request(2), None);
-        slot.bytes[0].store(u64::from_ne_bytes(*b"barrier "), Ordering::Relaxed);
-        slot.length.store(7, Ordering::Relaxed);
-        slot.asked.store(1, Ordering::SeqCst);
+        let ask = |cell: &Cell, request: &[u8; 8], length| {
+            cell.bytes[0].store(u64::from_ne_bytes(*request), Ordering::Relaxed);
+            cell.length.store(length, Ordering::Relaxed);
+            slot.turns.fetch_add(ASKED, Ordering::SeqCst);
+        };
+        ask(&slot.cells[0], b"barrier ", 7);
         assert!(!board.add_call() && board.add_call());
-        assert_eq!(board.request(2).as_deref(), Some(&b"barrier"[..]));
-        assert_eq!(board.remove_calls(2), 0);
-        assert!(board.answer(2, b"ok 1\n5\nabcde"));
-        assert_eq!((board.request(2), slot.length.load(Ordering::Relaxed)), (None, 12));
-        slot.asked.store(2, Ordering::SeqCst);
-        // A length that nobody could mean.
-        slot.length.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!((board.request(2).as_deref(), board.unanswered(2)), (Some(&b"barrier"[..]), 1));
+        // It asks again.
+        ask(&slot.cells[1], b"gather  ", 6);
+        assert_eq!((board.request(2).as_deref(), board.unanswered(2)), (Some(&b"barrier"[..]), 2));
+        assert_eq!(board.answer(2, b"ok 1\n5\nabcde"), Answered { fits: true, asks: true });
+        assert_eq!(board.remove_calls(1), 1);
+        assert_eq!(slot.cells[0].length.load(Ordering::Relaxed), 12);
+        assert_eq!(board.request(2).as_deref(), Some(&b"gather"[..]));
+        assert_eq!(board.answer(2, b"ok"), Answered { fits: true, asks: false });
+        assert_eq!(board.request(2), None);
+        // A length that nobody could mean; and many turns later.
+        slot.turns.store(ASKED * 5 + 5 - 1, Ordering::SeqCst);
+        slot.cells[0].length.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(board.request(2).map(|bytes| bytes.len()), Some(ROOM));
-        assert!(!board.answer(2, &[0; ROOM + 1]));
-        assert_eq!(slot.length.load(Ordering::Relaxed), 0);
+        assert!(!board.answer(2, &[0; ROOM + 1]).fits);
+        assert_eq!(slot.cells[0].length.load(Ordering::Relaxed), 0);
+        slot.turns.store(u64::MAX, Ordering::SeqCst);
+        slot.turns.fetch_add(ASKED, Ordering::SeqCst);
+        assert_eq!(board.unanswered(2), 1);
+        assert!(!board.answer(2, b"ok").asks);
+        assert_eq!(slot.turns.load(Ordering::SeqCst), 0);
         board.ring();
-        assert_eq!(length(1024), 512 + 1024 * 512);
+        assert_eq!(length(1024), 512 + 1024 * 1024);
     }
 }

@@ -192,8 +192,12 @@ pub fn die_by(signal: Signal) {
 
 /// Pids of the direct children of this process.
 pub fn children() -> Vec<Pid> {
-    let me = nix::unistd::getpid();
-    if let Ok(text) = fs::read_to_string(format!("/proc/self/task/{me}/children")) {
+    children_of(nix::unistd::getpid())
+}
+
+/// Pids of the direct children of a process that has no threads, or none that has children of its own.
+pub fn children_of(parent: Pid) -> Vec<Pid> {
+    if let Ok(text) = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")) {
         return text.split_whitespace().filter_map(|p| p.parse().ok().map(Pid::from_raw)).collect();
     }
     // Kernels without CONFIG_PROC_CHILDREN: ask every process for its parent.
@@ -203,7 +207,7 @@ pub fn children() -> Vec<Pid> {
     };
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     all.filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .filter(|&pid| parent_of(pid) == Some(me.as_raw()))
+        .filter(|&pid| parent_of(pid) == Some(parent.as_raw()))
         .map(Pid::from_raw)
         .collect()
 }

@@ -27,9 +27,11 @@ pub enum Ability {
     KernelFaults,
     /// Moving pages.
     Move,
+    /// Sharing what a memory server of the same host keeps.
+    Shared,
 }
 
-const NAMES: [(&str, Ability); 10] = [
+const NAMES: [(&str, Ability); 11] = [
     ("userns", Ability::Userns),
     ("fuse", Ability::Fuse),
     ("memfd", Ability::Memfd),
@@ -40,6 +42,7 @@ const NAMES: [(&str, Ability); 10] = [
     ("ram", Ability::Ram),
     ("uffd-kernel", Ability::KernelFaults),
     ("uffd-move", Ability::Move),
+    ("shared", Ability::Shared),
 ];
 
 /// The abilities taken away.
@@ -93,7 +96,7 @@ mod tests {
         assert_eq!(error.exit_code(), 2);
         assert!(
             error.to_string().contains(
-                "\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram, uffd-kernel, uffd-move"
+                "\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram, uffd-kernel, uffd-move, shared"
             ),
             "{error}"
         );

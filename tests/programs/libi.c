@@ -1,11 +1,12 @@
 /* Members that call LIBI's operations. `rounds N`: many, of all sizes. `exit`, `kill`: rank 4 goes, and the others say what they are told.
- * `mixed`: some members of the same job are scripts. */
+ * `leave`: who has given its part ends before the master asks for it. `mixed`: some members of the same job are scripts. */
 #include "libi.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int rank, size;
 
@@ -43,9 +44,14 @@ static void rounds(int count) {
         memset(own, 0, (size_t)length);
         check(LIBI_scatter(all, length, own), "scatter", round);
         expect(own, length, round, rank);
-        memset(all, 0, (size_t)length * (size_t)size);
-        check(LIBI_gather(own, length, all), "gather", round);
-        for (int from = 0; rank == 0 && from < size; from++) expect(all + from * length, length, round, from);
+        /* Who has given its part to one does not wait for the others. */
+        for (int gathers = 0; gathers <= round % 4; gathers++) {
+            memset(all, 0, (size_t)length * (size_t)size);
+            fill(own, length, round + gathers, rank);
+            check(LIBI_gather(own, length, all), "gather", round);
+            for (int from = 0; rank == 0 && from < size; from++) expect(all + from * length, length, round + gathers, from);
+        }
+        fill(own, length, round, rank);
         if (round % 5 == 0) {
             check(LIBI_allgatherv(own, length * rank / size, (void **)parts, lengths), "allgather", round);
             for (int from = 0; from < size; from++) {
@@ -54,7 +60,7 @@ static void rounds(int count) {
                 free(parts[from]);
             }
         }
-        check(LIBI_barrier(), "barrier", round);
+        if (round % 2 == 0) check(LIBI_barrier(), "barrier", round);
         free(own), free(all), free(parts), free(lengths);
     }
 }
@@ -67,6 +73,12 @@ int main(int argc, char **argv) {
     if (strcmp(argv[1], "rounds") == 0) {
         rounds(atoi(argv[2]));
         return LIBI_finalize();
+    }
+    if (strcmp(argv[1], "leave") == 0) {
+        char *all = calloc((size_t)size, sizeof word);
+        if (rank == 0) usleep(300000);
+        check(LIBI_gather(&rank, sizeof rank, all), "gather", 0);
+        return 0;
     }
     check(LIBI_barrier(), "barrier", 0);
     if (strcmp(argv[1], "mixed") == 0) {

@@ -1,6 +1,7 @@
-/* Says what a rank knows; with an argument, the last one ends the job. */
+/* Says what a rank knows; `abort`: the last one ends the job; `wait`: it does not end. */
 #include <mpi.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 int main(int argc, char **argv) {
@@ -20,7 +21,7 @@ int main(int argc, char **argv) {
         MPI_Barrier(MPI_COMM_WORLD);
     }
     gethostname(host, sizeof host);
-    if (argc > 1 && rank == size - 1) MPI_Abort(MPI_COMM_WORLD, 7);
+    if (argc > 1 && strcmp(argv[1], "abort") == 0 && rank == size - 1) MPI_Abort(MPI_COMM_WORLD, 7);
     if (argc > 1) pause();
     printf("rank %d of %d sum %d local %d app %d on %s\n", rank, size, sum, local_size, set ? *app : -1, host);
     MPI_Finalize();

@@ -2,7 +2,8 @@
 //!
 //! The board counts the members that are calling. Who makes them all says `look` on its socket, so the agent hears once of an operation; and
 //! whoever has waited for a second, so that it hears of those that do not come. Calls leave the count before anybody can see that they
-//! are answered, else the next operation's would be counted with them.
+//! are answered, else the next operation's would be counted with them. A member that gathers does not wait for the answer (rank 0 does) and
+//! may call the next operation meanwhile: it stays counted then, and is not woken for the first.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -10,7 +11,7 @@ use std::os::fd::AsFd;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::members::Members;
+use super::members::{End, Members};
 use crate::net::collective::text::{self, Request};
 use crate::sys::board::Board;
 
@@ -78,7 +79,7 @@ impl Members {
 
     /// A member that shares the board calls on its socket.
     pub(super) fn count_call(&self, member: usize) {
-        let of = |end: &super::members::End| end.shares && !end.on_board && !end.held;
+        let of = |end: &End| end.shares && !end.on_board && !end.held;
         let counts = self.ends.borrow()[member].as_ref().is_some_and(of);
         if let Some(board) = self.board.get().filter(|_| counts) {
             self.hold(member);
@@ -99,14 +100,32 @@ impl Members {
     pub(super) fn release(&self, members: impl Iterator<Item = usize>) -> bool {
         let Some(board) = self.board.get() else { return false };
         let mut ends = self.ends.borrow_mut();
-        let mut held = |member: usize| ends[member].as_mut().is_some_and(|end| std::mem::take(&mut end.held));
-        let released = members.filter(|member| held(*member)).count();
-        let released = u32::try_from(released).unwrap_or(u32::MAX);
-        if released == 0 {
+        let (mut held, mut released) = (0, 0);
+        for member in members {
+            let Some(end) = &mut ends[member] else { continue };
+            if std::mem::take(&mut end.held) {
+                held += 1;
+                end.counted = end.on_board && board.unanswered(member) > 1;
+                released += u32::from(!end.counted);
+            }
+        }
+        if held == 0 {
             return false;
         }
-        self.held.set(self.held.get() - released);
+        self.held.set(self.held.get() - held);
         board.remove_calls(released) > self.held.get()
+    }
+
+    /// Answers a member's request on the board; false: the reply is to be said on the socket.
+    pub(super) fn answer_on(&self, board: &Board, member: usize, end: &mut End, reply: &[u8]) -> bool {
+        let answered = board.answer(member, reply);
+        // It has asked again since it left the count, and relied on being in it.
+        if answered.asks && !std::mem::take(&mut end.counted) {
+            board.add_call();
+            self.look_again.set(true);
+        }
+        self.answered.set(self.answered.get() || !answered.asks);
+        answered.fits
     }
 
     /// Wakes those that were answered on the board.

@@ -121,7 +121,10 @@ impl Job {
         }
         if let Some(process) = process {
             present.borrow_mut().there.push(Rc::clone(&process));
+            self.mark(|times| &mut times.started);
+            self.running.set(self.running.get() + 1);
             let _ = process.readable().await;
+            self.ended(1);
             present.borrow_mut().there.retain(|other| !Rc::ptr_eq(other, &process));
         }
         Ok(())

@@ -18,9 +18,10 @@ use super::Node;
 use super::guests::Inside;
 use super::members::Members;
 use super::memory::Memory;
+use super::singletons;
 use super::streams::Streams;
 use super::view::View;
-use crate::launch::{allocation, placement, pmi};
+use crate::launch::{allocation, mpi, placement, pmi};
 use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
@@ -241,11 +242,25 @@ impl Job {
         };
         // At the same time: a keeper that cannot say which ranks ended does not hear which ones to start either. When every process
         // of the job is gone, every stream is at its end or will be at once.
-        smol::future::zip(smol::future::zip(spawning, self.hear_keeper()), relaying).await;
+        let work = smol::future::zip(smol::future::zip(spawning, self.hear_keeper()), relaying);
+        let alone = async {
+            if !self.launch.client || self.launch.guests {
+                std::future::pending::<()>().await;
+            }
+            singletons::watch(&self).await;
+        };
+        let work = async {
+            work.await;
+        };
+        work.or(alone).await;
         self.over.set(true);
         self.stdin.borrow_mut().take();
         self.readers.borrow_mut().clear();
         self.closing.borrow_mut().take();
+        let asked = self.members.as_ref().is_some_and(|members| members.asked.get());
+        if self.launch.mpi && !asked && self.started.get() && !self.abort.0.is_closed() {
+            self.warnings.borrow_mut().push(mpi::NOBODY_ASKED.to_owned());
+        }
         let facts = self.facts();
         self.view.borrow_mut().take();
         self.memory.borrow_mut().take();

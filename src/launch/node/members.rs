@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use async_channel::{Receiver, Sender, bounded};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use smol::Async;
 use smol::future::FutureExt;
-use smol::{Async, Timer};
 
 use super::Node;
 use crate::Error;
 use crate::launch::fold::fold_ranks;
 use crate::launch::pmi;
+use crate::net::alarm::Alarm;
 use crate::net::collective::text::{self, Pmi, Request};
 use crate::net::collective::{Answer, Branch, TOTAL_MAX, pieces};
 use crate::net::link::Packet;
@@ -52,6 +53,8 @@ pub(super) struct Members {
     words: RefCell<VecDeque<(Word, Vec<u8>)>>,
     /// Ranks of this node that are not over.
     left: Cell<u32>,
+    /// One has begun to speak PMI-1.
+    pub(super) asked: Cell<bool>,
     /// Shared with members that want it ([`super::board`]): with how many, and how many of them have called and are not answered.
     pub(super) board: OnceCell<Board>,
     pub(super) sharing: Cell<u32>,
@@ -82,6 +85,8 @@ pub(super) struct End {
     pub(super) on_board: bool,
     /// Its call is counted there and not answered.
     pub(super) held: bool,
+    /// So is the next one, which stands there already.
+    pub(super) counted: bool,
 }
 
 /// Between front end and master, on the master's node.
@@ -122,6 +127,7 @@ impl Members {
             ready,
             ends: RefCell::new(all.iter().map(|_| None).collect()),
             left: Cell::new(u32::try_from(all.len()).unwrap_or(u32::MAX)),
+            asked: Cell::new(false),
             board: OnceCell::new(),
             sharing: Cell::new(0),
             held: Cell::new(0),
@@ -157,6 +163,7 @@ impl Members {
             shares: false,
             on_board: false,
             held: false,
+            counted: false,
         };
         self.ends.borrow_mut()[member] = Some(end);
         Ok(theirs)
@@ -218,7 +225,7 @@ impl Members {
 
     /// Serves the members until all are over.
     async fn serve(self: Rc<Self>) {
-        let mut bytes = vec![0; 64 << 10];
+        let (mut bytes, mut alarm) = (vec![0; 64 << 10], Alarm::default());
         loop {
             let mut events = [EpollEvent::empty(); 256];
             let count = self.set.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
@@ -230,7 +237,8 @@ impl Members {
             if self.woken.0.is_closed() {
                 return;
             }
-            if count > 0 {
+            // There may be more. What comes meanwhile makes the set ready.
+            if count == events.len() {
                 continue;
             }
             let deadline = [self.deadline.get(), self.messages.borrow().wanted].into_iter().flatten().min();
@@ -241,9 +249,9 @@ impl Members {
             };
             let late = async {
                 match deadline {
-                    Some(at) => Timer::at(at).await,
+                    Some(at) => alarm.at(at).await,
                     None => smol::future::pending().await,
-                };
+                }
                 false
             };
             if !ready.or(woken).or(late).await {
@@ -378,6 +386,7 @@ impl Members {
     }
 
     fn obey_pmi(&self, member: usize, request: Pmi<'_>) {
+        self.asked.set(true);
         let rank = self.branch.borrow().ranks()[member];
         let name = |naming, ask| {
             if let Some(Some(end)) = self.ends.borrow_mut().get_mut(member) {
@@ -493,7 +502,7 @@ impl Members {
                 }
             }
             self.ring();
-            if more {
+            if more || self.look_again.get() {
                 self.look();
             }
         }
@@ -505,7 +514,7 @@ impl Members {
             self.write(member, end, reply);
         }
         self.ring();
-        if more {
+        if more || self.look_again.get() {
             self.look();
         }
     }
@@ -515,11 +524,9 @@ impl Members {
     fn write(&self, member: usize, end: &mut End, mut reply: &[u8]) {
         if std::mem::take(&mut end.on_board)
             && let Some(board) = self.board.get()
+            && self.answer_on(board, member, end, reply)
         {
-            self.answered.set(true);
-            if board.answer(member, reply) {
-                return;
-            }
+            return;
         }
         if end.outbox.is_empty() {
             match rustix::net::send(&end.socket, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {

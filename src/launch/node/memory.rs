@@ -92,7 +92,7 @@ impl Memory {
         let local = wish.local.map_or_else(|| budget::share(place.locals), Ok)?;
         let directory = Directory::create(&directory::executable(&Without::from_env()?)?)?;
         let path = directory.path.clone();
-        let servers = Servers::new(&wish, &node.key);
+        let servers = Servers::new(&wish, &node.key)?;
         let programs = Rc::new(Programs {
             servers,
             local,

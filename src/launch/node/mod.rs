@@ -11,6 +11,7 @@ mod members;
 mod memory;
 mod pull;
 mod replica;
+mod singletons;
 mod streams;
 mod view;
 

@@ -23,6 +23,7 @@ use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall}
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, LinkError, Packet};
 use crate::net::listen::{self, host_of};
+use crate::net::relay::Upstream;
 use crate::net::replicate::{FeedsLog, Log, LogEntry, Rebuild};
 use crate::net::single_flight::{Asked, SingleFlight};
 use crate::net::topology::{Shape, Topology};
@@ -278,7 +279,7 @@ impl Replica {
     pub(super) async fn follow(
         self: Rc<Self>,
         stripe: u8,
-        feeders: Vec<(Feeder, bool)>,
+        feeders: Vec<(Feeder, Upstream)>,
         key: SessionKey,
         down: Vec<Receiver<Packet>>,
     ) {
@@ -286,13 +287,13 @@ impl Replica {
         let mut parent_feeds = false;
         'nearest: loop {
             let mut left = false;
-            for (feeder, linked) in &feeders {
-                self.log.set_linked(*linked);
+            for (feeder, upstream) in &feeders {
+                self.log.set_upstream(stripe, *upstream);
                 let Err(ended) = self.fed_by(stripe, feeder, &key, left).await else { continue 'nearest };
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
                 left |= matches!(ended, LinkError::Left);
             }
-            self.log.set_linked(false);
+            self.log.set_upstream(stripe, Upstream::Other);
             let before = self.log.next(stripe);
             let ended = self.fed_by_parent(stripe, &down).await;
             parent_feeds |= self.log.next(stripe) != before;
@@ -527,8 +528,8 @@ impl Replica {
     }
 }
 
-/// Who may feed a node, nearest first, for each stripe of the topology; and whether over a link (else on the same host).
-pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Vec<(Feeder, bool)>> {
+/// Who may feed a node, nearest first, for each stripe of the topology, and where they are.
+pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Vec<(Feeder, Upstream)>> {
     let shape = if two_trees { Shape::TwoTrees } else { Shape::Chain };
     let topology = Topology::new(shape, u32::try_from(nodes.len()).unwrap_or(u32::MAX));
     let Some(me) = nodes.iter().position(|f| f.node == node) else { return Vec::new() };
@@ -537,8 +538,8 @@ pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Ve
     let me = u32::try_from(me).unwrap_or(u32::MAX);
     let at = |position: u32| {
         let feeder = nodes[position as usize].clone();
-        let linked = !hosts(&feeder).iter().any(|host| here.contains(host));
-        (feeder, linked)
+        let near = hosts(&feeder).iter().any(|host| here.contains(host));
+        (feeder, if near { Upstream::Near } else { Upstream::Linked })
     };
     (0..topology.stripes()).map(|stripe| topology.ancestors(stripe, me).map(at).collect()).collect()
 }

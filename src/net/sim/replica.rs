@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Input, Link, Machine, Network, Send, Sim};
-use crate::net::relay::{Child, Entry, ProtocolError, Relay, Transmit, Weight};
+use crate::net::relay::{Child, Entry, ProtocolError, Relay, Transmit, Upstream, Weight};
 use crate::net::topology::{Node, Topology};
 
 /// Bytes on the wire beside a body, and of a message without one.
@@ -219,9 +219,11 @@ impl Machine for Replica {
     fn handle(&mut self, now: Duration, input: Input<Message>) {
         let result = match input {
             Input::Start => {
-                self.relay.set_linked(self.node != 0);
                 for stripe in 0..self.topology.stripes() {
                     let parent = self.topology.parent(stripe, self.node);
+                    if parent.is_some() {
+                        self.relay.set_upstream(stripe, Upstream::Linked);
+                    }
                     self.upstream[usize::from(stripe)] = parent;
                     self.attach.extend(parent.map(|_| stripe));
                 }

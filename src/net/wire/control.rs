@@ -169,6 +169,8 @@ pub struct Launch {
     pub wiring: Wiring,
     /// Give the ranks a client of PMI-1, for an MPI library that has none.
     pub client: bool,
+    /// The ranks are one job of an MPI library that the program is linked with: they must ask who the others are.
+    pub mpi: bool,
 }
 
 /// The ranks of one node.

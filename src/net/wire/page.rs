@@ -35,6 +35,10 @@ pub enum Ask {
     Drop { span: u64, spans: u64 },
     /// Begin with what this client keeps now.
     Copy { client: Client },
+    /// Keep everything in a file that both reach.
+    Share,
+    /// As `Put`, but the client writes the pages in `data` into that file itself.
+    Take { span: u64, data: Bits, zero: Bits },
 }
 
 /// A client's name, chosen by itself at random: who does not know it reaches nothing of it.
@@ -59,10 +63,13 @@ impl Page {
     /// [`FrameError::Header`].
     pub fn ask(&self, body: usize) -> Result<Ask, FrameError> {
         let Page { span, data, zero, .. } = *self;
+        let apart = data.iter().zip(&zero).all(|(data, zero)| data & zero == 0);
         let ask = match self.op {
             op::OPEN => Ask::Open { client: [data[0], data[1]], label: self.zero },
             op::GET => Ask::Get { span, pages: data },
-            op::PUT if data.iter().zip(&zero).all(|(data, zero)| data & zero == 0) => Ask::Put { span, data, zero },
+            op::PUT if apart => Ask::Put { span, data, zero },
+            op::TAKE if apart => Ask::Take { span, data, zero },
+            op::SHARE => Ask::Share,
             op::COPY => Ask::Copy { client: [data[0], data[1]] },
             op::DROP if data[0] <= SPANS => Ask::Drop { span, spans: data[0] },
             _ => return Err(FrameError::Header),

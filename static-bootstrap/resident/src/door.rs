@@ -1,6 +1,6 @@
 //! The agent of this node: gives sockets on which memory servers answer, and hears why a program ends.
 
-use sys::resident::{ASK, DOOR, Failure, Grant, LINKS, PLACE_MAX, SERVERS};
+use sys::resident::{ASK, DESCRIPTORS, DOOR, Failure, Grant, PLACE_MAX, SERVERS};
 use sys::syscall::{nr, syscall};
 
 use super::{call, settings};
@@ -14,7 +14,7 @@ const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
 /// The agent connects to every server meanwhile.
 const PATIENCE: u64 = 30;
-const FDS: usize = SERVERS * LINKS;
+const FDS: usize = SERVERS * DESCRIPTORS;
 
 /// `struct sockaddr_un` (unix(7)).
 #[repr(C)]
@@ -48,8 +48,8 @@ pub(super) struct Granted {
 impl Granted {
     /// Closes all, in the caller's table of descriptors.
     pub(super) fn close(&self) {
-        let links = (self.grant.servers as usize * LINKS).min(FDS);
-        self.fds[..links].iter().chain([&self.door, &self.counts]).for_each(|fd| call::close(*fd));
+        let all = (self.grant.servers as usize * DESCRIPTORS).min(FDS);
+        self.fds[..all].iter().chain([&self.door, &self.counts]).for_each(|fd| call::close(*fd));
     }
 }
 
@@ -107,7 +107,7 @@ pub(super) fn ask() -> Result<Granted, u32> {
     // SAFETY: a message whose parts are there for as long as the call takes.
     let len = unsafe { syscall(nr::RECVMSG, args) }?;
     let servers = granted.grant.servers as usize;
-    let expected = 16 + (servers * LINKS + 1) * 4;
+    let expected = 16 + (servers * DESCRIPTORS + 1) * 4;
     if len != size_of::<Grant>()
         || granted.grant.asked != ASK
         || servers == 0
@@ -117,10 +117,10 @@ pub(super) fn ask() -> Result<Granted, u32> {
         return Err(call::EINVAL);
     }
     let given = |nth: usize| (control[2 + nth / 2] >> (nth % 2 * 32)) as i32;
-    for (nth, fd) in granted.fds.iter_mut().enumerate().take(servers * LINKS) {
+    for (nth, fd) in granted.fds.iter_mut().enumerate().take(servers * DESCRIPTORS) {
         *fd = given(nth);
     }
-    granted.counts = given(servers * LINKS);
+    granted.counts = given(servers * DESCRIPTORS);
     Ok(granted)
 }
 

@@ -1,17 +1,19 @@
 //! The memory servers of this program: which has what, the connections to them, and what is done when one is lost. With a copy of everything on
 //! another, the program goes on, and what has lost its copy gets one where there is room; without, it ends.
+//!
+//! What a server of this host keeps is in a file that both have open: it is told of pages that it did not have, and nobody is asked for any.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use sys::page::{Bits, SPAN, count};
+use sys::page::{Bits, PAGE, SPAN, count, runs};
 use sys::places::{NOBODY, PLACES, Place, gap};
-use sys::resident::{Failure, LINKS, SERVERS, cause};
+use sys::resident::{DESCRIPTORS, Failure, LINKS, SERVERS, cause};
 use sys::syscall::{nr, syscall};
 
 use super::link::{Gone, Link};
 use super::lock::Lock;
-use super::table::{NONE, TABLE};
-use super::{counts, door, fatal, window};
+use super::table::{NONE, TABLE, without};
+use super::{call, counts, door, fatal, window};
 
 /// What a connection is for.
 pub(super) const DEMAND: usize = 0;
@@ -28,6 +30,8 @@ static CHANGE: Lock<()> = Lock::new(());
 static KEPT: [AtomicU64; SERVERS] = [const { AtomicU64::new(0) }; SERVERS];
 static CONNECTIONS: [[Lock<Link>; LINKS]; SERVERS] = [const { [const { Lock::new(Link::NONE) }; LINKS] }; SERVERS];
 static FDS: [[AtomicI32; LINKS]; SERVERS] = [const { [const { AtomicI32::new(-1) }; LINKS] }; SERVERS];
+/// What is shared with each, or -1.
+static FILES: [AtomicI32; SERVERS] = [const { AtomicI32::new(-1) }; SERVERS];
 static WEIGHTS: [AtomicU64; SERVERS] = [const { AtomicU64::new(0) }; SERVERS];
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static MIRROR: AtomicBool = AtomicBool::new(false);
@@ -37,6 +41,7 @@ static BARE: AtomicBool = AtomicBool::new(false);
 /// Of one program: its connections, and the servers that it could not reach.
 pub(super) struct Fresh {
     links: [[Link; LINKS]; SERVERS],
+    files: [i32; SERVERS],
     absent: u32,
     door: i32,
 }
@@ -44,22 +49,29 @@ pub(super) struct Fresh {
 impl Fresh {
     pub(super) fn new(granted: &door::Granted) -> Fresh {
         let servers = granted.grant.servers as usize;
-        let link = |server: usize, link: usize| {
-            let fd = granted.fds[(server * LINKS + link).min(servers * LINKS - 1)];
-            Link::new(fd, server as u32, &granted.grant.links[server][link])
-        };
+        let fd = |server: usize, nth: usize| granted.fds[(server * DESCRIPTORS + nth).min(servers * DESCRIPTORS - 1)];
+        let link =
+            |server: usize, link: usize| Link::new(fd(server, link), server as u32, &granted.grant.links[server][link]);
         let links = core::array::from_fn(|server| core::array::from_fn(|lane| link(server, lane)));
-        Fresh { links, absent: granted.grant.absent as u32, door: granted.door }
+        let file = |server: usize| if granted.grant.shared >> server & 1 == 1 { fd(server, LINKS) } else { -1 };
+        let files = core::array::from_fn(file);
+        Fresh { links, files, absent: granted.grant.absent as u32, door: granted.door }
     }
 
     /// Has the servers give these connections what the program's own have now.
-    pub(super) fn copy(&mut self, client: [u64; 2]) {
+    pub(super) fn copy(&mut self, client: [u64; 2]) -> Result<(), u32> {
         for server in 0..servers() {
             let useless = LOST.load(Ordering::Acquire) | self.absent;
-            if useless >> server & 1 == 0 && self.links[server][DEMAND].copy(client).is_err() {
-                self.absent |= 1 << server;
+            if useless >> server & 1 == 1 {
+                continue;
+            }
+            match self.links[server][DEMAND].copy(client) {
+                Ok(()) => {}
+                Err(gone) if gone.cause == cause::FULL => return Err(call::ENOMEM),
+                Err(_) => self.absent |= 1 << server,
             }
         }
+        Ok(())
     }
 
     /// Uses these connections from now on. What a server has that could not be reached is lost.
@@ -69,6 +81,7 @@ impl Fresh {
                 FDS[server][lane].store(link.fd(), Ordering::Relaxed);
                 *CONNECTIONS[server][lane].lock() = *link;
             }
+            FILES[server].store(self.files[server], Ordering::Relaxed);
         }
         fatal::DOOR.store(self.door, Ordering::Relaxed);
         for server in (0..servers()).filter(|server| self.absent >> server & 1 == 1) {
@@ -93,7 +106,8 @@ pub(super) fn servers() -> usize {
 
 /// All descriptors.
 pub(super) fn fds() -> impl Iterator<Item = i32> {
-    FDS[..servers()].iter().flatten().map(|fd| fd.load(Ordering::Relaxed))
+    let links = FDS[..servers()].iter().flatten();
+    links.chain(&FILES).map(|fd| fd.load(Ordering::Relaxed)).filter(|fd| *fd >= 0)
 }
 
 /// Pages that each server keeps.
@@ -136,16 +150,20 @@ pub(super) fn count_kept(number: usize, more: usize, less: usize) {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ticket {
     server: u8,
-    sequence: u32,
+    /// Of the question, if one was asked.
+    sequence: Option<u32>,
 }
 
 /// Asks for pages of a span, on a lane that only the caller uses like this; answered with [`got`], in order.
 pub(super) fn want(lane: usize, number: usize, pages: Bits) -> Ticket {
     loop {
         let server = place(number).first;
+        if file(usize::from(server)).is_some() {
+            return Ticket { server, sequence: None };
+        }
         let asked = CONNECTIONS[usize::from(server)][lane].lock().want(name(number), pages);
         match asked {
-            Ok(sequence) => return Ticket { server, sequence },
+            Ok(sequence) => return Ticket { server, sequence: Some(sequence) },
             Err(gone) => lose(usize::from(server), &gone),
         }
     }
@@ -153,8 +171,8 @@ pub(super) fn want(lane: usize, number: usize, pages: Bits) -> Ticket {
 
 /// Waits for what was wanted; it comes to its places in the span at `base`.
 pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base: usize) {
-    if !is_lost(ticket.server) {
-        let came = CONNECTIONS[usize::from(ticket.server)][lane].lock().got(ticket.sequence, pages, base);
+    if let Some(sequence) = ticket.sequence.filter(|_| !is_lost(ticket.server)) {
+        let came = CONNECTIONS[usize::from(ticket.server)][lane].lock().got(sequence, pages, base);
         match came {
             Ok(()) => return,
             Err(gone) => lose(usize::from(ticket.server), &gone),
@@ -167,6 +185,9 @@ pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base:
 pub(super) fn get(number: usize, pages: Bits, base: usize) {
     loop {
         let server = usize::from(place(number).first);
+        if !is_lost(server as u8) && read(server, number, pages, base) {
+            return;
+        }
         // Held until the answer is here: others get in this way, too.
         let got = CONNECTIONS[server][DEMAND].lock().get(name(number), pages, base);
         match got {
@@ -176,8 +197,63 @@ pub(super) fn get(number: usize, pages: Bits, base: usize) {
     }
 }
 
+/// What is shared with a server.
+fn file(server: usize) -> Option<usize> {
+    usize::try_from(FILES[server].load(Ordering::Relaxed)).ok()
+}
+
+/// Whether a server of a span is told and answers before it is given anything.
+pub(super) fn is_shared(number: usize) -> bool {
+    let Place { first, second, .. } = place(number);
+    [first, second].into_iter().any(|server| server != NOBODY && file(usize::from(server)).is_some())
+}
+
+/// Reads pages of a span from what is shared, if anything is.
+fn read(server: usize, number: usize, pages: Bits, base: usize) -> bool {
+    let done = file(server).is_some_and(|file| transfer(nr::PREAD64, file, number, pages, base));
+    if done {
+        counts::received(server as u32, count(&pages));
+    }
+    done
+}
+
+/// Writes pages of a span into what is shared. `kept`: the server has made room for these. False: it has to be sent them.
+fn write(server: usize, number: usize, pages: Bits, kept: Bits, zero: Bits, base: usize) -> Result<bool, Gone> {
+    let Some(file) = file(server) else { return Ok(false) };
+    let fresh = without(pages, kept);
+    if fresh != NONE || zero != NONE {
+        let mut link = CONNECTIONS[server][BACK].lock();
+        link.take(name(number), fresh, zero)?;
+        link.given(1)?;
+    }
+    if !transfer(nr::PWRITE64, file, number, pages, base) {
+        FILES[server].store(-1, Ordering::Relaxed);
+        return Ok(false);
+    }
+    counts::sent(server as u32, count(&pages));
+    Ok(true)
+}
+
+fn transfer(call: usize, file: usize, number: usize, pages: Bits, base: usize) -> bool {
+    runs(pages).all(|(first, count)| {
+        let (mut done, len) = (first * PAGE, (first + count) * PAGE);
+        while done < len {
+            // SAFETY: pages of a slot that is ours now, and all there.
+            let moved = unsafe {
+                syscall(call, [file, base.wrapping_add(done), len - done, number * SPAN + done, 0, 0])
+            };
+            match moved {
+                Ok(moved) if moved > 0 => done += moved,
+                Err(call::EINTR) => {}
+                _ => return false,
+            }
+        }
+        true
+    })
+}
+
 /// Who was given something: at most two.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Keepers(u32);
 
 impl Keepers {
@@ -193,20 +269,39 @@ pub(super) fn keeps(number: usize, server: usize) -> bool {
     place(number).has(server as u8)
 }
 
-/// Gives pages away to all who are to have them. For one thread. `more`: a server is given more at once.
-pub(super) fn give(number: usize, sent: Bits, zero: Bits, base: usize, more: impl Fn(usize) -> bool) -> Keepers {
+/// What is given away of a span: pages that lie at `base`, and those that are zero from now on. Of the former the servers have these already, if
+/// perhaps as they were.
+pub(super) struct Parcel {
+    pub(super) number: usize,
+    pub(super) sent: Bits,
+    pub(super) zero: Bits,
+    pub(super) kept: Bits,
+    pub(super) base: usize,
+}
+
+/// Gives pages away to all who are to have them; who is returned has not answered yet. For one thread. `more`: a server is given more at once.
+pub(super) fn give(parcel: &Parcel, more: impl Fn(usize) -> bool) -> Keepers {
+    let Parcel { number, sent, zero, base, .. } = *parcel;
+    // Not all servers have the same while a copy is made.
+    let kept = if MIRROR.load(Ordering::Relaxed) { NONE } else { parcel.kept };
     loop {
-        let (Place { first, second, .. }, mut keepers) = (place(number), Keepers::NONE);
+        let (Place { first, second, .. }, mut keepers, mut done) = (place(number), Keepers::NONE, false);
         for server in [first, second].into_iter().filter(|server| !is_lost(*server)) {
             let server = usize::from(server);
-            let given = CONNECTIONS[server][BACK].lock().give(name(number), sent, zero, base, more(server));
-            match given {
-                Ok(()) => keepers.0 |= 1 << server,
+            let given = || {
+                if write(server, number, sent, kept, zero, base)? {
+                    return Ok(0);
+                }
+                CONNECTIONS[server][BACK].lock().give(name(number), sent, zero, base, more(server))?;
+                Ok(1 << server)
+            };
+            match given() {
+                Ok(waits) => (keepers.0, done) = (keepers.0 | waits, true),
                 Err(gone) => lose(server, &gone),
             }
         }
         // Else they were lost one after the other, and another has its place.
-        if keepers.0 != 0 {
+        if done {
             return keepers;
         }
     }
@@ -309,6 +404,9 @@ impl Healer {
         get(number, pages, buffer);
         let server = usize::from(target);
         let copied = || {
+            if write(server, number, pages, NONE, NONE, buffer)? {
+                return Ok(());
+            }
             let mut link = CONNECTIONS[server][BACK].lock();
             link.give(name(number), pages, NONE, buffer, false)?;
             link.given(1)

@@ -10,6 +10,9 @@ use super::{call, counts, door};
 const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_WAITALL: usize = 0x100;
 const MSG_MORE: usize = 0x8000;
+const MSG_DONTWAIT: usize = 0x40;
+/// So often an answer is looked for before its receiver sleeps: to be woken takes longer than most answers.
+const LOOKS: usize = 100;
 /// A server that does not answer for so many seconds is lost.
 const PATIENCE: u64 = 4;
 /// Prefix and header, every other page by itself, two tags.
@@ -156,6 +159,11 @@ impl Link {
         Ok(())
     }
 
+    /// Tells of pages that are to be written into what is shared with the server; answered with [`Link::given`].
+    pub(super) fn take(&mut self, span: u64, data: Bits, zero: Bits) -> Result<(), Gone> {
+        self.ask(op::TAKE, span, data, zero, 0, 0)
+    }
+
     /// Waits for the answer to the oldest of `open` gifts.
     pub(super) fn given(&mut self, open: u32) -> Result<(), Gone> {
         let answer = self.hear(0, [0; 4])?;
@@ -218,8 +226,9 @@ fn lost(errno: u32) -> Gone {
 /// Sends or receives all of it.
 fn transfer(fd: i32, number: usize, vector: &Vector, flags: usize) -> Result<(), Gone> {
     let (mut parts, len) = (vector.parts, vector.len);
-    let (mut first, mut left) = (0, vector.bytes());
+    let (mut first, mut left, mut looks) = (0, vector.bytes(), if number == nr::RECVMSG { LOOKS } else { 0 });
     while left > 0 {
+        let flags = if looks > 0 { flags | MSG_DONTWAIT } else { flags };
         let message = door::Message {
             name: 0,
             name_len: 0,
@@ -235,9 +244,17 @@ fn transfer(fd: i32, number: usize, vector: &Vector, flags: usize) -> Result<(),
             Ok(0) => return Err(lost(0)),
             Ok(moved) => moved,
             Err(call::EINTR) => continue,
+            Err(call::EAGAIN) if looks > 0 => {
+                looks -= 1;
+                // Others go first.
+                // SAFETY: no arguments.
+                let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+                continue;
+            }
             Err(errno) => return Err(lost(errno)),
         };
         left -= moved.min(left);
+        looks = if looks > 0 { LOOKS } else { 0 };
         while let Some(part) = parts.get_mut(first).filter(|part| part[1] <= moved && part[1] > 0) {
             moved -= part[1];
             first += 1;

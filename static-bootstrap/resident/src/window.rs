@@ -2,13 +2,14 @@
 //! its addresses alone the kernel (a filter of system calls) and we can tell this memory from all other, also in what the program executes.
 
 use sys::page::{PAGE, SPAN, count, runs};
+use sys::resident::WINDOW_BYTES;
 
 use super::table::{TABLE, Table, both, spans, with, without};
 use super::{call, pager};
 
 /// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.
 pub(super) const BASE: usize = 0x6800_0000_0000;
-pub(super) const SIZE: usize = 1 << 40;
+pub(super) const SIZE: usize = WINDOW_BYTES as usize;
 /// The first part belongs to the program's break.
 const HEAP: usize = 256 << 30;
 /// Ranges given back and not asked for again, remembered.

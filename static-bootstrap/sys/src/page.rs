@@ -27,6 +27,10 @@ pub mod op {
     pub const DROP: u32 = 4;
     /// Begin with what client `data[..2]` keeps now; only who keeps nothing may ask. Answered by DONE.
     pub const COPY: u32 = 5;
+    /// Keep everything in a file that this client, of the same host, reads and writes itself; only who keeps nothing may ask. Answered by SHARED.
+    pub const SHARE: u32 = 6;
+    /// As PUT, of a file that is shared, but the client writes the pages in `data` there itself, when this is answered.
+    pub const TAKE: u32 = 7;
     /// `data[..2]`: pages lent in all, and to whom else they are not lent.
     pub const OPENED: u32 = 16;
     /// The contents of the pages in `data` follow in order; those in `zero` were asked for, too, and are zero.
@@ -34,6 +38,8 @@ pub mod op {
     pub const DONE: u32 = 18;
     /// `data[..2]`: pages lent in all, and pages in use. Nothing was changed.
     pub const FULL: u32 = 19;
+    /// `data`: process and descriptor that the file is open as, and the 16 bytes at its end; all zero: there is none.
+    pub const SHARED: u32 = 20;
 }
 
 /// The header.

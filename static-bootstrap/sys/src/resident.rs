@@ -26,6 +26,8 @@ pub struct Settings {
 
 /// Where captured memory begins.
 pub const WINDOW: u64 = 0x6800_0000_0000;
+/// And how long that part of the address space is.
+pub const WINDOW_BYTES: u64 = 1 << 40;
 
 /// Memory servers of a program, at most.
 pub const SERVERS: usize = 16;
@@ -35,7 +37,10 @@ pub const LINKS: usize = 3;
 /// What a program asks at the door.
 pub const ASK: [u8; 8] = *b"memory01";
 
-/// What is answered, with descriptors beside it: the sockets of all links, server by server, and a file for [`Counts`](super::counts).
+/// Descriptors for each server: its links, and what it shares with this program.
+pub const DESCRIPTORS: usize = LINKS + 1;
+
+/// What is answered, with descriptors beside it: those of all servers, one after the other, and a file for [`Counts`](super::counts).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
@@ -45,8 +50,10 @@ pub struct Grant {
     pub client: [u64; 2],
     /// Not 0: everything is kept twice.
     pub mirror: u64,
-    /// A bit for each server that cannot be reached.
+    /// A bit for each server that cannot be reached, and for each that shares the program's pages with it: in a file, where each has its distance
+    /// from [`WINDOW`].
     pub absent: u64,
+    pub shared: u64,
     /// What each lends, in pages.
     pub weights: [u64; SERVERS],
     pub places: [Place; PLACES],

@@ -27,6 +27,7 @@ pub mod nr {
     pub const CHDIR: usize = 80;
     pub const PRCTL: usize = 157;
     pub const PTRACE: usize = 101;
+    pub const SCHED_YIELD: usize = 24;
     pub const SCHED_SETAFFINITY: usize = 203;
     pub const PRLIMIT64: usize = 302;
     pub const READ: usize = 0;
@@ -92,6 +93,7 @@ pub mod nr {
     pub const CHDIR: usize = 49;
     pub const PRCTL: usize = 167;
     pub const PTRACE: usize = 117;
+    pub const SCHED_YIELD: usize = 124;
     pub const SCHED_SETAFFINITY: usize = 122;
     pub const PRLIMIT64: usize = 261;
     pub const READ: usize = 63;

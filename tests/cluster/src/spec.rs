@@ -32,6 +32,9 @@ pub struct Spec {
     pub service: Service,
     /// How long a host believes what it was told of names and attributes.
     pub trust: Duration,
+    /// How long it believes that a name is absent, whatever other hosts create meanwhile.
+    #[serde(default)]
+    pub trust_absent: Duration,
 }
 
 /// The model of the file server: one queue for all hosts, and a distance to it.
@@ -70,6 +73,7 @@ impl Default for Spec {
                 latency: Duration::from_micros(200),
             },
             trust: Duration::from_secs(5),
+            trust_absent: Duration::ZERO,
         }
     }
 }

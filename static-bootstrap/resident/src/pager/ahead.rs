@@ -2,11 +2,10 @@
 //! that its faults go on to tell where it is.
 
 use sys::page::{Bits, SPAN_PAGES, count, has};
-use sys::resident::step;
 
 use super::demand::flip;
 use super::fork::Gate;
-use super::{ENGINE, Engine, fatal, refused};
+use super::{ENGINE, Engine, fatal};
 use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
@@ -196,11 +195,7 @@ fn ask(engine: &Engine, number: usize) {
     }
     // One is always left for those who cannot wait.
     let taken = engine.slots.lock().take_spare();
-    let Some(taken) = taken else { return };
-    let slot = match taken.filled(&engine.uffd) {
-        Ok(slot) => slot,
-        Err(errno) => refused(step::FILL, errno),
-    };
+    let Some(slot) = taken else { return };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
     counts::ahead(count(&pages));

@@ -23,7 +23,7 @@ pub(super) fn expect(group: usize) {
 /// The thread.
 pub(super) fn run(engine: Engine) -> ! {
     let mut demand = Demand { engine, buffer: 0 };
-    let taken = engine.slots.lock().take_full();
+    let taken = engine.slots.lock().take_any();
     match taken.map(|slot| slot.filled(&engine.uffd)) {
         Some(Ok(slot)) => demand.buffer = slot,
         Some(Err(errno)) => refused(step::FILL, errno),
@@ -104,7 +104,6 @@ impl Demand {
                 // Nothing is moved before there is another one to receive into.
                 let other = engine.slots.lock().take_full();
                 if let Some(other) = other {
-                    let other = other.filled(&engine.uffd).unwrap_or_else(|errno| refused(step::FILL, errno));
                     if flip(&engine, number, self.buffer) {
                         self.buffer = other;
                         return;

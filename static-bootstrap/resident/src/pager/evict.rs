@@ -9,7 +9,7 @@ use sys::syscall::nr;
 
 use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, ROOM, WANTED, fatal};
-use crate::lenders::{self, Healer, Keepers};
+use crate::lenders::{self, Healer, Keepers, Parcel};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, settings, trap};
 
@@ -99,15 +99,16 @@ struct Gift {
 #[derive(Clone, Copy)]
 struct Part {
     gift: Gift,
-    /// What the server is sent, and what it is told.
+    /// What the server is sent, what it is told, and what it has.
     sent: Bits,
     zero: Bits,
+    kept: Bits,
     /// Where the first page of the span would be, if all of it were there.
     base: usize,
 }
 
 impl Part {
-    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, base: 0 };
+    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, kept: NONE, base: 0 };
 
     /// Servers need not be told of it.
     fn is_nothing(&self) -> bool {
@@ -226,7 +227,10 @@ impl Evictor {
                 Taken::Nothing => {}
             }
         }
-        let whole = len == 1 && parts[0].gift.data == crate::table::ALL;
+        // What was discarded before these came would be lost after they are given.
+        self.discard();
+        let whole = used == SPAN_PAGES && parts[..len].iter().all(|part| part.gift.data == part.gift.pages);
+        let whole = whole && parts[..len].iter().map(|part| count(&part.gift.pages)).sum::<usize>() == used;
         for (nth, part) in parts[..len].iter().enumerate() {
             if part.is_nothing() {
                 self.settle(&part.gift);
@@ -281,7 +285,7 @@ impl Evictor {
         lenders::count_kept(number, count(&data), count(&both(kept, moved)));
         counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
         let gift = Gift { number, pages: moved, data, keepers: Keepers::NONE };
-        Taken::Pages(Part { gift, sent, zero, base })
+        Taken::Pages(Part { gift, sent, zero, kept, base })
     }
 
     /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
@@ -329,11 +333,16 @@ impl Evictor {
 
     /// Gives it to its servers, which get those `after` it at once.
     fn give(&mut self, part: &Part, after: &[Part]) {
-        if self.len == OPEN {
+        let at_once = lenders::is_shared(part.gift.number);
+        while self.len == OPEN || at_once && self.len > 0 {
             self.complete();
         }
         let more = |server| after.iter().any(|part| !part.is_nothing() && lenders::keeps(part.gift.number, server));
-        let keepers = lenders::give(part.gift.number, part.sent, part.zero, part.base, more);
+        let Part { sent, zero, kept, base, .. } = *part;
+        let keepers = lenders::give(&Parcel { number: part.gift.number, sent, zero, kept, base }, more);
+        if keepers == Keepers::NONE {
+            return self.settle(&part.gift);
+        }
         self.open[self.len] = Gift { keepers, ..part.gift };
         self.len += 1;
     }
@@ -369,7 +378,7 @@ impl Evictor {
         while self.len > 0 {
             self.complete();
         }
-        let Some(slot) = self.engine.slots.lock().take_spare() else { return false };
+        let Some(slot) = self.engine.slots.lock().take_any() else { return false };
         let slot = match slot.filled(&self.engine.uffd) {
             Ok(slot) => slot,
             Err(errno) => super::refused(step::FILL, errno),

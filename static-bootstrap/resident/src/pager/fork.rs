@@ -73,7 +73,10 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     let mut fresh = Fresh::new(&granted);
     // In this order: whoever answers a fault may need room, and who makes room needs nobody.
     let closed = [&super::demand::GATE, &ahead::GATE, &super::evict::GATE].map(Gate::close);
-    fresh.copy(engine.client);
+    if let Err(errno) = fresh.copy(engine.client) {
+        granted.close();
+        return Err(errno);
+    }
     inherited(true);
     let table = TABLE.lock();
     let result = clone();

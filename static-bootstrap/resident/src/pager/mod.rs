@@ -12,7 +12,7 @@ mod slots;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
-use sys::resident::{LINKS, SERVERS, cause, step};
+use sys::resident::{DESCRIPTORS, SERVERS, cause, step};
 
 use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
@@ -176,7 +176,7 @@ fn adopt() -> usize {
 
 extern "C" fn first_thread(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
-    let mut fds = [i32::MAX; SERVERS * LINKS + 2];
+    let mut fds = [i32::MAX; SERVERS * DESCRIPTORS + 2];
     let all = lenders::fds().chain([engine.uffd.fd, fatal::DOOR.load(Ordering::Relaxed)]);
     let mut len = 0;
     for fd in all {

@@ -1,5 +1,6 @@
 //! Spans of memory through which pages pass: full ones to receive into, empty ones to move evicted pages to. Moving a span of pages in or out
-//! makes one of the other kind; nothing is allocated, zeroed or copied.
+//! makes one of the other kind; nothing is allocated, zeroed or copied. Whoever can do without a full one does when there is none: pages that are made for
+//! one are zero at first, and each costs a fault, and an interrupt on all processors, to be written to.
 
 use sys::page::SPAN;
 
@@ -51,16 +52,21 @@ impl Slots {
         Ok(())
     }
 
-    /// One to receive into: all of its pages are there. Before the lock is let go of, it is nobody else's.
-    pub(super) fn take_full(&mut self) -> Option<Taken> {
+    /// One to receive into: all of its pages are there, or will be.
+    pub(super) fn take_any(&mut self) -> Option<Taken> {
         let full = self.full.pop().map(|at| Taken { at, ready: true });
         full.or_else(|| self.empty.pop().map(|at| Taken { at, ready: false }))
     }
 
-    /// As [`Slots::take_full`], for who can do without: some are left for those who cannot.
-    pub(super) fn take_spare(&mut self) -> Option<Taken> {
+    /// One whose pages are there.
+    pub(super) fn take_full(&mut self) -> Option<usize> {
+        self.full.pop()
+    }
+
+    /// As [`Slots::take_full`], for who can wait: some are left for those who cannot.
+    pub(super) fn take_spare(&mut self) -> Option<usize> {
         const LEFT: usize = 2;
-        if self.full.len + self.empty.len > LEFT { self.take_full() } else { None }
+        if self.full.len + self.empty.len > LEFT { self.full.pop() } else { None }
     }
 
     /// One without any page.

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use fuser::{
-    BsdFileFlags, Config, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL,
     TimeOrNow, WriteFlags,
 };
@@ -43,6 +43,7 @@ pub(crate) struct Server {
     queue: Arc<Queue>,
     /// Name and attributes are believed by the hosts' kernels for so long.
     trust: Duration,
+    trust_absent: Duration,
     next_handle: AtomicU64,
     files: Mutex<HashMap<u64, Arc<File>>>,
     listings: Mutex<HashMap<u64, Vec<files::Entry>>>,
@@ -91,6 +92,7 @@ pub(crate) fn serve(spec: &Spec, backing: &Path, directory: &Path, pids: &[i32])
         nodes: Nodes::new(backing).with_context(|| format!("open {}", backing.display()))?,
         queue: Queue::start(spec.service, REPLIERS),
         trust: spec.trust,
+        trust_absent: spec.trust_absent,
         next_handle: AtomicU64::new(1),
         files: Mutex::default(),
         listings: Mutex::default(),
@@ -238,6 +240,25 @@ fn owner(request: &Request) -> Owner {
     Owner { uid: request.uid(), gid: request.gid() }
 }
 
+/// What a name is said to be that hosts may believe to be absent for a while.
+const ABSENT: FileAttr = FileAttr {
+    ino: INodeNo(0),
+    size: 0,
+    blocks: 0,
+    atime: SystemTime::UNIX_EPOCH,
+    mtime: SystemTime::UNIX_EPOCH,
+    ctime: SystemTime::UNIX_EPOCH,
+    crtime: SystemTime::UNIX_EPOCH,
+    kind: FileType::RegularFile,
+    perm: 0,
+    nlink: 0,
+    uid: 0,
+    gid: 0,
+    rdev: 0,
+    blksize: 0,
+    flags: 0,
+};
+
 impl Filesystem for Mounted {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let _ = config.set_max_write(REQUEST_MAX);
@@ -270,7 +291,13 @@ impl Filesystem for Mounted {
                 self.server.hit(parent, Some(name));
             }
         }
-        self.entry(result, reply);
+        let trust = self.server.trust_absent;
+        match result {
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !trust.is_zero() => {
+                self.later(move || reply.entry(&trust, &ABSENT, Generation(0)));
+            }
+            result => self.entry(result, reply),
+        }
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
