@@ -57,7 +57,7 @@ fn compiled(site: &Site, compiler: &str, from: &Path, to: &str) -> String {
 /// Ranks know each other, add up, share memory within a host and know their program, and end.
 fn hello(site: &Site, program: &str, flags: &[&str], places: &[(&str, usize)]) {
     hello_until_it_ends(site, program, flags, places, 1, |size, tries| {
-        assert!(tries.is_some(), "{size} ranks never end")
+        assert!(tries.is_some(), "{size} ranks never end");
     });
 }
 
