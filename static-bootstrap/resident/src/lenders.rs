@@ -202,6 +202,11 @@ fn file(server: usize) -> Option<usize> {
     usize::try_from(FILES[server].load(Ordering::Relaxed)).ok()
 }
 
+/// Whether any server shares what it keeps.
+pub(super) fn shares() -> bool {
+    (0..servers()).any(|server| file(server).is_some())
+}
+
 /// Whether a server of a span is told and answers before it is given anything.
 pub(super) fn is_shared(number: usize) -> bool {
     let Place { first, second, .. } = place(number);
@@ -239,9 +244,8 @@ fn transfer(call: usize, file: usize, number: usize, pages: Bits, base: usize) -
         let (mut done, len) = (first * PAGE, (first + count) * PAGE);
         while done < len {
             // SAFETY: pages of a slot that is ours now, and all there.
-            let moved = unsafe {
-                syscall(call, [file, base.wrapping_add(done), len - done, number * SPAN + done, 0, 0])
-            };
+            let moved =
+                unsafe { syscall(call, [file, base.wrapping_add(done), len - done, number * SPAN + done, 0, 0]) };
             match moved {
                 Ok(moved) if moved > 0 => done += moved,
                 Err(call::EINTR) => {}
