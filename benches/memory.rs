@@ -1,5 +1,5 @@
-//! What a program feels of memory that is with a server on this host, beside the least that any pager takes (one thread that answers faults with what
-//! comes over loopback) and beside memory of its own: `cargo bench --bench memory`. Needs cc; only prints.
+//! What a program feels of memory that is with a server on this host, which shares it or sends it over TCP, beside the least that a pager takes over TCP (one
+//! thread that answers faults with what comes over loopback) and beside memory of its own: `cargo bench --bench memory`. Needs cc; only prints.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -31,25 +31,25 @@ fn main() {
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
-    let away = |local: &str, what: &[&str]| {
+    // As on this host, and over TCP as from another one.
+    let ways = ["", "HPCRT_WITHOUT=shared"];
+    let away = |way: &str, local: &str, what: &[&str]| {
         let hpcrt = [HPCRT, "exec", "-q", "--memory", address.trim(), "--local-mb", local, "--", program];
-        run(&[&hpcrt[..], what].concat())
+        let set = ["env", way];
+        run(&[if way.is_empty() { &set[..1] } else { &set[..] }, &hpcrt, what].concat())
     };
     println!(
-        "microseconds to read a block at a random place, median and 99th percentile: the least | hpcrt, a tenth here"
+        "microseconds to read a block at a random place, median and 99th percentile: the least over TCP | hpcrt, a tenth here | without sharing"
     );
     for kib in ["4", "64", "1024"] {
-        println!(
-            "{kib:>5} KiB  {:>18} | {:>18}",
-            run(&[program, "bare", "400", kib]),
-            away("40", &["blocks", "400", kib])
-        );
+        let ours = ways.map(|way| away(way, "40", &["blocks", "400", kib]));
+        println!("{kib:>5} KiB  {:>18} | {:>18} | {:>18}", run(&[program, "bare", "400", kib]), ours[0], ours[1]);
     }
-    println!("all here | a quarter here | a tenth here | 4 % here, of 1 GiB");
+    println!("all here | a quarter here | a tenth here | 4 % here, of 1 GiB; the same without sharing");
     for (name, what) in [("triad, MB/s", "triad"), ("an update, us", "updates"), ("sort, s", "sort")] {
         let all = run(&[program, what, "1024"]);
-        let parts = ["256", "103", "41"].map(|local| away(local, &[what, "1024"]));
-        println!("{name:14} {all:>14} | {}", parts.join(" | "));
+        let parts = ways.map(|way| ["256", "103", "41"].map(|local| away(way, local, &[what, "1024"])).join(" | "));
+        println!("{name:14} {all:>14} | {}", parts.join("; "));
     }
     let _ = server.kill();
     let _ = server.wait();

@@ -362,7 +362,7 @@ pub struct Enter {
 #[argh(
     subcommand,
     name = "doctor",
-    note = "HPCRT_WITHOUT=userns,fuse,memfd,uffd,uffd-kernel,uffd-move takes abilities away, to try a fallback or to work around a fault.",
+    note = "HPCRT_WITHOUT=userns,fuse,memfd,uffd,uffd-kernel,uffd-move,shared takes abilities away, to try a fallback or to work around a fault.",
     error_code(1, "no job can run on this node")
 )]
 pub struct Doctor {

@@ -158,13 +158,16 @@ fn many(name: &str, libraries: usize, warm: u32, jobs: u32) {
     let begun = Instant::now();
     (1..warm).for_each(|number| session.job(number));
     let (before, stored) = (sizes(&session.mark), session.stored());
-    (warm..jobs).for_each(|number| session.job(number));
+    let middle = warm.midpoint(jobs);
+    (warm..middle).for_each(|number| session.job(number));
+    let between = sizes(&session.mark);
+    (middle..jobs).for_each(|number| session.job(number));
     let (after, again) = (sizes(&session.mark), session.stored());
     eprintln!("{jobs} jobs in {:.0} s; stores: {stored} bytes, then {again}", begun.elapsed().as_secs_f64());
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "the same processes");
     for (who, now) in &after {
-        let then = before[who];
-        eprintln!("{who:?}: {then:?}, then {now:?}");
+        let (then, half) = (before[who], between.get(who).map_or(0, |size| size.anonymous));
+        eprintln!("{who:?}: {then:?}, then {now:?}; {half} bytes in the middle");
         assert!(now.descriptors <= then.descriptors + 2, "{who:?}: {then:?}, then {now:?}");
         assert!(now.threads <= then.threads + 2 && now.mounts <= then.mounts, "{who:?}: {then:?}, then {now:?}");
         assert!(now.anonymous <= then.anonymous + then.anonymous / 4 + (1 << 20), "{who:?}: {then:?}, then {now:?}");

@@ -99,6 +99,17 @@ fn a_stopped_agent() {
     assert!(took > Duration::from_secs(10) && took < Duration::from_secs(15) + ENDED, "{took:?}");
 }
 
+/// Its agents take it for dead and end the ranks: then it must not take these for done.
+#[test]
+fn a_stopped_front_end() {
+    let run = sh(HOSTS, "sleep 40; echo done").start();
+    until(|| (role(&run.mark, Role::Rank).len() >= 8).then_some(()));
+    kill(run.pid(), Signal::SIGSTOP).unwrap();
+    thread::sleep(Duration::from_secs(17));
+    kill(run.pid(), Signal::SIGCONT).unwrap();
+    run.end().gone().code(125).says("heard nothing from the job for too long and ended its part of it");
+}
+
 /// Kills a process at a time that is spread over start, run and end.
 fn kill_at(run: Running, victim: Role, after: Duration) {
     thread::sleep(after);

@@ -8,7 +8,7 @@ mod lending;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -63,7 +63,7 @@ struct Who {
 /// All that this machine allows.
 fn everybody() -> Vec<Who> {
     let root = rustix::process::geteuid().is_root();
-    let mut all = ["uffd-kernel", "", "uffd-move"].map(|without| Who { uid: None, without }).to_vec();
+    let mut all = ["uffd-kernel,shared", "", "uffd-move"].map(|without| Who { uid: None, without }).to_vec();
     all.extend(root.then_some(Who { uid: Some(NOBODY), without: "" }));
     all
 }
@@ -134,6 +134,16 @@ impl Drop for Servers {
     }
 }
 
+/// kB that a memory server has: its own memory, and files in memory that it shares.
+fn kept(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let own = line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?;
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let shared = files.filter(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("hpcrt-shared")));
+    Some(own + shared.filter_map(|path| Some(fs::metadata(path).ok()?.blocks() / 2)).sum::<u64>())
+}
+
 #[track_caller]
 fn right(done: Done, local: u32) {
     let done = done.code(0);
@@ -184,13 +194,8 @@ fn a_lost_server_ends_the_program_with_its_name() {
     for who in everybody() {
         let mut servers = Servers::start(who, &[300, 300]);
         let run = servers.run("triad", 400, 20).start();
-        let resident = |pid: u32| {
-            let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-            line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
-        };
         // It has a good part of the program's memory.
-        until(|| resident(servers.all[1].0.id()).filter(|kb| *kb > 60 << 10));
+        until(|| kept(servers.all[1].0.id()).filter(|kb| *kb > 60 << 10));
         servers.all[1].0.kill().unwrap();
         let killed = std::time::Instant::now();
         let done = run.end();

@@ -189,7 +189,7 @@ pub fn records(mut bytes: &[u8]) {
 /// What a client asks a memory server, one header of 80 bytes after the other; pages that should follow are made up.
 pub fn page(bytes: &[u8]) {
     let store = Store::new(300 * PAGE as u64);
-    let mut session = Session::new(&store, false);
+    let mut session = Session::new(&store, true);
     for header in bytes.chunks_exact(HEAD) {
         let mut aligned = AlignedVec::with_capacity(HEAD);
         aligned.extend_from_slice(header);

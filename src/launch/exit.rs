@@ -83,6 +83,10 @@ impl Ends {
         failed && !self.keep_going && self.running > 0
     }
 
+    pub fn has_ended(&self, rank: u32) -> bool {
+        self.ends.get(rank as usize).is_some_and(Option::is_some)
+    }
+
     /// Ranks that have not ended.
     pub fn running(&self) -> usize {
         self.running

@@ -76,6 +76,9 @@ enum Next {
     Closed,
 }
 
+/// What is said of a node that ended its part of a job without being told to.
+const DESERTED: &str = "its agent heard nothing from the job for too long and ended its part of it";
+
 /// A running job.
 struct Running<'a> {
     root: &'a Rc<Root>,
@@ -84,6 +87,8 @@ struct Running<'a> {
     placement: Arc<Placement>,
     /// Node of each share of the placement.
     nodes: Vec<NodeId>,
+    /// Program of each share.
+    parts: Vec<u32>,
     /// Nodes that still have something of one of the job's programs.
     busy: BTreeSet<(NodeId, u32)>,
     rendezvous: Rendezvous,
@@ -177,7 +182,8 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         root,
         console,
         job: id,
-        busy: nodes.iter().copied().zip(parts).collect(),
+        busy: nodes.iter().copied().zip(parts.iter().copied()).collect(),
+        parts,
         rendezvous: Rendezvous::new(root, id, &placement, &nodes, front)?,
         aborted: None,
         nodes,
@@ -367,12 +373,17 @@ impl Running<'_> {
             News::Exited(exits) => {
                 self.last_exit = Some(Instant::now());
                 self.card.progress.borrow_mut().ended += u32::try_from(exits.len()).unwrap_or(u32::MAX);
-                let mut end = false;
+                let (mut end, told) = (false, self.is_ending());
                 self.rendezvous.handle_gone(exits.iter().map(|exit| exit.rank)).await;
                 for exit in exits {
                     self.card.progress.borrow_mut().pids.entry(exit.rank).or_default();
                     let how = match exit.status {
-                        _ if exit.by_us => End::Stopped,
+                        _ if exit.by_us && told => End::Stopped,
+                        _ if exit.by_us => {
+                            let node = self.placement.place(exit.rank).map(|place| self.nodes[place.host]);
+                            self.failures.entry(DESERTED.to_owned()).or_default().extend(node);
+                            End::Lost
+                        }
                         Status::Code(code) => End::Exited(code),
                         Status::Signal(signal) => End::Killed(u8::try_from(signal).unwrap_or(u8::MAX)),
                     };
@@ -391,6 +402,9 @@ impl Running<'_> {
             News::Done { part, node, warnings, received, facts } => {
                 self.endings.add((self.root, &self.card), node, warnings, received, &facts);
                 self.busy.remove(&(node, part));
+                if !self.is_ending() {
+                    self.done_untold(node, part).await;
+                }
                 // What it was sent last may have come after its readers were gone.
                 input.taken(node);
             }
@@ -447,7 +461,28 @@ impl Running<'_> {
     async fn lost(&mut self, node: NodeId, error: String) {
         self.errors.push(error);
         let shares = self.placement.shares.iter().zip(&self.nodes);
-        let ranks: Vec<u32> = shares.filter(|(_, n)| **n == node).flat_map(|(share, _)| share.ranks.clone()).collect();
+        let ranks = shares.filter(|(_, n)| **n == node).flat_map(|(share, _)| share.ranks.clone()).collect();
+        self.lose(ranks).await;
+    }
+
+    /// Whether nodes were told to end what they have of the job.
+    fn is_ending(&self) -> bool {
+        self.give_up.is_some() || self.root.is_stopping()
+    }
+
+    /// A node is done that was not told to end: ranks that did not end by themselves it ended, since it heard nothing from here or from a
+    /// node between.
+    async fn done_untold(&mut self, node: NodeId, part: u32) {
+        let shares = self.placement.shares.iter().zip(&self.nodes).zip(&self.parts);
+        let own = shares.filter(|((_, n), p)| (**n, **p) == (node, part));
+        let ranks: Vec<u32> = own.flat_map(|((share, _), _)| share.ranks.clone()).collect();
+        if ranks.iter().any(|rank| !self.ends.has_ended(*rank)) {
+            self.failures.entry(DESERTED.to_owned()).or_default().insert(node);
+            self.lose(ranks).await;
+        }
+    }
+
+    async fn lose(&mut self, ranks: Vec<u32>) {
         self.rendezvous.handle_gone(ranks.iter().copied()).await;
         let mut end = false;
         for rank in ranks {

@@ -469,6 +469,42 @@ mod tests {
         assert_eq!(store.used(), 0);
     }
 
+    #[test]
+    fn what_is_shared_is_read_and_written_by_the_client() {
+        use std::os::unix::fs::FileExt;
+        let store = Store::new(6 * PAGE as u64);
+        let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
+        let span = crate::sys::resident::WINDOW / crate::sys::page::SPAN as u64 + 3;
+        let [process, fd, mark @ ..] = one.share().unwrap();
+        assert_eq!((one.share(), u64::from(std::process::id())), (Some([process, fd, mark[0], mark[1]]), process));
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{fd}")).unwrap();
+        let at = |page: usize| (3 * SPAN_PAGES + page) as u64 * PAGE as u64;
+        one.take(span, bits([0, 1, 200]), bits([])).unwrap();
+        file.write_all_at(&[7; PAGE], at(1)).unwrap();
+        assert_eq!((seen(&one, span)[..3].to_vec(), store.used()), (vec![0, 7, 0], 3));
+        put(&one, span, bits([2]), bits([200]), 9).unwrap();
+        let mut page = [0; PAGE];
+        file.read_exact_at(&mut page, at(2)).unwrap();
+        assert_eq!(
+            (page, store.used(), one.take(span, bits([3, 4, 5, 6]), bits([]))),
+            ([9; PAGE], 3, Err(Full { capacity: 6, used: 3 }))
+        );
+        // What is copied at once, and to whom there is no file.
+        assert_eq!((two.copy([1, 1]), two.copy([1, 1]), store.used()), (Ok(true), Ok(false), 6));
+        file.write_all_at(&[8; PAGE], at(1)).unwrap();
+        assert_eq!((seen(&two, span)[..3].to_vec(), seen(&one, span)[1]), (vec![0, 7, 9], 8));
+        assert_eq!(store.open([1, 3], Bits::default()).copy([1, 1]), Err(Full { capacity: 6, used: 6 }));
+        assert!(two.share().is_none() && two.take(span, bits([0]), bits([])).is_err());
+        one.forget(span, 1);
+        assert_eq!((seen(&one, span)[1], store.used()), (0, 3));
+        drop((one, two));
+        assert_eq!(store.used(), 0);
+        // Elsewhere than where captured memory is there is no place for it.
+        let other = store.open([1, 4], Bits::default());
+        other.share().unwrap();
+        assert!(other.take(5, bits([0]), bits([])).is_err() && store.used() == 0);
+    }
+
     proptest! {
         /// Beside a plain table of pages.
         #[test]

@@ -282,10 +282,11 @@ fn role_of(pid: Pid) -> Option<Role> {
     Some(match words.get(1) {
         _ if name.trim() == "hpcrt-porter" => Role::Porter,
         Some(&b"serve") if name.trim() == "hpcrt-keeper" => {
-            if role_of(parent(pid)?) == Some(Role::Keeper) {
-                Role::JobKeeper
-            } else {
-                Role::Keeper
+            match role_of(parent(pid)?) {
+                Some(Role::Keeper) => Role::JobKeeper,
+                // On its way to become the program.
+                Some(Role::JobKeeper) => Role::Rank,
+                _ => Role::Keeper,
             }
         }
         Some(&b"serve") if words.get(2) == Some(&&b"--lend"[..]) => Role::Lender,

@@ -5,11 +5,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::common::{Done, Role, Run, Running, marked, role, until};
-use super::{Servers, everybody, place, right};
+use super::{Servers, everybody, kept, place, right};
 
 const LONG: Duration = Duration::from_secs(100);
 
@@ -25,15 +24,13 @@ fn exec(flags: &str, program: [&str; 2]) -> Run {
 /// Started, and some of its memory is away: the address space of a memory server is not small any more.
 fn borrowing(run: Run) -> Running {
     let running = run.start();
-    until(|| role(&running.mark, Role::Lender).iter().any(|pid| resident(*pid) > Some(40 << 10)).then_some(()));
+    until(|| {
+        role(&running.mark, Role::Lender)
+            .iter()
+            .any(|pid| kept(pid.as_raw().unsigned_abs()) > Some(40 << 10))
+            .then_some(())
+    });
     running
-}
-
-/// kB of memory that a process has.
-fn resident(pid: Pid) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
 /// What `hpcrt status` tells as JSON.

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::run::{run, succeeds};
 
 /// Package and what for.
-const PACKAGES: [(&str, &str); 19] = [
+const PACKAGES: [(&str, &str); 20] = [
     ("gcc", "test programs"),
     ("libc6-dev", "test programs"),
     ("musl-tools", "test programs with another C library"),
@@ -24,6 +24,7 @@ const PACKAGES: [(&str, &str); 19] = [
     ("libopenmpi-dev", "programs of Open MPI 4"),
     ("lammps", "a real program of MPI"),
     ("hpcc", "a real program of MPI"),
+    ("debootstrap", "programs of other versions of glibc"),
     ("rsync", "the reference for distribution"),
 ];
 

@@ -198,7 +198,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "mpich",
-        what: "Debian's MPICH, whose MPI_Finalize may hang over TCP: ranks know each other and add up, 1 and 4 on each of 2 and 4 hosts",
+        what: "Debian's MPICH on 2 and 4 hosts, 1 and 4 ranks on each: they know each other and add up; whether MPI_Finalize comes back over TCP",
         how: How::Test(&["--test", "mpi"], "mpich_before_4_2"),
         memory: 2,
         root: true,

@@ -202,6 +202,11 @@ fn file(server: usize) -> Option<usize> {
     usize::try_from(FILES[server].load(Ordering::Relaxed)).ok()
 }
 
+/// Whether any server shares what it keeps.
+pub(super) fn shares() -> bool {
+    (0..servers()).any(|server| file(server).is_some())
+}
+
 /// Whether a server of a span is told and answers before it is given anything.
 pub(super) fn is_shared(number: usize) -> bool {
     let Place { first, second, .. } = place(number);

@@ -24,6 +24,7 @@ mod link;
 mod lock;
 mod pager;
 mod patch;
+mod processors;
 mod settings;
 mod table;
 mod thread;

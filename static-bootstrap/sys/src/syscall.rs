@@ -28,6 +28,7 @@ pub mod nr {
     pub const PRCTL: usize = 157;
     pub const PTRACE: usize = 101;
     pub const SCHED_YIELD: usize = 24;
+    pub const SCHED_GETAFFINITY: usize = 204;
     pub const SCHED_SETAFFINITY: usize = 203;
     pub const PRLIMIT64: usize = 302;
     pub const READ: usize = 0;
@@ -94,6 +95,7 @@ pub mod nr {
     pub const PRCTL: usize = 167;
     pub const PTRACE: usize = 117;
     pub const SCHED_YIELD: usize = 124;
+    pub const SCHED_GETAFFINITY: usize = 123;
     pub const SCHED_SETAFFINITY: usize = 122;
     pub const PRLIMIT64: usize = 261;
     pub const READ: usize = 63;

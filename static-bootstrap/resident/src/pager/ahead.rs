@@ -1,14 +1,18 @@
 //! Fetches what will be missed: whole spans. Most go to their places as they come; every few, one waits in a slot until the program misses it, so
 //! that its faults go on to tell where it is.
 
-use sys::page::{Bits, SPAN_PAGES, count, has};
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::demand::flip;
+use sys::page::{Bits, SPAN_PAGES, count, has};
+use sys::syscall::{nr, syscall};
+
+use super::demand::{self, flip};
 use super::fork::Gate;
 use super::{ENGINE, Engine, fatal};
 use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
+use crate::processors::{self, Processors};
 use crate::table::{NONE, TABLE, both, with, without};
 
 /// Spans that wait or are on their way, at most.
@@ -49,6 +53,8 @@ const NOTHING: Entry =
     Entry { state: State::Idle, wanted: false, dropped: false, number: 0, pages: NONE, slot: 0, age: 0 };
 static CACHE: Lock<Cache> = Lock::new(Cache { entries: [NOTHING; MOST], now: 0 });
 pub(super) static GATE: Gate = Gate::new();
+/// The thread waits for work, and not awake.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// Something is asked for.
 static WORK: Event = Event::new();
 
@@ -76,9 +82,49 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             came(&engine, nth, entry);
         }
         drop(passed);
-        if !GATE.is_closed() {
+        if !GATE.is_closed() && !was_awake(seen) {
+            ASLEEP.store(true, Ordering::Relaxed);
             WORK.wait(seen, 60_000);
+            ASLEEP.store(false, Ordering::Relaxed);
         }
+    }
+}
+
+/// Stays awake while faults come soon one after the other; false when they do not any more.
+fn was_awake(seen: u32) -> bool {
+    /// Faults between two looks at where the program runs.
+    const LOOK: u32 = 256;
+    let allowed = Processors::allowed();
+    let (mut faults, mut since, mut looked) = (demand::COUNT.load(Ordering::Relaxed), counts::now(), None);
+    let awake = loop {
+        if WORK.now() != seen {
+            break true;
+        }
+        // Not on the processor that the program uses.
+        if looked.is_none_or(|looked| faults.wrapping_sub(looked) > LOOK) {
+            looked = Some(faults);
+            if let Some(processor) = processors::of(demand::THREAD.load(Ordering::Relaxed)) {
+                let Some(others) = allowed.without(processor) else { break false };
+                others.use_by_this_thread();
+            }
+        }
+        // SAFETY: no arguments. Others go first.
+        let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+        let (count, now) = (demand::COUNT.load(Ordering::Relaxed), counts::now());
+        if count != faults {
+            (faults, since) = (count, now);
+        } else if now.wrapping_sub(since) > demand::SOON {
+            break false;
+        }
+    };
+    allowed.use_by_this_thread();
+    awake
+}
+
+/// Faults come soon one after the other. Where they are answered by another host or another thread, that one is awake.
+pub(super) fn wake() {
+    if ASLEEP.load(Ordering::Relaxed) && lenders::shares() {
+        WORK.tell();
     }
 }
 

@@ -22,6 +22,8 @@ const OPEN: usize = 64;
 const PARTS: usize = 32;
 /// While room is made, every so many turns are for copies of what has lost its own.
 const HEALS: usize = 4;
+/// And every so many are for a look at the servers: one of this host may be needed for nothing.
+const LOOKS: usize = 256;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
@@ -158,6 +160,9 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         }
         evictor.discard();
         turn = turn.wrapping_add(1);
+        if turn.is_multiple_of(LOOKS) {
+            lenders::look();
+        }
         if turn.is_multiple_of(HEALS) && evictor.heal() {
             continue;
         }

@@ -245,6 +245,13 @@ impl Engine {
         SETTLED.tell();
     }
 
+    /// Gives back a slot in which some pages may be left.
+    fn empty(&self, slot: usize) {
+        // SAFETY: a slot of the caller's; what is in it does not matter.
+        let _ = unsafe { call::advise(slot, SPAN, call::DONTNEED) };
+        self.slots.lock().give_empty(slot);
+    }
+
     /// Puts pages that lie in their places in a slot into the program's memory.
     fn fill(&self, number: usize, pages: Bits, slot: usize) {
         for (first, count) in runs(pages) {

@@ -1,0 +1,67 @@
+//! Where threads run, and may.
+
+use sys::syscall::{nr, syscall};
+
+use super::call;
+
+const AT_FDCWD: usize = -100_isize as usize;
+const O_RDONLY_CLOEXEC: usize = 0o2_000_000;
+/// 1,024 processors.
+const WORDS: usize = 16;
+
+/// A set of processors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Processors([u64; WORDS]);
+
+impl Processors {
+    /// Those that this thread may use.
+    pub(super) fn allowed() -> Processors {
+        let mut words = [0; WORDS];
+        let args = [0, size_of_val(&words), words.as_mut_ptr() as usize, 0, 0, 0];
+        // SAFETY: room for as many bytes.
+        let _ = unsafe { syscall(nr::SCHED_GETAFFINITY, args) };
+        Processors(words)
+    }
+
+    /// All but one, if any is left.
+    pub(super) fn without(mut self, processor: usize) -> Option<Processors> {
+        if let Some(word) = self.0.get_mut(processor / 64) {
+            *word &= !(1 << (processor % 64));
+        }
+        (self.0 != [0; WORDS]).then_some(self)
+    }
+
+    /// Has this thread use these.
+    pub(super) fn use_by_this_thread(&self) {
+        // SAFETY: a set of that size.
+        let _ = unsafe { syscall(nr::SCHED_SETAFFINITY, [0, size_of_val(&self.0), self.0.as_ptr() as usize, 0, 0, 0]) };
+    }
+}
+
+/// The processor on which a thread of this process runs, or ran last.
+pub(super) fn of(thread: u32) -> Option<usize> {
+    /// The fields after the name, of which the first is the state (proc(5)).
+    const PLACE: usize = 36;
+    let mut path = *b"/proc/self/task/\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let mut digits = [0; 10];
+    let (mut at, mut left) = (digits.len(), thread);
+    while left > 0 && at > 0 {
+        at -= 1;
+        digits[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    let name = digits[at..].iter().chain(b"/stat");
+    path[16..].iter_mut().zip(name).for_each(|(to, from)| *to = *from);
+    let mut text = [0u8; 512];
+    // SAFETY: a path that ends with NUL, room for as many bytes.
+    let len = unsafe {
+        let file = syscall(nr::OPENAT, [AT_FDCWD, path.as_ptr() as usize, O_RDONLY_CLOEXEC, 0, 0, 0]).ok()?;
+        let len = syscall(nr::READ, [file, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
+        call::close(file as i32);
+        len.ok()?
+    };
+    let text = text.get(..len)?;
+    let fields = text.get(text.iter().rposition(|byte| *byte == b')')? + 2..)?;
+    let field = fields.split(|byte| *byte == b' ').nth(PLACE)?;
+    field.iter().try_fold(0usize, |value, byte| byte.is_ascii_digit().then(|| value * 10 + usize::from(byte - b'0')))
+}
