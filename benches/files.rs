@@ -27,7 +27,7 @@ fn main() {
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-pthread", "-o"]).arg(&program);
     let built = cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/files.c")).status();
-    let obstacle = Cluster::obstacle().or((!built.is_ok_and(|s| s.success())).then(|| "needs a C compiler"));
+    let obstacle = Cluster::obstacle().or((!built.is_ok_and(|s| s.success())).then_some("needs a C compiler"));
     if let Some(obstacle) = obstacle {
         eprintln!("SKIPPED: {obstacle}");
         let _ = std::fs::remove_dir_all(&place);
