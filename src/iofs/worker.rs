@@ -33,6 +33,8 @@ struct Worker {
     extents: Extents,
     agent: Seqpacket,
     told: Mutex<Told>,
+    /// It has been told all that an earlier worker knew: before that files may be missing.
+    ready: AtomicBool,
     finish: AtomicBool,
     /// The agent is gone.
     orphan: AtomicBool,
@@ -53,6 +55,7 @@ pub fn run() -> Result<u8> {
         extents,
         agent,
         told: Mutex::default(),
+        ready: AtomicBool::new(false),
         finish: AtomicBool::new(false),
         orphan: AtomicBool::new(false),
     });
@@ -124,6 +127,7 @@ impl Worker {
                         set_known(*segment, file, u32::from(told.files.contains_key(&(*segment, file))));
                     }
                 }
+                self.ready.store(true, Ordering::SeqCst);
             }
             Work::Finish => self.finish.store(true, Ordering::SeqCst),
         }
@@ -135,6 +139,13 @@ impl Worker {
         let mut alone = None;
         loop {
             let seen = self.extents.head().bell.load(Ordering::SeqCst);
+            if !self.ready.load(Ordering::SeqCst) {
+                if self.orphan.load(Ordering::SeqCst) {
+                    return;
+                }
+                wait(&self.extents.head().bell, seen, LOOK);
+                continue;
+            }
             let ends = self.finish.load(Ordering::SeqCst) || self.orphan.load(Ordering::SeqCst);
             let segments: Vec<_> = self.told().segments.iter().map(|(segment, over)| (*segment, *over)).collect();
             let mut left = BTreeSet::new();
