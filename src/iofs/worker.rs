@@ -15,7 +15,7 @@ use crate::sys::extents::{Log, NOBODY, Piece, RING, RUN, inode};
 use crate::sys::extents_map::{Extents, wait, wake};
 
 /// What is pending is written when it has been seen twice, this long after each other: within 50 ms.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(15);
 /// Without an agent the rest is written within this time, or not.
 const ORPHANED: Duration = Duration::from_secs(60);
 const EIO: i32 = 5;
