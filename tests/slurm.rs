@@ -306,8 +306,8 @@ fn processes_of_a_step(slurm: &Slurm<'_>, hpcrt: &str) {
     assert_eq!(opens, 0, "only the front end's host opened files");
 }
 
-/// An MPI program: its own launcher's PMI stays its own. Two ranks: with more, UCX of this MPICH hangs now and then over these links,
-/// without hpcrt, too.
+/// An MPI program: its own launcher's PMI stays its own. UCX of this MPICH hangs now and then in `MPI_Finalize` over these links, without
+/// hpcrt, too: with two ranks seldom, and then another try ends.
 fn mpi(slurm: &Slurm<'_>, hpcrt: &str) {
     let source = slurm.site.backing("job/mpi.c");
     fs::write(
@@ -326,9 +326,12 @@ fn mpi(slurm: &Slurm<'_>, hpcrt: &str) {
         format!("{hpcrt} exec -q -- mpiexec.hydra -ppn 1 -n 2 ./mpi"),
         format!("mpiexec.hydra -ppn 1 -n 2 {hpcrt} exec -q -- ./mpi"),
     ];
-    let (code, output) = slurm.batch(USER, [2, 2], "/shared/job", &format!("{UCX}\nset -e\n{}", ways.join("\n")));
+    let tries = "tries() { for i in 1 2 3; do timeout 12 \"$@\" && return; echo again: $*; done; exit 1; }";
+    let ways: Vec<_> = ways.iter().map(|way| format!("tries {way}")).collect();
+    let (code, output) = slurm.batch(USER, [2, 2], "/shared/job", &format!("{UCX}\n{tries}\n{}", ways.join("\n")));
     assert_eq!(code, 0, "{output}");
+    let runs = ways.len() + count(&output, "again: ");
     for rank in 0..2 {
-        assert_eq!(count(&output, &format!("rank {rank} of 2, sum 3")), ways.len(), "{output}");
+        assert_eq!(count(&output, &format!("rank {rank} of 2, sum 3")), runs, "{output}");
     }
 }

@@ -13,7 +13,7 @@ use super::site::Site;
 /// Processors that each host pretends to have.
 pub const PROCESSORS: usize = 4;
 /// Slurm's answers take no longer.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 pub struct Slurm<'a> {
     pub site: &'a Site,
