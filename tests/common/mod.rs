@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 /// Nothing may take longer, unless a test says so.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -335,13 +337,19 @@ fn clean(mark: &str) {
     }
 }
 
+/// Whether the store of a session that lives, perhaps another test's.
+fn is_locked(store: &str) -> bool {
+    let lock = |file: fs::File| flock(&file, FlockOperation::NonBlockingLockExclusive);
+    fs::File::open(store).map_or(true, |file| lock(file) == Err(Errno::AGAIN))
+}
+
 /// Files of hpcrt in the directories where a copy of the binary may be put, and its mounts.
 fn files() -> Vec<String> {
     let mut places = vec![PathBuf::from("/dev/shm"), PathBuf::from("/tmp")];
     places.extend(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from));
     let entries = places.iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
     let names = entries.map(|e| e.path().display().to_string());
-    let ours = |name: &String| name.contains("/.hpcrt.") || name.contains("/hpcrt-store");
+    let ours = |name: &String| name.contains("/.hpcrt.") || name.contains("/hpcrt-store") && !is_locked(name);
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mounts: Vec<String> = mounts.lines().filter(|l| l.contains("hpcrt-")).map(str::to_owned).collect();
     names.filter(ours).chain(mounts).collect()
