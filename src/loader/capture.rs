@@ -32,9 +32,9 @@ const SHARED: [i64; 17] = [
     0x0116_1970, // GFS2
     0x7461_636F, // OCFS2
     0x6573_5546, // FUSE: sshfs, CVMFS, GlusterFS and the like
-    0x7671_9A61, // PanFS
+    0xAAD7_AAEA, // PanFS
     0x2003_0528, // OrangeFS
-    0x5765_4B41, // WekaFS
+    0x1803_1977, // WekaFS
 ];
 
 /// Whether the file system under `path` is one that other hosts see, too.

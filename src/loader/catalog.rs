@@ -114,6 +114,8 @@ pub struct Catalog {
     roots: Vec<Box<[u8]>>,
     entries: HashMap<Box<[u8]>, Entry>,
     contents: HashMap<FileId, Content>,
+    /// Files that had several names when they were described, by inode number. Some may be something else by now.
+    linked: HashMap<u64, Vec<Box<[u8]>>>,
     /// How many changes of a path by this node have not come back in the log yet.
     told: HashMap<Box<[u8]>, u32>,
 }
@@ -252,6 +254,12 @@ impl Catalog {
                 self.put(path, Entry::Link { attr: *attr, target: target.clone().into_boxed_slice() }, &mut effects);
             }
             Record::File { path, attr, content } => {
+                if attr.nlink > 1 {
+                    let names = self.linked.entry(attr.ino).or_default();
+                    if !names.iter().any(|name| **name == **path) {
+                        names.push(path.clone().into_boxed_slice());
+                    }
+                }
                 self.put(path, Entry::File { attr: *attr, content: *content }, &mut effects);
                 if let Supply::Log(id) | Supply::Held(id) = content {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
@@ -347,6 +355,25 @@ impl Catalog {
         matches!(self.contents.get(&id), Some(Content::Complete))
     }
 
+    /// Whether what is at `path` is this file of the store, as far as that has come.
+    pub fn has_at(&self, path: &[u8], id: FileId) -> bool {
+        let Known::File { content: Supply::Log(there) | Supply::Held(there), .. } = self.lookup(path) else {
+            return false;
+        };
+        there == id
+    }
+
+    /// Whether anything is held about a file at `path`.
+    pub fn has_file(&self, path: &[u8]) -> bool {
+        matches!(self.lookup(path), Known::File { .. })
+    }
+
+    /// The other paths of the file at `path` of which anything is held. `ino`: its inode number.
+    pub fn links(&self, path: &[u8], ino: u64) -> Vec<Box<[u8]>> {
+        let is = |other: &[u8]| matches!(self.lookup(other), Known::File { attr, .. } if attr.ino == ino);
+        self.linked.get(&ino).into_iter().flatten().filter(|other| ***other != *path && is(other)).cloned().collect()
+    }
+
     /// Number of paths known.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -413,7 +440,11 @@ impl Catalog {
                 if *old_attr != attr || **old != fresh {
                     effects.stale.push(path.into());
                 }
-                let gone = old.iter().filter(|(n, _)| find(&fresh, n).is_err());
+                let has = |listing: &Listing, name: &[u8], kind: u8| {
+                    let same = |there: u8| there == kind || there == kind::UNKNOWN || kind == kind::UNKNOWN;
+                    find(listing, name).is_ok_and(|at| same(listing[at].1))
+                };
+                let gone = old.iter().filter(|(n, kind)| !has(&fresh, n, *kind));
                 let new = fresh.iter().filter(|(n, _)| find(old, n).is_err());
                 let names: Vec<_> = gone.chain(new).map(|(n, _)| join(path, n)).collect();
                 for name in names {
@@ -598,6 +629,18 @@ mod tests {
         assert!(matches!(c.lookup(b"/r"), Known::Dir { attr, listing } if attr.mtime == NOW && listing.len() == 4));
         let _ = c.apply(&changed("/r/out.txt", None), NOW);
         assert_eq!(c.lookup(b"/r/out.txt"), Known::Absent(Errno::NOENT));
+    }
+
+    #[test]
+    fn the_names_of_a_file_are_known() {
+        let mut c = catalog();
+        for name in ["/r/one", "/r/two"] {
+            let attr = Attr { nlink: 2, ino: 5, ..attr(3) };
+            let _ = c.apply(&Record::File { path: name.into(), attr, content: Supply::Original }, NOW);
+        }
+        assert_eq!(c.links(b"/r/one", 5), [b"/r/two".to_vec().into_boxed_slice()]);
+        let _ = c.apply(&changed("/r/two", Some(kind::REG)), NOW);
+        assert!(c.links(b"/r/one", 5).is_empty() && c.links(b"/r/a.so", 9).is_empty());
     }
 
     #[test]

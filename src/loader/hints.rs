@@ -33,17 +33,23 @@ pub struct Hints {
     entries: Vec<Hint>,
 }
 
+/// Where what can be found again is kept, of this user: below `XDG_CACHE_HOME` or the home directory, if there is one.
+pub fn cache() -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(cache.join("hpcrt"))
+}
+
 impl Hints {
     /// The hints for a program, told apart by its canonical path and the words that say what it runs (a script, `-m` and a module). None
     /// without a home directory.
     pub fn of(program: &Path, words: &[Vec<u8>]) -> Option<Hints> {
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-        let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?;
+        let cache = cache()?;
         let mut key = blake3::Hasher::new();
         for word in std::iter::once(program.as_os_str().as_bytes()).chain(words.iter().map(Vec::as_slice)) {
             key.update(word).update(b"\0");
         }
-        let file = cache.join("hpcrt").join(format!("hints-{}", &key.finalize().to_hex()[..32]));
+        let file = cache.join(format!("hints-{}", &key.finalize().to_hex()[..32]));
         let (runs, entries) = read(&file).filter(|(runs, _)| *runs < RUNS).unwrap_or_default();
         Some(Hints { file, runs, entries })
     }

@@ -23,7 +23,7 @@ use rustix::fs::{Mode, Stat};
 use rustix::io::Errno;
 
 use super::capture::{self, Capture};
-use super::catalog::{as_path, file_name, is_below, is_code, is_within, join};
+use super::catalog::{as_path, file_name, is_below, is_code, is_within, join, kind};
 use super::chunk;
 use super::elf::Elf;
 use super::forest::{Forest, Ticket};
@@ -39,6 +39,7 @@ use super::work_queue::WorkQueue;
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::{Extent, Need};
+use crate::net::wire::frame::HEADER_MAX;
 use crate::net::wire::record::{CHUNK_MAX, FileId, LoadId, Name, Record, Supply};
 
 use held::Held;
@@ -455,7 +456,7 @@ impl Source {
             Err(error) => return self.absent(path, &error.into()),
         };
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::Directory => self.describe_directory(path, why),
+            rustix::fs::FileType::Directory => self.describe_directory(path, &stat, why),
             rustix::fs::FileType::Symlink => {
                 self.operation(path, why);
                 match rustix::fs::readlink(path, Vec::new()) {
@@ -549,27 +550,42 @@ impl Source {
         self.find(Record::File { path: path.to_vec(), attr: attr(stat), content: Supply::Original }, Vec::new());
     }
 
-    fn describe_directory(&self, path: &[u8], why: Why) {
+    fn describe_directory(&self, path: &[u8], seen: &Stat, why: Why) {
         self.operation(path, why);
         let listed = FileSystem.open_dir(as_path(path)).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
         match listed {
             Ok((names, stat)) => self.list(path, &stat, &names),
+            // It may be entered, and what is in it have names that its users know.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.leave_alone(path, Described::Whole(version(seen)));
+            }
             Err(error) => self.absent(path, &error),
         }
     }
 
     fn list(&self, path: &[u8], stat: &Stat, names: &Names) {
+        if listing_size(path, names) > HEADER_MAX {
+            self.state().listed.remove(path);
+            return self.leave_alone(path, Described::Whole(version(stat)));
+        }
         let entries = names.iter().map(|(name, kind)| (name.as_bytes().to_vec(), *kind));
         self.prefetch(|prefetch| prefetch.handle_listing(path, entries));
         let kinds = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
         let mut state = self.state();
         state.tell(path, Described::Whole(version(stat)));
         if let Some(before) = state.listed.insert(path.to_vec(), names.clone()) {
-            let came = names.keys().filter(|name| !before.contains_key(*name));
-            let went = before.keys().filter(|name| !names.contains_key(*name));
-            for changed in came.chain(went).map(|name| join(path, name.as_bytes())) {
+            let same = |a: u8, b: u8| a == b || a == kind::UNKNOWN || b == kind::UNKNOWN;
+            let came = names.iter().filter(|(name, _)| !before.contains_key(*name));
+            let went = before.iter().filter(|(name, kind)| !names.get(*name).is_some_and(|now| same(*now, **kind)));
+            for changed in came.chain(went).map(|(name, _)| join(path, name.as_bytes())) {
                 if state.described.contains_key(&changed) || state.asked.contains_key(&changed) {
                     state.forget(&changed);
+                }
+            }
+            // What was renamed over another of its kind. Captured files keep what the job began with, and directories are looked at anyway.
+            for path in names.keys().map(|name| join(path, name.as_bytes())) {
+                if matches!(state.told(&path), Some(Described::Whole(_))) && !state.listed.contains_key(&path) {
+                    self.enqueue(Work::Compare { path, job: None });
                 }
             }
         }
@@ -757,6 +773,14 @@ impl Drop for Source {
     }
 }
 
+/// Bytes of a directory's record, at most.
+fn listing_size(path: &[u8], names: &Names) -> usize {
+    /// Of a record without names, and of a name beside its bytes: length, place, kind and alignment.
+    const RECORD: usize = 1024;
+    const NAME: usize = 16;
+    RECORD + path.len() + names.keys().map(|name| name.len() + NAME).sum::<usize>()
+}
+
 /// Why a path is touched that a node asks for.
 fn asked(need: Need) -> Why {
     match need {
@@ -824,6 +848,22 @@ mod tests {
         source.want(b"/".to_vec(), Need::Attributes);
         assert_eq!(next(&found), "directory");
         assert_eq!(source.counters.files.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_is_too_large_for_a_record_is_not_listed() {
+        let (_directory, tree, source, found) = started();
+        let stat = rustix::fs::stat(&*tree).unwrap();
+        let names = |count: usize| -> Names { (0..count).map(|n| (format!("{n:0150}").into(), kind::REG)).collect() };
+        for count in [1, 1_000] {
+            let names = names(count);
+            let kinds = names.iter().map(|(name, kind)| Name { name: name.as_bytes().to_vec(), kind: *kind }).collect();
+            let record = Record::Dir { path: tree.clone(), attr: attr(&stat), names: kinds };
+            let encoded = rkyv::to_bytes::<rkyv::rancor::Error>(&record).unwrap().len();
+            assert!(encoded <= listing_size(&tree, &names), "{count} names need {encoded} bytes");
+        }
+        source.list(&tree, &stat, &names(250_000));
+        assert!(next(&found).starts_with("Absent"));
     }
 
     #[test]

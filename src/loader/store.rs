@@ -2,6 +2,7 @@
 //! (it may lie in a mount namespace that this process is not in).
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
@@ -60,14 +61,22 @@ impl Store {
         blocks.sum::<u64>() << 9
     }
 
-    /// Begins file `id` of `size` bytes; `mode` and `mtime` (seconds, nanoseconds) of the original are given to it by [`Store::finish`].
-    pub fn create(&self, id: FileId, size: u64, mode: u32, mtime: (i64, u32)) -> Result<()> {
-        let make = || {
+    /// Begins file `id`, if it is not, for content that comes before its [`Store::create`].
+    pub fn begin(&self, id: FileId) -> Result<()> {
+        if let Entry::Vacant(place) = self.lock().entry(id) {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&self.directory, name(id), flags, Mode::RUSR | Mode::WUSR)?;
-            rustix::fs::ftruncate(file, size)
-        };
-        make().op_on("create in the store", name(id))?;
+            let made = rustix::fs::openat(&self.directory, name(id), flags, Mode::RUSR | Mode::WUSR);
+            made.op_on("create in the store", name(id))?;
+            place.insert(Unfinished { mode: 0, mtime: (0, 0), size: u64::MAX });
+        }
+        Ok(())
+    }
+
+    /// File `id` has `size` bytes; `mode` and `mtime` (seconds, nanoseconds) of the original are given to it by [`Store::finish`].
+    pub fn create(&self, id: FileId, size: u64, mode: u32, mtime: (i64, u32)) -> Result<()> {
+        self.begin(id)?;
+        let set = || rustix::fs::ftruncate(self.open_with(id, OFlags::WRONLY)?, size);
+        set().op_on("create in the store", name(id))?;
         self.lock().insert(id, Unfinished { mode, mtime, size });
         Ok(())
     }
@@ -186,8 +195,10 @@ mod tests {
     #[test]
     fn chunks_in_any_order_make_the_original() {
         let (directory, store) = store();
-        store.create(3, 6, 0o100_755, (1_000, 5)).unwrap();
+        assert!(store.write_chunk(3, 3, b"def").is_err());
+        store.begin(3).unwrap();
         store.write_chunk(3, 3, b"def").unwrap();
+        store.create(3, 6, 0o100_755, (1_000, 5)).unwrap();
         store.write_chunk(3, 0, b"abc").unwrap();
         assert!(store.write_chunk(3, 4, b"xyz").is_err());
         assert!(store.write_chunk(3, u64::MAX, b"xyz").is_err());

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
 use crate::net::wire::control::Seen;
@@ -24,6 +24,13 @@ pub(super) struct Version {
 pub(crate) fn now() -> (i64, u32) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (now.as_secs().cast_signed(), now.subsec_nanos())
+}
+
+/// Has the host ask its file server what is at `path`, whatever it believes.
+pub(super) fn refresh(path: &[u8]) {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    // What fails here fails again for who looks.
+    let _ = statx(CWD, path, flags, StatxFlags::BASIC_STATS);
 }
 
 impl Version {

@@ -1,7 +1,7 @@
 //! The staged files under their original paths, below one directory of the store: whatever spelling of a path leads to a file there leads to
 //! the staged one here. The auditor's answers are such paths, and the dynamic linker's names are what follows that directory's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -19,7 +19,8 @@ pub(super) struct Mirror {
     /// Its path.
     pub(super) root: Vec<u8>,
     directory: OwnedFd,
-    made: HashSet<Step>,
+    /// The target of what is a link, by place.
+    made: HashMap<Vec<u8>, Option<Vec<u8>>>,
     files: HashMap<Vec<u8>, FileId>,
 }
 
@@ -30,7 +31,7 @@ impl Mirror {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let directory = rustix::fs::openat(store, ROOT, flags, Mode::empty()).op_on("open in the store", ROOT)?;
         let root = [place, b"/", ROOT.as_bytes()].concat();
-        Ok(Mirror { root, directory, made: HashSet::new(), files: HashMap::new() })
+        Ok(Mirror { root, directory, made: HashMap::new(), files: HashMap::new() })
     }
 
     /// The path here of what has this path there.
@@ -50,20 +51,30 @@ impl Mirror {
         id: FileId,
     ) -> rustix::io::Result<()> {
         for step in steps {
-            if self.made.contains(&step) {
+            let (at, target) = match step {
+                Step::Dir(path) => (path, None),
+                Step::Link { at, target } => (at, Some(target)),
+            };
+            let before = self.made.get(&at);
+            if before == Some(&target) {
                 continue;
             }
-            match &step {
-                Step::Dir(path) => match rustix::fs::mkdirat(&self.directory, relative(path), Mode::RWXU) {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(error) => return Err(error),
-                },
-                Step::Link { at, target } => {
+            match &target {
+                None => {
+                    if let Some(Some(_)) = before {
+                        rustix::fs::unlinkat(&self.directory, relative(&at), AtFlags::empty())?;
+                    }
+                    match rustix::fs::mkdirat(&self.directory, relative(&at), Mode::RWXU) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Some(target) => {
                     let target = if target.starts_with(b"/") { self.place(target) } else { target.clone() };
-                    self.replace(at, |name| rustix::fs::symlinkat(&*target, &self.directory, name))?;
+                    self.replace(&at, |name| rustix::fs::symlinkat(&*target, &self.directory, name))?;
                 }
             }
-            self.made.insert(step);
+            self.made.insert(at, target);
         }
         if self.files.get(canonical) != Some(&id) {
             let link =

@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags};
 use self::mirror::{Mirror, file_systems};
 use self::program::Audited;
 use self::table::Entries;
-use self::walk::{Found, Walker};
+use self::walk::{Found, Step, Walker};
 use self::watch::{Now, Watch};
 use super::catalog::{
     Catalog, Change, Known, Listing, as_path, file_name, is_code, is_within, kind as name_kind, parent,
@@ -73,7 +73,7 @@ struct State {
     /// Directories that were as the log lists them when they were watched already: what is made in them here is told, and what others make
     /// is in the log.
     followed: HashSet<Vec<u8>>,
-    /// The spellings under which a file was told.
+    /// The spellings under which a file was told, by its path and by those of the links on the way to it.
     spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
     /// Files that were changed, under all their spellings: their originals are used until the next job begins. The root may see them as
     /// they were for as long as its host caches them, and who changed them must not.
@@ -160,7 +160,7 @@ impl Audit {
         self.walker.learnt();
         let mut state = self.state();
         match record {
-            Record::File { path, .. } => {
+            Record::File { path, .. } | Record::Link { path, .. } => {
                 let directory = parent(path).unwrap_or_default();
                 let is_new = !state.watched.contains(directory);
                 if is_new {
@@ -307,6 +307,11 @@ impl Audit {
         let mut steps = Vec::new();
         let found = self.walker.find(path, true, |step| steps.push(step));
         let Found::File { canonical, id: Some(id), .. } = found else { return None };
+        let link = |step: &Step| match step {
+            Step::Link { at, .. } => Some(at.clone()),
+            Step::Dir(_) => None,
+        };
+        let passed: Vec<Vec<u8>> = steps.iter().filter_map(link).collect();
         let mut state = self.state();
         if state.is_changed(&canonical) {
             return None;
@@ -318,7 +323,9 @@ impl Audit {
         let staged = state.mirror.place(path);
         if !state.entries.has(&[kind::PATH, path]) {
             state.entries.set(&[kind::PATH, path], &staged);
-            state.spelled.entry(canonical).or_default().push(path.to_vec());
+            for passed in passed.into_iter().chain([canonical]) {
+                state.spelled.entry(passed).or_default().push(path.to_vec());
+            }
             state.unwritten = true;
         }
         Some(staged)
@@ -338,7 +345,12 @@ impl Audit {
         drop(state);
         // In this order: what is made after the comparison is told.
         let watched = self.watch().add(directory);
-        let follow = watched && rustix::fs::lstat(directory).is_ok_and(|stat| version::attr(&stat).mtime == attr.mtime);
+        let is_listed = || rustix::fs::lstat(directory).is_ok_and(|stat| version::attr(&stat).mtime == attr.mtime);
+        let is_listed_now = || {
+            version::refresh(directory);
+            is_listed()
+        };
+        let follow = watched && (is_listed() || is_listed_now());
         if follow {
             self.state().followed.insert(directory.to_vec());
         }

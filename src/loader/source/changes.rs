@@ -46,12 +46,16 @@ impl Source {
         drop(state);
         match stat {
             Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
-                self.describe_directory(path, Why::Changes);
+                self.describe_directory(path, &stat, Why::Changes);
             }
             stat => {
-                self.changed(path.to_vec(), stat.map(|stat| kind::of_mode(stat.st_mode)));
+                let kind = stat.map(|stat| kind::of_mode(stat.st_mode));
+                self.changed(path.to_vec(), kind);
                 if matches!(known, Described::Content(..)) {
                     self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
+                } else if kind == Some(kind::LNK) {
+                    // Else each node would look for itself, each time.
+                    self.ask(path.to_vec(), Need::Attributes, Why::Changes, job.cloned());
                 }
             }
         }

@@ -1,24 +1,23 @@
 //! Answering the kernel's questions from the catalog, the store or the original.
 
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fuser::{
-    Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyData, ReplyOpen,
-};
+use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode};
 
 use rustix::fs::Stat;
 
-use super::handles::Handle;
+use super::content::FRESH;
+use super::handles::{Directory, Handle};
 use super::inodes::TOP;
 use super::parked::{Asked, Key, Question, Waiting};
 use super::skeleton::{Need, View};
 use super::{attributes, original};
-use crate::loader::catalog::{Change, Known, Listing, join, kind};
-use crate::loader::store;
-use crate::net::wire::record::{Attr, FileId, Supply};
+use crate::loader::catalog::{Known, Listing, join, kind};
+use crate::loader::version;
+use crate::net::wire::record::{Attr, Supply};
 
 /// No limit: the log says when it is over.
 const STABLE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -54,16 +53,14 @@ impl View {
                 Some(directory) => self.answer_about(&join(&directory, name.as_bytes()), question, asked),
                 None => question.refuse(Errno::ESTALE),
             },
-            Question::Getattr { ino: TOP, reply } => reply.attr(&STABLE, &attributes::top()),
-            Question::Getattr { ino, .. } | Question::Readlink { ino, .. } | Question::Opendir { ino, .. } => {
-                match self.path(ino) {
-                    Some(path) => self.answer_about(&path, question, asked),
-                    None => self.answer_nameless(ino, question),
-                }
-            }
+            Question::Getattr { ino: TOP, reply, .. } => reply.attr(&STABLE, &attributes::top()),
+            Question::Getattr { ino, .. } | Question::Opendir { ino, .. } => match self.path(ino) {
+                Some(path) => self.answer_about(&path, question, asked),
+                None => self.answer_nameless(ino, question),
+            },
             Question::Open { ino, flags, reply } => match self.path(ino) {
                 Some(path) if flags.acc_mode() != OpenAccMode::O_RDONLY => {
-                    self.open_original(ino, &path, flags, FopenFlags::empty(), reply);
+                    self.open_original(ino, &path, flags, None, reply);
                 }
                 Some(path) => self.answer_about(&path, Question::Open { ino, flags, reply }, asked),
                 None => reply.error(Errno::ESTALE),
@@ -81,14 +78,34 @@ impl View {
         self.inodes().get(ino)?.path.clone()
     }
 
+    /// An inode that has lost its name is known by what has it open.
     fn answer_nameless(&self, ino: u64, question: Question) {
-        match (question, self.handles.of_inode(ino).as_deref()) {
-            (Question::Getattr { reply, .. }, Some(Handle::Original { file, .. })) => match rustix::fs::fstat(file) {
-                Ok(stat) => reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity, || None)),
-                Err(e) => reply.error(errno(e)),
-            },
-            (question, _) => question.refuse(Errno::ESTALE),
+        let Question::Getattr { reply, .. } = question else { return question.refuse(Errno::ESTALE) };
+        let handles = self.handles.of_inode(ino);
+        let Some(handle) = handles.first() else { return reply.error(Errno::ESTALE) };
+        let identity = &self.setup.identity;
+        let attr = match (handle.original(), handle.attr_unlinked()) {
+            (Some(file), _) => rustix::fs::fstat(file).map(|stat| attributes::of_stat(&stat, ino, identity, || None)),
+            (None, Some(attr)) => Ok(attributes::of_record(&attr, ino, identity, || None)),
+            (None, None) => Err(rustix::io::Errno::STALE),
+        };
+        match attr {
+            Ok(attr) => reply.attr(&VOLATILE, &attr),
+            Err(e) => reply.error(errno(e)),
         }
+    }
+
+    /// Whether the kernel means by an inode what its path leads to by now. If not, the inode has lost its name.
+    pub(super) fn leads_to(&self, path: &[u8], ino: u64) -> bool {
+        use rustix::io::Errno;
+        let is = match original::stat(path) {
+            Ok(stat) => self.inodes().is(ino, stat.st_ino, stat.st_mode),
+            Err(e) => !matches!(e, Errno::NOENT | Errno::NOTDIR | Errno::LOOP),
+        };
+        if !is {
+            self.inodes().lose_name(ino);
+        }
+        is
     }
 
     /// What is known about `path`, or the question is parked. Parked with the catalog locked: what is applied afterwards wakes it.
@@ -126,7 +143,7 @@ impl View {
     }
 
     /// `None`: who asks is being killed, and was refused. Otherwise whether nobody else waits for `key`.
-    fn park(&self, key: Key, question: Question, asked: Asked) -> Option<bool> {
+    pub(super) fn park(&self, key: Key, question: Question, asked: Asked) -> Option<bool> {
         if self.is_doomed(asked.by) {
             question.refuse(Errno::EIO);
             return None;
@@ -135,7 +152,13 @@ impl View {
     }
 
     fn answer_about(&self, path: &[u8], question: Question, asked: Asked) {
-        let Some((facts, question)) = self.facts(path, question, asked) else { return };
+        let Some((mut facts, question)) = self.facts(path, question, asked) else { return };
+        if let (Question::Getattr { ino, .. }, Facts::File(attr, Supply::Original)) = (&question, &facts) {
+            self.compare(*ino, path, attr);
+            if !self.catalog().has_file(path) {
+                facts = Facts::Volatile;
+            }
+        }
         let passed_on = match facts {
             Facts::Volatile => true,
             Facts::File(_, Supply::Original | Supply::OnOpen) => matches!(question, Question::Open { .. }),
@@ -146,9 +169,20 @@ impl View {
         } else {
             self.avoid();
         }
+        let is_original = matches!(facts, Facts::File(_, Supply::Original));
         match (question, facts) {
-            (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
-                let id = self.inodes().look_up(path, attr.ino, attr.mode, true);
+            (Question::Lookup { reply, .. }, Facts::Link(attr, target)) => {
+                let id = self.inodes().look_up(path, attr.ino, attr.mode, Some(&*target), true);
+                let attr = attributes::of_record(&attr, id, &self.setup.identity, || self.directory_of(path));
+                reply.entry(&STABLE, &attr, Generation(0));
+            }
+            (Question::Lookup { reply, .. }, Facts::File(attr, Supply::Original)) => {
+                let id = self.inodes().look_up(path, attr.ino, attr.mode, None, true);
+                let attr = attributes::of_record(&attr, id, &self.setup.identity, || self.directory_of(path));
+                reply.entry_with_ttls(&FRESH, &STABLE, &attr, Generation(0));
+            }
+            (Question::Lookup { reply, .. }, Facts::Dir(attr, _) | Facts::File(attr, _)) => {
+                let id = self.inodes().look_up(path, attr.ino, attr.mode, None, true);
                 let attr = attributes::of_record(&attr, id, &self.setup.identity, || self.directory_of(path));
                 reply.entry(&STABLE, &attr, Generation(0));
             }
@@ -158,46 +192,62 @@ impl View {
                 reply.entry(&STABLE, &none, Generation(0));
             }
             (question @ Question::Lookup { .. }, Facts::Volatile) => {
+                self.refresh(path);
                 self.answer_from_original(path, question, original::stat(path));
             }
-            (Question::Getattr { ino, reply }, Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _)) => {
+            (
+                Question::Getattr { ino, reply, .. },
+                Facts::Dir(attr, _) | Facts::Link(attr, _) | Facts::File(attr, _),
+            ) if self.inodes().is(ino, attr.ino, attr.mode) => {
                 self.inodes().mark_stable(ino);
                 reply.attr(
-                    &STABLE,
+                    if is_original { &FRESH } else { &STABLE },
                     &attributes::of_record(&attr, ino, &self.setup.identity, || self.directory_of(path)),
                 );
             }
-            (Question::Getattr { ino, reply }, Facts::Volatile) => match original::stat(path) {
-                Ok(stat) => reply.attr(
-                    &VOLATILE,
-                    &attributes::of_stat(&stat, ino, &self.setup.identity, || self.directory_of(path)),
-                ),
-                Err(e) => reply.error(errno(e)),
-            },
-            (Question::Readlink { reply, .. }, Facts::Link(_, target)) => reply.data(&target),
-            (Question::Readlink { reply, .. }, Facts::Volatile) => match rustix::fs::readlink(path, Vec::new()) {
-                Ok(target) => reply.data(target.as_bytes()),
-                Err(e) => reply.error(errno(e)),
-            },
-            (Question::Opendir { reply, .. }, Facts::Dir(_, listing)) => {
-                let fh = self.handles.add(Handle::Directory(listing));
+            (Question::Getattr { ino, fh, reply }, Facts::Volatile) => {
+                let handle = fh.and_then(|fh| self.handles.get(fh));
+                let stat = match handle.as_deref().and_then(Handle::original) {
+                    Some(file) => rustix::fs::fstat(file).map(Some),
+                    None => original::stat(path)
+                        .map(|stat| self.inodes().is(ino, stat.st_ino, stat.st_mode).then_some(stat)),
+                };
+                match stat {
+                    Ok(Some(stat)) => {
+                        let directory = || self.directory_of(path);
+                        reply.attr(&VOLATILE, &attributes::of_stat(&stat, ino, &self.setup.identity, directory));
+                    }
+                    Ok(None) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {
+                        self.inodes().lose_name(ino);
+                        self.answer_nameless(ino, Question::Getattr { ino, fh, reply });
+                    }
+                    Err(e) => reply.error(errno(e)),
+                }
+            }
+            (question @ Question::Getattr { ino, .. }, _) => {
+                self.inodes().lose_name(ino);
+                self.answer_nameless(ino, question);
+            }
+            (Question::Opendir { ino, reply }, Facts::Dir(attr, listing)) => {
+                let fh = self.handles.add(Handle::Directory(Directory::new(ino, attr, listing)));
                 reply.opened(FileHandle(fh), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
             }
-            (Question::Opendir { reply, .. }, Facts::Volatile) => match original::list(path) {
-                Ok(names) => {
-                    let fh = self.handles.add(Handle::Directory(Arc::new(names)));
+            (Question::Opendir { ino, reply }, Facts::Volatile) => match original::list(path) {
+                Ok((stat, names)) => {
+                    let (attr, listing) = (version::attr(&stat), Arc::new(names));
+                    let fh = self.handles.add(Handle::Directory(Directory::new(ino, attr, listing)));
                     reply.opened(FileHandle(fh), FopenFlags::empty());
                 }
                 Err(e) => reply.error(errno(e)),
             },
-            (Question::Open { ino, flags, reply }, Facts::File(_, Supply::Log(id))) => {
-                self.open_staged(ino, path, id, flags, reply);
+            (Question::Open { ino, flags, reply }, Facts::File(attr, Supply::Log(id))) => {
+                self.open_staged(ino, path, (id, attr), flags, reply);
             }
-            (Question::Open { ino, flags, reply }, Facts::File(..)) => {
-                self.open_original(ino, path, flags, FopenFlags::FOPEN_KEEP_CACHE, reply);
+            (Question::Open { ino, flags, reply }, Facts::File(attr, _)) => {
+                self.open_original(ino, path, flags, Some(&attr), reply);
             }
             (Question::Open { ino, flags, reply }, Facts::Volatile) => {
-                self.open_original(ino, path, flags, FopenFlags::empty(), reply);
+                self.open_original(ino, path, flags, None, reply);
             }
             (question, Facts::Absent(e)) => question.refuse(e),
             // The name means something else than when the kernel looked it up.
@@ -208,104 +258,25 @@ impl View {
     /// Answers a look-up with what the original is now; the kernel remembers nothing of it.
     pub(super) fn answer_from_original(&self, path: &[u8], question: Question, original: rustix::io::Result<Stat>) {
         let Question::Lookup { reply, .. } = question else { return question.refuse(Errno::EIO) };
-        match original {
-            Ok(stat) => reply.entry(&VOLATILE, &self.known_as(path, &stat), Generation(0)),
+        match original.and_then(|stat| self.known_as(path, &stat)) {
+            Ok(attr) => reply.entry(&VOLATILE, &attr, Generation(0)),
             Err(e) => reply.error(errno(e)),
         }
     }
 
-    fn avoid(&self) {
+    pub(super) fn avoid(&self) {
         self.avoided.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn open_original(&self, ino: u64, path: &[u8], flags: OpenFlags, how: FopenFlags, reply: ReplyOpen) {
-        match original::open(path, flags.0) {
-            Ok(file) => {
-                let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
-                let how = if writes { how } else { how | FopenFlags::FOPEN_NOFLUSH };
-                if writes {
-                    self.note(path, Change::Written(kind::REG));
-                }
-                let handle = Handle::Original { ino, file, writes, read: AtomicU64::new(0) };
-                reply.opened(FileHandle(self.handles.add(handle)), how);
-            }
-            Err(e) => reply.error(errno(e)),
-        }
-    }
-
-    fn open_staged(&self, ino: u64, path: &[u8], id: FileId, flags: OpenFlags, reply: ReplyOpen) {
-        let open = || {
-            let file = self.setup.store.open(id)?;
-            let size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
-            Ok::<_, rustix::io::Errno>((file, size))
-        };
-        match open() {
-            Ok((file, size)) => {
-                let (complete, fallback) = (AtomicBool::new(false), OnceLock::new());
-                let fh = self.handles.add(Handle::Staged { id, file, size, complete, path: path.into(), fallback });
-                reply.opened(FileHandle(fh), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
-            }
-            Err(e) => {
-                log::warn!("staged file {id} cannot be opened: {e}; its original is read");
-                self.open_original(ino, path, flags, FopenFlags::empty(), reply);
-            }
-        }
-    }
-
-    fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData, asked: Asked) {
-        let handle = self.handles.get(fh);
-        let file = match handle.as_deref() {
-            Some(Handle::Original { file, .. }) => file,
-            Some(Handle::Staged { id, file, size: end, complete, path, fallback }) => {
-                if complete.load(Ordering::Acquire) {
-                    file
-                } else {
-                    let to = offset.saturating_add(size.into()).min(*end);
-                    let catalog = self.catalog();
-                    complete.store(catalog.is_complete(*id), Ordering::Release);
-                    match catalog.has_content(*id, offset, to) {
-                        Some(true) => file,
-                        Some(false) => {
-                            let question = Question::Read { fh, offset, size, reply };
-                            self.park(Key::Content(*id), question, asked);
-                            return;
-                        }
-                        None => {
-                            drop(catalog);
-                            match fallback.get() {
-                                Some(file) => file,
-                                None => match original::open(path, 0) {
-                                    Ok(file) => fallback.get_or_init(|| file),
-                                    Err(e) => return reply.error(errno(e)),
-                                },
-                            }
-                        }
-                    }
-                }
-            }
-            _ => return reply.error(Errno::EBADF),
-        };
-        let mut buffer = vec![0; size as usize];
-        match store::read_at(file, offset, &mut buffer) {
-            Ok(n) => {
-                match handle.as_deref() {
-                    Some(Handle::Staged { fallback, .. }) if fallback.get().is_none() => self.avoid(),
-                    Some(Handle::Staged { path, .. }) => self.passed.add(path, 1, n as u64),
-                    Some(Handle::Original { read, .. }) => drop(read.fetch_add(n as u64, Ordering::Relaxed)),
-                    _ => {}
-                }
-                reply.data(&buffer[..n]);
-            }
-            Err(e) => reply.error(errno(e)),
-        }
     }
 
     /// Entries of an opened directory from `offset` on: `.`, `..`, then its names.
     pub(super) fn read_dir(&self, fh: u64, ino: u64, offset: u64, mut reply: fuser::ReplyDirectory) {
         let handle = self.handles.get(fh);
-        let Some(Handle::Directory(listing)) = handle.as_deref() else { return reply.error(Errno::EBADF) };
+        let Some(Handle::Directory(opened)) = handle.as_deref() else { return reply.error(Errno::EBADF) };
         let directory = self.path(ino);
-        let inodes = self.inodes();
+        let listing = match self.listing(opened, directory.as_deref(), offset) {
+            Ok(listing) => listing,
+            Err(e) => return reply.error(errno(e)),
+        };
         for position in offset.. {
             let next = position + 1;
             let full = match position {
@@ -315,16 +286,57 @@ impl View {
                     let Some((name, kind)) = usize::try_from(position - 2).ok().and_then(|i| listing.get(i)) else {
                         break;
                     };
-                    let known = directory.as_ref().and_then(|d| inodes.of(&join(d, name)));
+                    let path = directory.as_ref().map(|d| join(d, name));
+                    let known =
+                        path.as_ref().and_then(|path| self.inodes().of(path).map(|(id, node)| (id, node.d_type())));
                     let id = known.map_or(UNKNOWN_INO, |(id, _)| INodeNo(id));
-                    reply.add(id, next, attributes::dirent_type(*kind), std::ffi::OsStr::from_bytes(name))
+                    let kind = match (*kind, path) {
+                        (kind::UNKNOWN, Some(path)) => self.kind_at(&path, known.map(|(_, kind)| kind)),
+                        (kind, _) => kind,
+                    };
+                    reply.add(id, next, attributes::dirent_type(kind), std::ffi::OsStr::from_bytes(name))
                 }
             };
             if full {
                 break;
             }
         }
-        drop(inodes);
         reply.ok();
+    }
+
+    /// What an opened directory holds; who begins anew is told what it holds now.
+    fn listing(&self, opened: &Directory, path: Option<&[u8]>, offset: u64) -> rustix::io::Result<Arc<Listing>> {
+        if offset > 0 || opened.unread.swap(false, Ordering::Relaxed) {
+            return Ok(opened.listing());
+        }
+        let known = |path: &[u8]| match self.catalog().lookup(path) {
+            Known::Dir { listing, .. } => Some(Arc::clone(listing)),
+            _ => None,
+        };
+        let now = match path {
+            // It was removed.
+            None => Arc::default(),
+            Some(path) => match known(path) {
+                Some(listing) => listing,
+                None => {
+                    self.passed.add(path, 1, 0);
+                    Arc::new(original::list(path)?.1)
+                }
+            },
+        };
+        opened.set_listing(Arc::clone(&now));
+        Ok(now)
+    }
+
+    /// The type of a name of which a listing told none. FUSE has no word for that.
+    fn kind_at(&self, path: &[u8], node: Option<u8>) -> u8 {
+        let known = match self.catalog().lookup(path) {
+            Known::Dir { .. } => Some(kind::DIR),
+            Known::Link { .. } => Some(kind::LNK),
+            Known::File { .. } => Some(kind::REG),
+            Known::Listed(kind) if kind != kind::UNKNOWN => Some(kind),
+            _ => None,
+        };
+        known.or(node).or_else(|| original::stat(path).ok().map(|s| kind::of_mode(s.st_mode))).unwrap_or(kind::UNKNOWN)
     }
 }

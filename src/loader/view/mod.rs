@@ -4,6 +4,7 @@
 
 mod answers;
 mod attributes;
+mod content;
 pub mod directory;
 mod handles;
 mod inodes;

@@ -1,14 +1,16 @@
 //! The original files, by path, with the agent's own rights. The agent is outside of the job's mount namespace, so paths lead to them.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fuser::TimeOrNow;
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::{Errno, Result};
 
-use super::handles::Handle;
-use crate::loader::catalog::{Listing, kind};
+use super::handles::{Handle, Original};
+use crate::loader::catalog::{Listing, as_path};
+use crate::loader::probe::{FileSystem, Probe};
 
 /// `lstat(2)`.
 pub(super) fn stat(path: &[u8]) -> Result<Stat> {
@@ -16,9 +18,21 @@ pub(super) fn stat(path: &[u8]) -> Result<Stat> {
 }
 
 /// Opens what exists with the program's flags, without those that concern only its own descriptor or would create or follow anything.
-pub(super) fn open(path: &[u8], flags: i32) -> Result<OwnedFd> {
-    let drop = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::NOCTTY | OFlags::DIRECT;
-    rustix::fs::open(path, (of_bits(flags) - drop) | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+/// Waits for nobody: what the program takes for a file may be a FIFO by now.
+pub(super) fn open(path: &[u8], flags: i32) -> Result<(OwnedFd, Stat)> {
+    let drop = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::DIRECT;
+    let own = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, (of_bits(flags) - drop) | own, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    // Some file systems fetch what lies elsewhere only for readers that wait.
+    rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok((file, stat))
+}
+
+/// Opens what a descriptor leads to once more, as another user of it would.
+pub(super) fn open_again(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Makes (or, without `O_EXCL`, perhaps only opens) a regular file.
@@ -31,18 +45,14 @@ fn of_bits(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags.cast_unsigned())
 }
 
-/// All names but `.` and `..`.
-pub(super) fn list(path: &[u8]) -> Result<Listing> {
-    let directory = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut names = Listing::new();
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." {
-            names.push((name.into(), kind::of_mode(entry.file_type().as_raw_mode())));
-        }
-    }
-    Ok(names)
+/// A directory, and all names in it but `.` and `..`.
+pub(super) fn list(path: &[u8]) -> Result<(Stat, Listing)> {
+    let list = || {
+        let opened = FileSystem.open_dir(as_path(path))?;
+        let names = FileSystem.names(&opened.file)?.into_iter();
+        Ok((opened.stat, names.map(|(name, kind)| (name.into_vec().into(), kind)).collect()))
+    };
+    list().map_err(|e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }
 
 /// Writes all of `bytes` at `offset`; on an `O_APPEND` descriptor the kernel appends whatever the offset.
@@ -74,14 +84,14 @@ pub(super) struct Wish {
 /// Applies a wish to the file at `path`, or to an open one where it has lost its name or the program came through a descriptor.
 pub(super) fn set(path: Option<&[u8]>, handle: Option<&Handle>, wish: Wish) -> Result<()> {
     let file = match handle {
-        Some(Handle::Original { file, .. }) => Some(file),
+        Some(Handle::Original(Original { file, .. })) => Some(file),
         _ => None,
     };
     let path = || path.ok_or(Errno::STALE);
     if let Some(size) = wish.size {
         match file {
             Some(file) => rustix::fs::ftruncate(file, size)?,
-            None => rustix::fs::ftruncate(open(path()?, OFlags::WRONLY.bits().cast_signed())?, size)?,
+            None => rustix::fs::ftruncate(open(path()?, OFlags::WRONLY.bits().cast_signed())?.0, size)?,
         }
     }
     if let Some(mode) = wish.mode.map(|m| Mode::from_raw_mode(m & 0o7777)) {

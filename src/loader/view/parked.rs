@@ -14,8 +14,7 @@ use crate::net::wire::record::FileId;
 #[derive(Debug)]
 pub(super) enum Question {
     Lookup { parent: u64, name: OsString, reply: ReplyEntry },
-    Getattr { ino: u64, reply: ReplyAttr },
-    Readlink { ino: u64, reply: ReplyData },
+    Getattr { ino: u64, fh: Option<u64>, reply: ReplyAttr },
     Opendir { ino: u64, reply: ReplyOpen },
     Open { ino: u64, flags: OpenFlags, reply: ReplyOpen },
     Read { fh: u64, offset: u64, size: u32, reply: ReplyData },
@@ -36,7 +35,7 @@ impl Question {
         match self {
             Question::Lookup { reply, .. } => reply.error(errno),
             Question::Getattr { reply, .. } => reply.error(errno),
-            Question::Readlink { reply, .. } | Question::Read { reply, .. } => reply.error(errno),
+            Question::Read { reply, .. } => reply.error(errno),
             Question::Opendir { reply, .. } | Question::Open { reply, .. } => reply.error(errno),
         }
     }

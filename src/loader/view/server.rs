@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -12,19 +12,21 @@ use fuser::{
     LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
     ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use rustix::fs::{AtFlags, CWD, FileType, Mode};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
 use super::answers::errno;
-use super::handles::Handle;
+use super::handles::{Handle, Original};
 use super::original::{self, Wish};
 use super::parked::Question;
 use super::skeleton::View;
-use super::{attributes, inodes};
-use crate::loader::catalog::{Change, join, kind};
+use super::{Identity, attributes, inodes};
+use crate::loader::catalog::{self, Change, join, kind};
 use crate::loader::tally::requests;
 
 /// Bytes of one write request, at most.
 const WRITE_MAX: u32 = 1 << 20;
+const O_EXCL: i32 = OFlags::EXCL.bits().cast_signed();
+const O_APPEND: i32 = OFlags::APPEND.bits().cast_signed();
 
 pub(super) struct Server(pub(super) Arc<View>);
 
@@ -37,15 +39,34 @@ impl Server {
         Ok(join(&directory, name.as_bytes()))
     }
 
+    /// Ranks of root's may have become somebody else: what they make is theirs.
+    fn give(&self, request: &Request, path: &[u8]) {
+        use rustix::fs::{Gid, Uid};
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        if !matches!(self.0.setup.identity, Identity::Exact) || (request.uid(), request.gid()) == own {
+            return;
+        }
+        let directory = catalog::parent(path).and_then(|directory| original::stat(directory).ok());
+        // Such a directory gives its group.
+        let inherits = directory.is_some_and(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID));
+        let gid = (!inherits).then(|| Gid::from_raw(request.gid()));
+        let uid = Some(Uid::from_raw(request.uid()));
+        if let Err(e) = rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
+            log::debug!("{:?} is not given to who made it: {e}", OsStr::from_bytes(path));
+        }
+    }
+
     /// Makes `name` by `make`, and tells the kernel and the tree of it.
     fn make(
         &self,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         make: impl FnOnce(&[u8]) -> rustix::io::Result<()>,
     ) -> rustix::io::Result<FileAttr> {
         let path = self.child(parent, name)?;
         make(&path).map_err(|e| self.unexpected(&path, e))?;
+        self.give(request, &path);
         self.made(&path)
     }
 
@@ -113,12 +134,15 @@ impl Filesystem for Server {
         self.0.inodes().forget(ino.0, nlookup);
     }
 
-    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.0.ask(request.pid(), Question::Getattr { ino: ino.0, reply });
+    fn getattr(&self, request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        self.0.ask(request.pid(), Question::Getattr { ino: ino.0, fh: fh.map(|fh| fh.0), reply });
     }
 
-    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        self.0.ask(request.pid(), Question::Readlink { ino: ino.0, reply });
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.0.inodes().target(ino.0) {
+            Some(target) => reply.data(target),
+            None => reply.error(Errno::ESTALE),
+        }
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -137,7 +161,7 @@ impl Filesystem for Server {
     fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let sync = || {
             let path = self.0.path(ino.0).ok_or(rustix::io::Errno::STALE)?;
-            rustix::fs::fsync(original::open(&path, 0)?)
+            rustix::fs::fsync(original::open(&path, 0)?.0)
         };
         finish(sync(), reply);
     }
@@ -163,18 +187,21 @@ impl Filesystem for Server {
     fn write(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
+        how: WriteFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let handle = self.0.handles.get(fh.0);
-        let Some(Handle::Original { file, .. }) = handle.as_deref() else { return reply.error(Errno::EBADF) };
-        match original::write_at(file, offset, data) {
+        let Some(Handle::Original(original)) = handle.as_deref() else { return reply.error(Errno::EBADF) };
+        self.0.note_write(ino.0);
+        // What comes out of the page cache has its place.
+        let appends = flags.0 & O_APPEND != 0 && !how.contains(WriteFlags::FUSE_WRITE_CACHE);
+        match original.writer(appends).and_then(|file| original::write_at(file, offset, data)) {
             Ok(n) => reply.written(u32::try_from(n).expect("no more than was asked for")),
             Err(e) => reply.error(errno(e)),
         }
@@ -182,7 +209,7 @@ impl Filesystem for Server {
 
     fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let handle = self.0.handles.get(fh.0);
-        let Some(Handle::Original { file, writes: true, .. }) = handle.as_deref() else { return reply.ok() };
+        let Some(Handle::Original(Original { file, writes: true, .. })) = handle.as_deref() else { return reply.ok() };
         // A network file system reports at close what it could not write; closing a duplicate makes it say so now.
         match nix::unistd::dup(file).and_then(nix::unistd::close) {
             Ok(()) => reply.ok(),
@@ -200,16 +227,16 @@ impl Filesystem for Server {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(Handle::Original { writes, read, .. }) = self.0.handles.remove(fh.0).as_deref()
+        if let Some(Handle::Original(Original { file, writes, read, .. })) = self.0.handles.remove(fh.0).as_deref()
             && let Some(path) = self.0.path(ino.0)
         {
             match read.load(Ordering::Relaxed) {
                 0 => {}
                 bytes => self.0.passed.add(&path, requests(bytes), bytes),
             }
-            if *writes {
+            if *writes && let Ok(stat) = rustix::fs::fstat(file) {
                 // It may have been captured again while it was being written.
-                self.0.note(&path, Change::Written(kind::REG));
+                self.0.note_written(&path, &stat);
             }
         }
         reply.ok();
@@ -217,7 +244,7 @@ impl Filesystem for Server {
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         match self.0.handles.get(fh.0).as_deref() {
-            Some(Handle::Original { file, .. }) => {
+            Some(Handle::Original(Original { file, .. })) => {
                 let sync = if datasync { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) };
                 finish(sync, reply);
             }
@@ -225,13 +252,30 @@ impl Filesystem for Server {
         }
     }
 
-    fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
         let create = || {
             let path = self.child(parent, name)?;
-            let file = original::create(&path, flags, mode).map_err(|e| self.unexpected(&path, e))?;
+            let file = match original::create(&path, flags | O_EXCL, mode) {
+                Ok(file) => {
+                    self.give(request, &path);
+                    file
+                }
+                // Another host was faster.
+                Err(rustix::io::Errno::EXIST) if flags & O_EXCL == 0 => original::create(&path, flags, mode)?,
+                Err(e) => return Err(self.unexpected(&path, e)),
+            };
             let attr = self.made(&path)?;
-            let handle = Handle::Original { ino: attr.ino.0, file, writes: true, read: AtomicU64::new(0) };
-            let fh = self.0.handles.add(handle);
+            self.0.inodes().fill(attr.ino.0, inodes::Pages::Volatile);
+            let fh = self.0.handles.add(Handle::Original(Original::new(attr.ino.0, file, flags)));
             Ok((attr, fh))
         };
         match create() {
@@ -240,7 +284,7 @@ impl Filesystem for Server {
         }
     }
 
-    fn mknod(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
         let make = |path: &[u8]| {
             rustix::fs::mknodat(
                 CWD,
@@ -250,26 +294,27 @@ impl Filesystem for Server {
                 rdev.into(),
             )
         };
-        entry(self.make(parent, name, make), reply);
+        entry(self.make(request, parent, name, make), reply);
     }
 
-    fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
         let make = |path: &[u8]| rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(mode & 0o7777));
-        entry(self.make(parent, name, make), reply);
+        entry(self.make(request, parent, name, make), reply);
     }
 
-    fn symlink(&self, _: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        entry(self.make(parent, name, |path| rustix::fs::symlinkat(target, CWD, path)), reply);
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        entry(self.make(request, parent, name, |path| rustix::fs::symlinkat(target, CWD, path)), reply);
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let make = |path: &[u8]| {
+        let link = || {
+            let path = self.child(parent, name)?;
             let old = self.0.path(ino.0).ok_or(rustix::io::Errno::STALE)?;
-            rustix::fs::linkat(CWD, &*old, CWD, path, AtFlags::empty())?;
-            self.0.note(&old, Change::Written(kind::REG));
-            Ok(())
+            rustix::fs::linkat(CWD, &*old, CWD, &path, AtFlags::empty()).map_err(|e| self.unexpected(&path, e))?;
+            self.0.note_written(&old, &original::stat(&old)?);
+            self.made(&path)
         };
-        entry(self.make(parent, name, make), reply);
+        entry(link(), reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -295,7 +340,14 @@ impl Filesystem for Server {
         }
         let rename = || {
             let (old, new) = (self.child(parent, name)?, self.child(newparent, newname)?);
-            let kind = kind::of_mode(original::stat(&old)?.st_mode);
+            let stat = original::stat(&old)?;
+            let kind = kind::of_mode(stat.st_mode);
+            let is_same = |other: Stat| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino);
+            if stat.st_nlink > 1 && kind != kind::DIR && flags.is_empty() && original::stat(&new).is_ok_and(is_same) {
+                // Two names of one file stay; the kernel takes the old one for gone.
+                self.0.invalidate(vec![old.into(), new.into()], false);
+                return Ok(());
+            }
             let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
             match flags.is_empty() {
                 true => rustix::fs::renameat(CWD, &old, CWD, &new)?,
@@ -330,19 +382,19 @@ impl Filesystem for Server {
     ) {
         let wish = Wish { mode, uid, gid, size, atime, mtime };
         let set = || {
-            let path = self.0.path(ino.0);
+            let path = self.0.path(ino.0).filter(|path| self.0.leads_to(path, ino.0));
             let handle = fh.and_then(|fh| self.0.handles.get(fh.0)).or_else(|| match path {
                 Some(_) => None,
-                None => self.0.handles.of_inode(ino.0),
+                None => self.0.handles.of_inode(ino.0).into_iter().next(),
             });
             original::set(path.as_deref(), handle.as_deref(), wish)?;
             match (path, handle.as_deref()) {
                 (Some(path), _) => {
                     let stat = original::stat(&path)?;
-                    self.0.note(&path, Change::Written(kind::of_mode(stat.st_mode)));
+                    self.0.note_written(&path, &stat);
                     Ok(stat)
                 }
-                (None, Some(Handle::Original { file, .. })) => rustix::fs::fstat(file),
+                (None, Some(Handle::Original(Original { file, .. }))) => rustix::fs::fstat(file),
                 _ => Err(rustix::io::Errno::STALE),
             }
         };
@@ -406,7 +458,7 @@ impl Filesystem for Server {
     fn fallocate(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         length: u64,
@@ -414,7 +466,8 @@ impl Filesystem for Server {
         reply: ReplyEmpty,
     ) {
         let handle = self.0.handles.get(fh.0);
-        let Some(Handle::Original { file, .. }) = handle.as_deref() else { return reply.error(Errno::EBADF) };
+        let Some(Handle::Original(Original { file, .. })) = handle.as_deref() else { return reply.error(Errno::EBADF) };
+        self.0.note_write(ino.0);
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode.cast_unsigned());
         finish(rustix::fs::fallocate(file, flags, offset, length), reply);
     }

@@ -26,7 +26,7 @@ use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
 use rustix::fs::Stat;
 
 use super::handles::Handles;
-use super::inodes::Inodes;
+use super::inodes::{Inodes, Pages};
 use super::parked::{Key, Parked, Waiting};
 use super::passed::Passed;
 use super::server::Server;
@@ -136,6 +136,8 @@ pub(super) struct View {
     stale: Mutex<Sender<Stale>>,
     /// Files that jobs on this node wrote: what the root read of them may be older.
     written: Mutex<HashSet<Box<[u8]>>>,
+    /// What others changed, until it is looked at again here: the host may believe what it knew of the original before.
+    doubted: Mutex<HashSet<Box<[u8]>>>,
     closing: Mutex<Vec<Closed>>,
     /// Names that [`View::look_up_originals`] is busy with.
     sought: Mutex<HashSet<Box<[u8]>>>,
@@ -196,6 +198,7 @@ impl Skeleton {
             handles: Handles::default(),
             stale: Mutex::new(stale),
             written: Mutex::default(),
+            doubted: Mutex::default(),
             closing: Mutex::default(),
             sought: Mutex::default(),
             avoided: AtomicU64::new(0),
@@ -376,6 +379,9 @@ impl View {
         let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
         let (tell, effects) = catalog.changed_here(path, change, now());
         drop(catalog);
+        if let Change::Written(_) = change {
+            self.originals_from_now(path);
+        }
         if !effects.stale.is_empty() {
             let siblings = lock(&self.setup.siblings.0).clone();
             for other in siblings.iter().filter_map(Weak::upgrade).filter(|v| !std::ptr::eq(&raw const **v, self)) {
@@ -387,6 +393,32 @@ impl View {
                 Change::Named(exists) => self.setup.upcall.changed(path, exists),
                 Change::Written(kind) => self.setup.upcall.changed(path, Some(kind)),
             }
+        }
+    }
+
+    /// [`View::note`] of what was done to a file that has this `stat`, also under its other names.
+    pub(super) fn note_written(&self, path: &[u8], stat: &Stat) {
+        let change = Change::Written(kind::of_mode(stat.st_mode));
+        self.note(path, change);
+        if stat.st_nlink > 1 && change == Change::Written(kind::REG) {
+            let links = self.catalog().links(path, stat.st_ino);
+            links.iter().for_each(|link| self.note(link, change));
+        }
+    }
+
+    /// Has the host ask its file server about what others changed, before it is looked at.
+    pub(super) fn refresh(&self, path: &[u8]) {
+        if lock(&self.doubted).remove(path) {
+            version::refresh(path);
+        }
+    }
+
+    /// What is open at `path` is read from the original: later, it may have lost its name.
+    fn originals_from_now(&self, path: &[u8]) {
+        let ino = self.inodes().of(path).map(|(ino, _)| ino);
+        if let Some(ino) = ino {
+            self.inodes().fill(ino, Pages::Volatile);
+            self.overtake_all(ino);
         }
     }
 
@@ -482,6 +514,10 @@ impl View {
             _ => Some(false),
         };
         drop(catalog);
+        if is_dir.is_none() && !own {
+            lock(&self.doubted).insert(path.into());
+        }
+        self.originals_from_now(path);
         let is_dir = is_dir.unwrap_or_else(|| {
             self.inodes().of(path).is_some_and(|(_, node)| node.stable && node.is_dir())
                 && original::stat(path).is_ok_and(|s| kind::of_mode(s.st_mode) == kind::DIR)
@@ -517,13 +553,17 @@ impl View {
 
     /// Attributes of the original, and the number of its node.
     pub(super) fn look_up_original(&self, path: &[u8]) -> rustix::io::Result<fuser::FileAttr> {
-        Ok(self.known_as(path, &original::stat(path)?))
+        self.known_as(path, &original::stat(path)?)
     }
 
     /// Attributes of the original for a kernel that is told of it.
-    pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> fuser::FileAttr {
-        let id = self.inodes().look_up(path, original.st_ino, original.st_mode, false);
-        attributes::of_stat(original, id, &self.setup.identity, || self.directory_of(path))
+    pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> rustix::io::Result<fuser::FileAttr> {
+        let target = match kind::of_mode(original.st_mode) {
+            kind::LNK => Some(rustix::fs::readlink(path, Vec::new())?.into_bytes()),
+            _ => None,
+        };
+        let id = self.inodes().look_up(path, original.st_ino, original.st_mode, target.as_deref(), false);
+        Ok(attributes::of_stat(original, id, &self.setup.identity, || self.directory_of(path)))
     }
 
     /// The attributes of the directory that holds a name.
