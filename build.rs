@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
-    println!("cargo:rerun-if-changed=static-bootstrap");
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     let release = env::var("PROFILE").is_ok_and(|p| p == "release");
     // A fuzzer is not the product, and its runtime is dynamic.
@@ -49,14 +48,19 @@ fn main() {
     };
     // Lazily bound, and not sealed: see got.rs.
     object("audit", "-z,lazy,-z,norelro,", &["-Crelro-level=off"]);
-    // Its constructor comes before all others: what they allocate is the program's, too.
+    // Its constructor comes before all others: what they allocate is the program's, too. Statically linked programs are begun at its entry.
     if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
-        object("resident", "-z,initfirst,", &["-Copt-level=3"]);
+        object("resident", "-z,initfirst,-e,hpcrt_start,", &["-Copt-level=3"]);
     }
     object("pmi", "", &[]);
+    // Lazily bound: whose functions they are is known when they are called.
+    object("progress", "-z,lazy,", &[]);
 }
 
 fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {
+    // Not all of static-bootstrap: its lints leave a target directory there.
+    let package = source.split('/').next().unwrap_or(source);
+    println!("cargo:rerun-if-changed=static-bootstrap/{package}");
     let product = out.join(name);
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
     let mut command = Command::new(rustc);

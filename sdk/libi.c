@@ -254,13 +254,13 @@ static libi_rc_e done(struct link *link) {
     return reply(link, &count);
 }
 
-/* Asks for a place on the board; without one everything goes over the link. */
+/* Asks for a place on the board, of this layout; without one (an agent that knows none, or another) everything goes over the link. */
 static void join_board(void) {
     char space[CMSG_SPACE(sizeof(int))], reply[64] = "";
     struct iovec part = {reply, sizeof reply - 1};
     struct msghdr head = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     int memory = -1, slot, digits;
-    if (put(&member, "board 0\n", 8) < 0) return;
+    if (put(&member, "board1 0\n", 9) < 0) return;
     while (recvmsg(member.fd, &head, MSG_CMSG_CLOEXEC) < 0 && errno == EINTR) {}
     struct cmsghdr *control = CMSG_FIRSTHDR(&head);
     if (control && control->cmsg_type == SCM_RIGHTS) memcpy(&memory, CMSG_DATA(control), sizeof memory);

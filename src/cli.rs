@@ -10,9 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use argh::{ArgsInfo, CommandInfoWithArgs, FlagInfoKind, FromArgs};
+use argh::{ArgsInfo, CommandInfoWithArgs, FlagInfo, FlagInfoKind, FromArgs};
 
-use crate::error::Context;
+use crate::launch::foreign::is_launcher;
 use crate::launch::progress::When;
 use crate::loader::source::Compression;
 use crate::net::wire::control::{AgentKind, Binding, StdinTo, View};
@@ -143,7 +143,7 @@ macro_rules! flags {
     /// keep everything with two of the memory servers: when one is lost the program goes on (with --memory)
     #[argh(switch)]
     pub mirror: bool,
-    /// gather the small writes of programs and write them in large pieces, from a process of their own (one host; docs/ASYNC-IO.md)
+    /// gather the small writes of programs and write them in large pieces, from a process of their own (docs/ASYNC-IO.md)
     #[argh(switch)]
     pub async_io: bool,
     /// where, directories separated by commas (with --async-io; default: on network file systems and FUSE)
@@ -161,7 +161,7 @@ macro_rules! flags {
     /// no summary and no progress
     #[argh(switch, short = 'q')]
     pub quiet: bool,
-    /// say what hpcrt does
+    /// the summary for the smallest jobs, too
     #[argh(switch, short = 'v')]
     pub verbose: bool,
     /// the program and its arguments (cut off before argh sees them: they may be any bytes)
@@ -187,7 +187,7 @@ flags! {
     example = "See where ranks would run, without running them:\n  {command_name} --hosts n[01-08] --ppn 4 --dry-run -- ./app",
     example = "Two programs as one job, the second on what the first leaves free:\n  {command_name} --hosts n[01-08]:4 -- -n 31 ./solver : -n 1 ./monitor",
     example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
-    note = "Without hosts and without an allocation the program runs on this machine.\nExit code: that of the first rank that failed by itself (128+signal for a killed one)."
+    note = "Without hosts and without an allocation the program runs on this machine.\nAn argument of a program that is \":\" itself stands in a --configfile, in quotes.\nExit code: that of the first rank that failed by itself (128+signal for a killed one); the highest with --keep-going."
 )]
 Exec [start job] {
     /// print the map of ranks and the tree, and run nothing
@@ -362,7 +362,7 @@ pub struct Enter {
 #[argh(
     subcommand,
     name = "doctor",
-    note = "HPCRT_WITHOUT=userns,fuse,memfd,uffd,uffd-kernel,uffd-move,shared takes abilities away, to try a fallback or to work around a fault.",
+    note = "HPCRT_WITHOUT=userns,fuse,memfd,exec,ram,tcp,ssh,uffd,uffd-kernel,uffd-move,shared takes abilities away, to try a fallback or to work around a fault.",
     error_code(1, "no job can run on this node")
 )]
 pub struct Doctor {
@@ -490,15 +490,14 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
     } else {
         Vec::new()
     };
-    let mut words = Vec::with_capacity(args.len());
-    for arg in args {
-        let word =
-            arg.into_string().map_err(|a| Error::usage("read the command line", format!("{a:?} is not UTF-8")))?;
-        match word.split_once('=') {
-            Some((flag, value)) if flag.starts_with("--") => words.extend([flag.to_owned(), value.to_owned()]),
-            _ => words.push(word),
-        }
+    let words = flags_of(args)?;
+    let (known, _) = mode_of(&words);
+    let is_switch = |flag: &str| known.iter().any(|f| f.long == flag && matches!(f.kind, FlagInfoKind::Switch));
+    if let Some(word) = words.iter().find(|word| word.split_once('=').is_some_and(|(flag, _)| is_switch(flag))) {
+        let error = Error::usage("understand the command line", "this flag takes no value").on(word);
+        return Err(error.remedy("leave it out to leave it off"));
     }
+    let words = cut_values(words);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mode = match Command::from_args(&["hpcrt"], &words) {
         Ok(command) => command.mode,
@@ -533,6 +532,36 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
     }
 }
 
+/// The words of a command line, without the program's.
+fn flags_of(words: Vec<OsString>) -> Result<Vec<String>> {
+    let text = |word: OsString| {
+        word.into_string().map_err(|word| Error::usage("read the command line", format!("{word:?} is not UTF-8")))
+    };
+    words.into_iter().map(text).collect()
+}
+
+/// `--flag=value` as two words.
+fn cut_values(words: Vec<String>) -> Vec<String> {
+    let cut = |word: String| match word.split_once('=') {
+        Some((flag, value)) if flag.starts_with("--") => vec![flag.to_owned(), value.to_owned()],
+        _ => vec![word],
+    };
+    words.into_iter().flat_map(cut).collect()
+}
+
+/// The flags of the mode that these words choose, and its name as it is typed.
+fn mode_of(words: &[impl AsRef<str>]) -> (&'static [FlagInfo<'static>], String) {
+    let (mut flags, mut commands, mut name): (&[_], _, _) =
+        (&[], Command::get_args_info().commands, "hpcrt".to_owned());
+    for word in words {
+        let Some(at) = commands.iter().position(|command| command.name == word.as_ref()) else { break };
+        let chosen = commands.swap_remove(at);
+        name = format!("{name} {}", chosen.name);
+        (flags, commands) = (chosen.command.flags, chosen.command.commands);
+    }
+    (flags, name)
+}
+
 /// The programs: the words after `--`, cut at `:`, or the lines of a file.
 fn parts(words: Vec<OsString>, file: Option<&Path>, usage: &'static str) -> Result<Vec<Part>> {
     let nothing = || Err(Error::usage("run", "no program is named").remedy(usage));
@@ -542,7 +571,8 @@ fn parts(words: Vec<OsString>, file: Option<&Path>, usage: &'static str) -> Resu
                 .remedy("leave one out"))
         }
         Some(file) => {
-            let text = std::fs::read_to_string(file).op_on("read --configfile", file)?;
+            let text = std::fs::read_to_string(file);
+            let text = text.map_err(|error| Error::usage("read --configfile", error).on(file))?;
             let lines = text.lines().map(|line| line.trim().trim_end_matches(':').trim_end());
             let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
             let parts: Vec<Part> = lines.map(|line| part(split_line(line)?, true)).collect::<Result<_>>()?;
@@ -550,8 +580,12 @@ fn parts(words: Vec<OsString>, file: Option<&Path>, usage: &'static str) -> Resu
         }
         None if words.is_empty() => nothing(),
         None => {
-            let several = words.iter().any(|word| word == ":");
-            words.split(|word| word == ":").map(|words| part(words.to_vec(), several)).collect()
+            // A launcher's own programs are its business.
+            let several = !is_launcher(&words[0]) && words.iter().any(|word| word == ":");
+            if !several {
+                return Ok(vec![part(words, false)?]);
+            }
+            words.split(|word| word == ":").map(|words| part(words.to_vec(), true)).collect()
         }
     }
 }
@@ -565,7 +599,7 @@ fn part(mut words: Vec<OsString>, flags: bool) -> Result<Part> {
     if program.is_empty() {
         return Err(Error::usage("run", "one of several programs is missing").on(given));
     }
-    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words = flags_of(words)?;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let flags = PartFlags::from_args(&["hpcrt"], &words).map_err(|exit| {
         let cause = exit.output.lines().next().unwrap_or_default().to_owned();
@@ -623,21 +657,20 @@ fn cut_program(args: &mut Vec<OsString>, mut at: usize, mut own: usize, mode: &C
 
 /// argh's complaint as one sentence, with the nearest option when a flag is unknown.
 fn misunderstood(words: &[&str], output: &str) -> Error {
-    let mode = words.first().copied().unwrap_or_default();
     let cause = output.lines().filter(|l| !l.starts_with("Run ")).collect::<Vec<_>>().join(" ");
     let error = Error::usage("understand the command line", cause.trim());
-    let known = Command::get_args_info();
-    let Some(mode) = known.commands.iter().find(|c| c.name == mode) else {
-        return error.remedy("hpcrt --help lists the modes");
-    };
+    let (flags, name) = mode_of(words);
+    if flags.is_empty() {
+        return error.remedy(if name == "hpcrt" { "hpcrt --help lists the modes".into() } else { name + " --help" });
+    }
     let near = words.iter().filter(|w| w.starts_with("--")).find_map(|word| {
-        let flags = mode.command.flags.iter().filter(|f| !f.hidden);
+        let flags = flags.iter().filter(|f| !f.hidden);
         let best = flags.map(|f| (distance(f.long, word), f.long)).min()?;
         (1..=2).contains(&best.0).then_some(best.1)
     });
     match near {
         Some(flag) => error.remedy(format!("did you mean {flag}?")),
-        None => error.remedy(format!("hpcrt {} --help", mode.name)),
+        None => error.remedy(name + " --help"),
     }
 }
 
@@ -719,9 +752,31 @@ mod tests {
     }
 
     #[test]
+    fn a_launcher_cuts_its_own_programs() {
+        let line = ["exec", "--", "mpiexec", "-n", "1", "./a", ":", "-n", "2", "./b"];
+        let Ok(Options::Exec(_, parts)) = parsed(&line) else { panic!() };
+        assert_eq!(parts.len(), 1);
+        assert_eq!(parts[0].words, line[2..]);
+    }
+
+    #[test]
+    fn a_flag_that_is_no_text_is_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        let part = ["exec", "--", "a", ":", "-x"].map(OsString::from).into_iter();
+        let line = part.chain([OsString::from_vec(b"A=\xff".to_vec()), "b".into()]).collect();
+        assert!(parse(line).expect_err("must fail").to_string().contains("UTF-8"));
+    }
+
+    #[test]
     fn mistakes_are_named_and_exit_with_2() {
         for (line, says) in [
-            (&["exec", "--laybel", "--", "x"][..], "did you mean --label?"),
+            (&["exec", "--label=no", "--", "x"][..], "takes no value"),
+            (&["session", "run", "id", "--keep-going=false", "--", "x"], "takes no value"),
+            (&["session", "start", "--idel", "3"], "did you mean --idle?"),
+            (&["session", "run", "id", "--bogusflag", "--", "x"], "hpcrt session run --help"),
+            (&["session", "begin"], "hpcrt session --help"),
+            (&["exec", "--configfile", "/nonexistent/file"], "--configfile"),
+            (&["exec", "--laybel", "--", "x"], "did you mean --label?"),
             (&["exec", "-n", "0", "--", "x"], "-n"),
             (&["exec"], "no program is named"),
             (&["exce"], "hpcrt --help lists the modes"),

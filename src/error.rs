@@ -84,6 +84,12 @@ impl Error {
         self
     }
 
+    /// What was tried, and why it failed: from these another process makes it again.
+    pub fn parts(&self) -> (String, &str) {
+        let Parts { operation, subject, cause, .. } = &*self.0;
+        (subject.as_ref().map_or_else(|| operation.to_string(), |subject| format!("{operation} {subject:?}")), cause)
+    }
+
     /// The process exit code this error ends in: 2 or 125.
     pub fn exit_code(&self) -> u8 {
         if self.0.usage { EXIT_USAGE } else { EXIT_FAILED }
@@ -92,15 +98,11 @@ impl Error {
 
 impl Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parts { node, operation, subject, cause, remedy, .. } = &*self.0;
+        let (Parts { node, remedy, .. }, (tried, cause)) = (&*self.0, self.parts());
         if let Some(node) = node {
             write!(f, "{node}: ")?;
         }
-        write!(f, "cannot {operation}")?;
-        if let Some(subject) = subject {
-            write!(f, " {subject:?}")?;
-        }
-        write!(f, ": {cause}")?;
+        write!(f, "cannot {tried}: {cause}")?;
         if let Some(remedy) = remedy {
             write!(f, " ({remedy})")?;
         }

@@ -107,7 +107,8 @@ const NOWHERE: &str = "hpcrt:nowhere";
 /// binary, `@N` its length in bytes, `@P` its path if that may be node-local, `@D` the directories on that path, `@W` what to do without.
 ///
 /// Anybody may have put something else at that path on another host, and may change it at any moment: it is only run if from the top
-/// down nobody but root and the user could (`safe`: their own directories, which others cannot write to but for the sticky ones).
+/// down nobody but root and the user could (`safe`: their own directories, which others cannot write to but for the sticky ones; then the
+/// file itself, which is no symbolic link).
 const SCRIPT: &str = r#"{ u=`id -u`
 @W
 safe() {
@@ -120,10 +121,10 @@ done
 }
 c=@P
 if safe @D; then
-o=`stat -c %u "$c" 2>/dev/null`
-if [ "$o" = 0 ] || [ "$o" = "$u" ]; then
-"$c" serve --same @H </dev/null >/dev/null 2>&1 && exec "$c" serve
-fi
+LC_ALL=C stat -c '%u %a %F' "$c" 2>/dev/null | { read -r o m f
+case "$o $f" in "0 regular file"|"$u regular file") ;; *) exit 1;; esac
+case $m in [0-7][0145][0145]|[0-7][0-7][0145][0145]) ;; *) exit 1;; esac
+} && "$c" serve --same @H </dev/null >/dev/null 2>&1 && exec "$c" serve
 fi
 echo
 for d in "${XDG_RUNTIME_DIR:-/nonexistent}" /dev/shm /tmp; do

@@ -51,7 +51,10 @@ const FILE_MAX: u64 = 64 << 20;
 
 fn read_text(mut from: impl Read, subject: &str) -> Result<String> {
     let mut text = String::new();
-    from.by_ref().take(FILE_MAX).read_to_string(&mut text).op_on("read the hosts from", subject)?;
+    from.by_ref()
+        .take(FILE_MAX)
+        .read_to_string(&mut text)
+        .map_err(|error| Error::usage("read the hosts from", error).on(subject))?;
     if text.len() as u64 == FILE_MAX {
         return Err(Error::usage("read the hosts from", "it is larger than 64 MiB").on(subject));
     }
@@ -66,7 +69,10 @@ impl Surroundings for Here {
     }
 
     fn read(&self, path: &str) -> Result<String> {
-        read_text(std::fs::File::open(path).op_on("open the file of hosts", path)?, path)
+        read_text(
+            std::fs::File::open(path).map_err(|error| Error::usage("open the file of hosts", error).on(path))?,
+            path,
+        )
     }
 
     fn stdin(&self) -> Result<String> {

@@ -4,7 +4,7 @@
 //! there are too few of them, all hosts.
 
 use super::hostlist::{self, Host};
-use super::placement::{Placement, Share};
+use super::placement::{Note, Placement, Share};
 use crate::net::wire::session::Block;
 use crate::{Error, Result};
 
@@ -17,20 +17,20 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Places the programs on `hosts`. Hosts that a program names and that are not among them are left out.
+    /// Places the programs on `hosts`, those of `all` that are there: others of them that a program names are left out.
     ///
     /// # Errors
-    /// As [`Placement::new`]'s, or none of a program's hosts is there.
-    pub fn new(hosts: &[Host], blocks: &[Block]) -> Result<Blocks> {
+    /// As [`Placement::new`]'s; none of a program's hosts is there, or one is none of `all`.
+    pub fn new(hosts: &[Host], all: &[Host], blocks: &[Block]) -> Result<Blocks> {
         let (mut shares, mut notes, mut parts) = (Vec::<Share>::new(), Vec::new(), Vec::new());
         for (part, block) in (0..).zip(blocks) {
             let first = shares.last().map_or(0, |share| share.ranks.end);
             let place = |hosts| Placement::new(hosts, block.ranks, block.per_host);
             let placed = match &block.hosts {
-                Some(list) => place(own(list, hosts)?)?,
+                Some(list) => place(own(list, hosts, all)?)?,
                 None if shares.is_empty() => place(hosts.to_vec())?,
                 None => match place(free(hosts, &shares)) {
-                    Ok(placed) if placed.notes.iter().all(|note| !note.contains("more ranks than slots")) => placed,
+                    Ok(placed) if !placed.notes.iter().any(|note| matches!(note, Note::Crowded(_))) => placed,
                     _ => place(hosts.to_vec())?,
                 },
             };
@@ -41,18 +41,23 @@ impl Blocks {
             });
             shares.extend(moved);
             // That a program does not need every host is as it should be.
-            notes.extend(placed.notes.into_iter().filter(|note| blocks.len() == 1 || !note.contains("no rank")));
+            let is_news = |note: &Note| blocks.len() == 1 || !matches!(note, Note::Idle(_));
+            notes.extend(placed.notes.into_iter().filter(is_news));
         }
         Ok(Blocks { placement: Placement { shares, notes }, parts })
     }
 }
 
 /// Those of `hosts` that are named, with the slots that the list gives them.
-fn own(list: &str, hosts: &[Host]) -> Result<Vec<Host>> {
+fn own(list: &str, hosts: &[Host], all: &[Host]) -> Result<Vec<Host>> {
     let named = hostlist::parse(list, &mut || {
         Err(Error::usage("place the ranks", "the hosts of one program cannot be read from standard input"))
     })?;
-    let there: Vec<Host> = named.into_iter().filter(|own| hosts.iter().any(|host| host.name == own.name)).collect();
+    let is_in = |hosts: &[Host], own: &Host| hosts.iter().any(|host| host.name == own.name);
+    if let Some(stranger) = named.iter().find(|own| !is_in(all, own)) {
+        return Err(Error::usage("place the ranks", "there is no such host in the job or session").on(&stranger.name));
+    }
+    let there: Vec<Host> = named.into_iter().filter(|own| is_in(hosts, own)).collect();
     if there.is_empty() {
         return Err(Error::usage("place the ranks", format!("none of the hosts {list} is up")));
     }
@@ -81,7 +86,7 @@ mod tests {
             hosts: hosts.map(str::to_owned),
             ..Block::default()
         };
-        let placed = Blocks::new(&hosts, &blocks.iter().map(block).collect::<Vec<_>>()).unwrap();
+        let placed = Blocks::new(&hosts, &hosts, &blocks.iter().map(block).collect::<Vec<_>>()).unwrap();
         let share = |(share, part): (&Share, &u32)| format!("{part}:{}={:?} ", share.host.name, share.ranks);
         placed.placement.shares.iter().zip(&placed.parts).map(share).collect()
     }

@@ -10,7 +10,7 @@ use super::root::{Root, Told};
 use super::timeline::{Line, Moment};
 use crate::loader::tally::{Tally, Why};
 use crate::net::wire::control::NodeId;
-use crate::net::wire::facts::{JobFacts, Paging};
+use crate::net::wire::facts::{JobFacts, Paging, Writing};
 use crate::sys::mpir;
 
 /// Paths that ranks read themselves of which is remembered what they cost.
@@ -56,6 +56,7 @@ pub struct Progress {
     pub originals: Tally,
     /// Of programs that use memory of other nodes.
     pub paging: Option<Paging>,
+    pub writing: Option<Writing>,
 }
 
 impl Default for Progress {
@@ -71,6 +72,7 @@ impl Default for Progress {
             passed: (0, 0),
             originals: Tally::new(ORIGINALS),
             paging: None,
+            writing: None,
         }
     }
 }
@@ -83,6 +85,9 @@ impl Progress {
         self.passed.1 += facts.passed.1;
         for original in &facts.originals {
             self.originals.add(&original.path, Why::Rank, original.operations, original.bytes);
+        }
+        if let Some(writing) = &facts.writing {
+            self.writing.get_or_insert_default().add(writing);
         }
         if let Some(paging) = &facts.paging {
             self.paging.get_or_insert_default().add(paging);

@@ -1,21 +1,28 @@
 //! Where a job's streams and signals come from and go to: this process's own, or those of the command that asked a session to run it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::Duration;
 
 use async_channel::{Receiver, unbounded};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use smol::Async;
+use smol::future::FutureExt;
+use smol::{Async, Timer};
 
 use super::overlay::Spawner;
 use super::progress::{Counters, Progress};
+use super::voice::Voice;
 use crate::sys::process;
-use crate::{Result, error::Context};
+use crate::{Error, Result, error::Context};
+
+/// Who reads what hpcrt says has this long for it after somebody asked for the end.
+pub const LAST: Duration = Duration::from_secs(2);
+/// The progress line is gone within this time, or the terminal takes nothing.
+const CLEARED: Duration = Duration::from_millis(250);
 
 /// See the module.
 #[derive(Debug)]
@@ -27,8 +34,11 @@ pub struct Console {
     pub signals: Receiver<Signal>,
     /// These are this process's own: a stop signal stops it.
     pub own: bool,
-    /// The line that shows how far the job is; gone with the first output.
-    pub progress: RefCell<Option<Progress>>,
+    voice: Voice,
+    /// A line shows how far the job is; gone with the first output.
+    progress: Cell<bool>,
+    /// Somebody wants the end: nobody is waited for much longer.
+    hurried: Cell<bool>,
     /// A connected stream socket: who wants to talk to a job's master.
     pub front: RefCell<Option<OwnedFd>>,
 }
@@ -84,11 +94,37 @@ pub fn readable_stdin() -> Option<OwnedFd> {
 }
 
 impl Console {
+    /// The streams of a command that asked for a job. `front`: see [`Console::front`].
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn of(
+        tasks: &Spawner,
+        [stdout, stderr]: [OwnedFd; 2],
+        stdin: Option<OwnedFd>,
+        signals: Receiver<Signal>,
+        front: Option<OwnedFd>,
+    ) -> Result<Console> {
+        let stderr = File::from(stderr);
+        let voice = Voice::new(tasks, stderr.try_clone().op("use the standard streams")?, None);
+        Ok(Console {
+            stdin: stdin.map(File::from),
+            stdout: stdout.into(),
+            stderr,
+            signals,
+            own: false,
+            voice,
+            progress: Cell::new(false),
+            hurried: Cell::new(false),
+            front: RefCell::new(front),
+        })
+    }
+
     /// This process's own streams and caught signals.
     ///
     /// # Errors
     /// No descriptor is free.
-    pub fn own(tasks: &Spawner, signals: SignalFd) -> Result<Console> {
+    pub fn own(tasks: &Spawner, signals: SignalFd, progress: Progress, front: Option<OwnedFd>) -> Result<Console> {
         let signals = Async::new(signals).op("watch signals")?;
         let (sender, receiver) = unbounded();
         let listen = async move {
@@ -100,43 +136,102 @@ impl Console {
         };
         tasks.spawn(listen).detach();
         let copy = |fd: rustix::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("use the standard streams");
-        Ok(Console {
-            stdin: readable_stdin().map(File::from),
-            stdout: copy(io::stdout().as_fd())?.into(),
-            stderr: copy(io::stderr().as_fd())?.into(),
-            signals: receiver,
-            own: true,
-            front: RefCell::default(),
-            progress: RefCell::default(),
-        })
+        let streams = [copy(io::stdout().as_fd())?, copy(io::stderr().as_fd())?];
+        let console = Console::of(tasks, streams, readable_stdin(), receiver, front)?;
+        let voice = Voice::new(tasks, copy(io::stderr().as_fd())?.into(), Some(progress));
+        Ok(Console { own: true, voice, progress: Cell::new(true), ..console })
     }
 
-    /// Tells the user something; nobody can be told that this fails.
+    /// Lets go of the terminal, or of whoever reads what this command writes: what was said is written, what will be is not.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub async fn let_go(&mut self, tasks: &Spawner) -> io::Result<()> {
+        self.voice.clear();
+        self.flush().await;
+        let null = process::let_go_of_streams()?;
+        self.voice = Voice::new(tasks, null.try_clone()?, None);
+        (self.stdin, self.stdout, self.stderr) = (None, null.try_clone()?, null);
+        Ok(())
+    }
+
+    /// Tells the user something, some time: this waits for nobody.
     pub fn say(&self, line: impl Display) {
-        let write = || drop(writeln!(&self.stderr, "hpcrt: {line}"));
-        match &*self.progress.borrow() {
-            Some(progress) => progress.suspend(write),
-            None => write(),
-        }
+        self.voice.say(format!("hpcrt: {line}\n"));
+    }
+
+    /// [`Console::say`] for lines that are as they should be.
+    pub fn print(&self, lines: String) {
+        self.voice.say(lines);
     }
 
     /// How far the job is.
     pub fn show(&self, counters: &Counters) {
-        if let Some(progress) = &mut *self.progress.borrow_mut() {
-            progress.update(counters, Instant::now());
+        if self.progress.get() {
+            self.voice.show(*counters);
         }
     }
 
     /// The ranks have begun to write, or it is all over: the line goes.
-    pub fn clear(&self) {
-        self.progress.borrow_mut().take();
+    pub async fn clear(&self) {
+        if self.progress.take() {
+            self.voice.clear();
+            self.voice
+                .heard()
+                .or(async {
+                    Timer::after(CLEARED).await;
+                })
+                .await;
+        }
+    }
+
+    /// From now on who reads what is written has [`LAST`].
+    pub fn hurry(&self) {
+        self.hurried.set(true);
+    }
+
+    /// Waits until `written` is over, for whoever reads: until a signal asks for the end, and [`LAST`] from then on. False if that was too
+    /// late.
+    pub async fn patiently(&self, written: impl Future<Output = ()>) -> bool {
+        let late = async {
+            if !self.hurried.get() {
+                self.ended_by().await;
+            }
+            Timer::after(LAST).await;
+            false
+        };
+        let written = async {
+            written.await;
+            true
+        };
+        written.or(late).await
+    }
+
+    /// Waits until what was said is written.
+    pub async fn flush(&self) {
+        self.patiently(self.voice.heard()).await;
+    }
+
+    /// It is all over: what failed is said, and the exit code returned when it is written.
+    pub async fn conclude(&self, ended: Result<u8>) -> u8 {
+        self.clear().await;
+        let code = ended.unwrap_or_else(|error: Error| {
+            self.say(&error);
+            error.exit_code()
+        });
+        self.flush().await;
+        code
     }
 
     /// Waits for a signal that asks the job to end.
     pub async fn ended_by(&self) -> Signal {
         while let Ok(signal) = self.signals.recv().await {
             if ends(signal) {
+                self.hurry();
                 return signal;
+            }
+            if signal == Signal::SIGTSTP && self.own {
+                process::stop_here();
             }
         }
         smol::future::pending().await

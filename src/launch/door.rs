@@ -118,7 +118,7 @@ fn sweep(directory: &Path) {
 
 /// A fresh name for a session.
 pub fn session_name() -> String {
-    blake3::hash(&auth::nonce()).to_hex()[..8].to_owned()
+    auth::random_name(8)
 }
 
 /// A fresh name for a job of its own.

@@ -322,15 +322,24 @@ pub struct Foreign {
     programs: Vec<usize>,
 }
 
+/// That of the launcher which a command is, if it is one.
+fn grammar(command: &OsStr) -> Option<Grammar> {
+    let name = Path::new(command).file_name().and_then(OsStr::to_str);
+    [SRUN, MPIEXEC, FLUX].into_iter().find(|grammar| grammar.names.iter().any(|n| name == Some(n)))
+}
+
+/// Whether a command is a launcher's.
+pub fn is_launcher(command: &OsStr) -> bool {
+    grammar(command).is_some()
+}
+
 impl Foreign {
     /// Whether a command line is that of a launcher; `None`: it is a program like any other.
     ///
     /// # Errors
     /// It is, and its program is not found.
     pub fn of(words: &[OsString]) -> Result<Option<Foreign>> {
-        let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
-        let grammar = [SRUN, MPIEXEC, FLUX].into_iter().find(|grammar| grammar.names.iter().any(|n| name == Some(n)));
-        let Some(grammar) = grammar else { return Ok(None) };
+        let Some(grammar) = words.first().and_then(|word| grammar(word)) else { return Ok(None) };
         let mut from = 1;
         if !grammar.verbs.is_empty() {
             match words.get(1).and_then(|word| word.to_str()) {

@@ -143,14 +143,30 @@ pub fn enter(job: &str, program: &[OsString]) -> Result<u8> {
     Err(command.exec()).op_on("execute", &program[0])
 }
 
+/// A program that is not started by an agent.
+#[derive(Debug)]
+pub struct Own<'a> {
+    pub words: Vec<OsString>,
+    /// Where it is, as its first word says.
+    pub path: PathBuf,
+    /// Where it is to start, if not here.
+    pub cwd: Option<PathBuf>,
+    /// Variables to set.
+    pub env: Vec<(&'a str, OsString)>,
+}
+
 /// The same for a child of a process that is part of the session, which waits until the agent is there and dies with its parent. Without a
 /// job there is nothing to enter.
 ///
 /// # Errors
-/// As [`enter`]; the agent does not come.
-pub fn become_program(job: Option<&str>, program: &[OsString], env: &[(&str, String)], parent: Pid) -> Result<u8> {
-    let mut command = Command::new(&program[0]);
-    command.args(&program[1..]).envs(env.iter().map(|(name, value)| (name, value)));
+/// As [`enter`]; the agent does not come; there is no such directory.
+pub fn become_program(job: Option<&str>, own: &Own<'_>, env: &[(&str, String)], parent: Pid) -> Result<u8> {
+    let mut command = Command::new(&own.path);
+    command.arg0(&own.words[0]).args(&own.words[1..]);
+    command.envs(own.env.iter().map(|(name, value)| (name, value))).envs(env.iter().map(|(name, value)| (name, value)));
+    if let Some(cwd) = &own.cwd {
+        std::env::set_current_dir(cwd).op_on("enter the working directory", cwd)?;
+    }
     if let Some(job) = job {
         let (porch, begun) = (Porch::of(job)?, Instant::now());
         let welcome = loop {
@@ -166,17 +182,22 @@ pub fn become_program(job: Option<&str>, program: &[OsString], env: &[(&str, Str
     if !process::die_with(parent) {
         return Err(Error::new("start the program", "whoever started it is gone"));
     }
-    Err(command.exec()).op_on("execute", &program[0])
+    Err(command.exec()).op_on("execute", &own.path)
+}
+
+/// Gives a program these lines of an environment.
+pub(super) fn set_variables(command: &mut Command, lines: &[Vec<u8>]) {
+    for line in lines {
+        let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
+        command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
+    }
 }
 
 fn accept((welcome, fds): (Welcome, Vec<OwnedFd>), command: &mut Command) -> Result<()> {
     match welcome {
         Welcome::Namespaces => follow(fds),
         Welcome::Linker { env } => {
-            for line in env {
-                let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
-                command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
-            }
+            set_variables(command, &env);
             Ok(())
         }
         Welcome::Plain => Ok(()),

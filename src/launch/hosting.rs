@@ -26,7 +26,7 @@ use super::run::Outcome;
 use crate::error::EXIT_FAILED;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::collective::Wiring;
-use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, StdinTo, Target};
+use crate::net::wire::control::{Aid, Binding, JobId, Launch, NodeId, Order, Place, StdinTo, Target};
 use crate::net::wire::session::{JobSpec, SessionTell};
 use crate::{Error, Result, error::Context};
 
@@ -121,6 +121,7 @@ pub async fn run(
         argv: main.argv.clone(),
         env: main.env.clone(),
         cwd: main.cwd.clone(),
+        cwd_named: main.cwd_named,
         size: 0,
         places: up.iter().zip(&counts).map(place).collect(),
         load: needs.load,
@@ -133,7 +134,8 @@ pub async fn run(
         guests: true,
         hold: false,
         wiring: Wiring::default(),
-        client: false,
+        window: 0,
+        aid: Aid::None,
         mpi: false,
     };
     let nodes: BTreeSet<NodeId> = up.iter().map(|(node, _)| *node).collect();
@@ -163,7 +165,7 @@ pub async fn run(
     let ended = Instant::now();
     hosting.close().await;
     root.forget(id);
-    console.clear();
+    console.clear().await;
     let limits = root.say_told(console, &hosting.endings.warnings, &hosting.errors);
     let code = code?;
     Ok(Outcome {
@@ -234,7 +236,7 @@ impl Hosting<'_> {
 
     /// Runs the launcher; its exit code.
     async fn launcher(&mut self, launcher: &Foreign, job: &JobSpec) -> Result<u8> {
-        self.console.clear();
+        self.console.clear().await;
         let words = launcher.with(&guest::prefix(&guest::name(&self.root.session, self.job))?);
         let (news, signals) = (self.news.clone(), self.console.signals.clone());
         let signal = async || match signals.recv().await {

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::loader::capture;
+use crate::loader::{capture, hints};
 use crate::net::auth::{self, SessionKey};
 use crate::{Error, Result, error::Context};
 
@@ -47,7 +47,7 @@ impl Invitation {
     /// # Errors
     /// Neither is, or the file cannot be written.
     pub fn post(&self) -> Result<Posted> {
-        let name = format!(".hpcrt-join-{}", &blake3::hash(&auth::nonce()).to_hex()[..16]);
+        let name = format!(".hpcrt-join-{}", auth::random_name(16));
         let path = directory()?.join(name);
         let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&path).op_on("make", &path)?;
         let posted = Posted(path);
@@ -90,9 +90,7 @@ impl Invitation {
 
 /// A directory that the hosts share and the user can write to.
 fn directory() -> Result<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).map(|cache| cache.join("hpcrt"));
-    if let Some(cache) = cache
+    if let Some(cache) = hints::cache()
         && cache.ancestors().find(|above| above.exists()).is_some_and(capture::is_shared)
         && fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).is_ok()
     {

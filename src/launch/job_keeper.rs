@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
@@ -18,8 +19,8 @@ use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::Status;
 use crate::net::wire::keeper::{Ask, Ended, Tell};
 use crate::sys::boot::{Stage, Starter};
-use crate::sys::process;
 use crate::sys::without::{Ability, Without};
+use crate::sys::{inject, process};
 
 /// Keeps a job until nothing of it is left.
 ///
@@ -253,7 +254,7 @@ impl JobKeeper {
                 && let Some(status) = process::reap()
             {
                 let Some((pid, status)) = ended(status) else {
-                    held.extend(hold(status));
+                    held.extend(self.stopped(status));
                     continue;
                 };
                 let Some(index) = self.ranks.remove(&pid) else { continue };
@@ -278,6 +279,24 @@ impl JobKeeper {
         }
     }
 
+    /// A rank that is to be held, or given something, has just become its program, which has not begun: is held stopped, and free for a debugger to trace.
+    /// Whatever else stops it before is passed on.
+    fn stopped(&self, status: WaitStatus) -> Option<Pid> {
+        let WaitStatus::Stopped(pid, signal) = status else { return None };
+        if signal != Signal::SIGTRAP {
+            let _ = ptrace::cont(pid, signal);
+            return None;
+        }
+        let (held, resident) = self.starter.stops();
+        if let (Some(resident), Some(index)) = (resident, self.ranks.get(&pid))
+            && let Err(error) = inject::inject(pid, resident)
+        {
+            self.starter.fail(*index, error.raw_os_error().unwrap_or(nix::libc::EIO));
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        ptrace::detach(pid, held.then_some(Signal::SIGSTOP)).ok().filter(|()| held).map(|()| pid)
+    }
+
     fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {
         self.refused(&Error::new(operation, error))
     }
@@ -295,12 +314,4 @@ impl JobKeeper {
             log::warn!("processes of the job hang in the kernel and could not be ended");
         }
     }
-}
-
-/// A rank that is to be held has just become its program, which has not begun: leaves it stopped, and free for a debugger to trace.
-/// Whatever else stops it before is passed on.
-fn hold(status: WaitStatus) -> Option<Pid> {
-    let WaitStatus::Stopped(pid, signal) = status else { return None };
-    let held = signal == Signal::SIGTRAP;
-    nix::sys::ptrace::detach(pid, if held { Signal::SIGSTOP } else { signal }).ok().filter(|()| held).map(|()| pid)
 }

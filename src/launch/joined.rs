@@ -5,7 +5,6 @@
 //! key-value space. The programs come to the agents as guests. Who fails, and what that means for the others, is the launcher's business:
 //! agents and front end stay until the last guest is gone.
 
-use std::ffi::OsString;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
 
-use super::guest;
+use super::guest::{self, Own};
 use super::invitation::Invitation;
 use super::keeper::{ended, wait, watch_children};
 use super::outer::{Outer, Relay};
@@ -44,7 +43,7 @@ pub struct Meeting {
 impl Meeting {
     fn arrange() -> Result<Meeting> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).op("listen for the agents")?;
-        let session = blake3::hash(&auth::nonce()).to_hex()[..16].to_owned();
+        let session = auth::random_name(16);
         Ok(Meeting { key: SessionKey::random(), session, listener: Arc::new(listener) })
     }
 
@@ -85,7 +84,7 @@ const PLAIN: &str = "plain";
 /// The processes do not find each other, or the program cannot be started.
 pub fn run(
     mut outer: Outer,
-    program: &[OsString],
+    program: &Own<'_>,
     shown: bool,
     signals: SignalFd,
     front: impl FnOnce(Party) -> Result<u8>,
@@ -147,7 +146,7 @@ pub fn run(
 }
 
 /// In a fresh child: the program in place of this process.
-fn become_program(job: Option<&str>, program: &[OsString], launcher: &UnixStream, parent: Pid) -> Result<u8> {
+fn become_program(job: Option<&str>, program: &Own<'_>, launcher: &UnixStream, parent: Pid) -> Result<u8> {
     rustix::io::fcntl_setfd(launcher, rustix::io::FdFlags::empty()).op("hand the launcher on")?;
     let number = launcher.as_raw_fd().to_string();
     guest::become_program(job, program, &[("PMI_FD", number)], parent)

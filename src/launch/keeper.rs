@@ -240,7 +240,10 @@ fn try_base(without: &Without) -> Result<(), Failure> {
         let code = i32::from(made.is_err());
         match made {
             Ok(base) => base.remove_store(),
-            Err(failure) => _ = rustix::io::write(&writer, failure.error.bare().to_string().as_bytes()),
+            Err(failure) => {
+                let (tried, cause) = failure.error.parts();
+                _ = rustix::io::write(&writer, format!("{tried}\0{cause}").as_bytes());
+            }
         }
         process::leave(code)
     };
@@ -250,10 +253,8 @@ fn try_base(without: &Without) -> Result<(), Failure> {
     if let Ok(WaitStatus::Exited(_, 0)) = nix::sys::wait::waitpid(child, None) {
         return Ok(());
     }
-    // As an error says it.
-    let words = cause.strip_prefix("cannot ").and_then(|words| words.split_once(": "));
-    let (operation, cause) = words.unwrap_or(("make namespaces", &cause));
-    Err(forbidden(crate::Error::new(operation.to_owned(), cause)))
+    let (tried, cause) = cause.split_once('\0').unwrap_or(("make namespaces", &cause));
+    Err(forbidden(crate::Error::new(tried.to_owned(), cause)))
 }
 
 /// An error as the agent is told.
@@ -269,10 +270,10 @@ pub(super) fn watch_children() -> io::Result<SignalFd> {
 }
 
 /// Waits until one of the descriptors can be read or has ended, or the time is over.
-pub(super) fn wait<const N: usize>(
-    fds: [std::os::fd::BorrowedFd<'_>; N],
-    limit: Option<Duration>,
-) -> io::Result<[bool; N]> {
+///
+/// # Errors
+/// `poll(2)`'s.
+pub fn wait<const N: usize>(fds: [std::os::fd::BorrowedFd<'_>; N], limit: Option<Duration>) -> io::Result<[bool; N]> {
     let mut set = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     // Round up: a timeout cut to 0 ms would spin until the deadline.
     let limit = limit.map_or(PollTimeout::NONE, |l| {

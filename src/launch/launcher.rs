@@ -1,8 +1,8 @@
 //! Another launcher's command while it runs: its signals, its end, its exit code.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::fs;
 use std::io::IsTerminal;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 use std::time::Instant;
@@ -13,11 +13,13 @@ use smol::future::FutureExt;
 use smol::{Async, Timer};
 
 use super::foreign::Foreign;
+use super::guest;
 use super::keeper::KILLED;
 use crate::error::EXIT_FAILED;
+use crate::loader::catalog::as_path;
 use crate::net::wire::session::JobSpec;
 use crate::sys::process;
-use crate::{Result, error::Context};
+use crate::{Error, Result, error::Context};
 
 /// What the loop waits for.
 enum Next {
@@ -38,7 +40,7 @@ pub async fn run(
     mut signal: impl AsyncFnMut() -> Signal,
     mut failed: impl AsyncFnMut(),
 ) -> Result<u8> {
-    let mut command = command(words, job);
+    let mut command = command(words, job)?;
     let child = process::with_given_nofile(|| command.spawn()).op_on("run", &words[0])?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
@@ -85,14 +87,14 @@ fn ended(mut child: Child) -> Result<u8> {
 }
 
 /// A launcher's command line, with the job's directory and variables.
-fn command(words: &[OsString], job: &JobSpec) -> Command {
+fn command(words: &[OsString], job: &JobSpec) -> Result<Command> {
     let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).current_dir(OsStr::from_bytes(&job.blocks[0].cwd));
-    for line in &job.blocks[0].env {
-        let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
-        command.env(OsStr::from_bytes(name), OsStr::from_bytes(value.get(1..).unwrap_or_default()));
-    }
-    command
+    let cwd = as_path(&job.blocks[0].cwd);
+    // Else it would be the launcher that is not found.
+    fs::metadata(cwd).map_err(|error| Error::usage("enter the working directory", error).on(cwd))?;
+    command.args(&words[1..]).current_dir(cwd);
+    guest::set_variables(&mut command, &job.blocks[0].env);
+    Ok(command)
 }
 
 impl Foreign {
@@ -102,6 +104,6 @@ impl Foreign {
     /// It cannot be executed.
     pub fn alone(&self, job: &JobSpec) -> Result<u8> {
         let words = self.with(&[]);
-        Err(command(&words, job).exec()).op_on("execute", &words[0])
+        Err(command(&words, job)?.exec()).op_on("execute", &words[0])
     }
 }

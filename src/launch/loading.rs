@@ -19,7 +19,7 @@ use super::node::feed_arrivals;
 use super::overlay::{Children, Spawner};
 use super::subtree::Arrivals;
 use crate::Result;
-use crate::error::Context;
+use crate::error::{Context, Error};
 use crate::loader::capture::{self, Capture};
 use crate::loader::catalog::as_path;
 use crate::loader::closure::{self, Environment, How};
@@ -170,12 +170,12 @@ impl Loading {
     }
 
     async fn write(self: Rc<Self>, found: Receiver<Finding>) {
-        let (_, woken) = self.log.listener();
+        let changed = self.log.listener();
         // Content that nobody waits for yet would have to be read again for those who come.
         let fed: usize = (0..self.topology.stripes()).map(|s| self.topology.children(s, 0).count()).sum();
         let attached = async {
             while self.log.children() < fed {
-                let _ = woken.recv().await;
+                changed.woken().await;
             }
         };
         attached
@@ -196,7 +196,7 @@ impl Loading {
                 heard.or(late).await;
             }
             while !self.log.wants_more() {
-                let _ = woken.recv().await;
+                changed.woken().await;
             }
             self.log.append(record, body, hash);
         }
@@ -285,15 +285,25 @@ pub fn resolve(
     let mut prefixes = Vec::new();
     for prefix in wishes.prefixes.iter().map(|prefix| as_path(prefix)) {
         let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
+        if !prefix.is_dir() {
+            return Err(Error::new("capture the directory", "it is none")
+                .on(prefix)
+                .remedy("name the directory it is in"));
+        }
         prefixes.push(prefix.into_os_string().into_vec());
     }
     let excludes = wishes.excludes.iter().map(canonical).collect();
     source.capture(Capture { excludes, shared: prefixes.clone(), ..Capture::default() });
     let mut needs = Needs { load: preload.id(), ..Needs::default() };
     let mut directories = BTreeSet::new();
-    let (mut pythons, mut scripts) = (Vec::new(), Vec::new());
+    let (mut pythons, mut environments, mut scripts) = (Vec::new(), Vec::new(), Vec::new());
     let closure = closure::resolve(preload, env, program, |object, file| {
         pythons.extend(capture::python_trees(&object.canonical));
+        // By the name that it is started by: an environment's interpreter is a link out of it.
+        if matches!(object.how, How::Program | How::Script | How::Env) {
+            let environment = capture::virtual_environment(&object.path);
+            environments.extend(environment.map(|path| path.into_os_string().into_vec()));
+        }
         if source.shares_device(object.inode.0, &object.canonical) {
             needs.bytes += object.size;
             directories.insert(directory_of(&object.canonical));
@@ -319,8 +329,7 @@ pub fn resolve(
             directories.insert(listing.canonical.as_os_str().as_bytes().to_vec());
         }
     }
-    let environment = capture::virtual_environment(program).map(|p| p.as_os_str().as_bytes().to_vec());
-    let mut trees: Vec<_> = pythons.iter().cloned().chain(environment.clone()).chain(prefixes).collect();
+    let mut trees: Vec<_> = pythons.iter().chain(&environments).cloned().chain(prefixes).collect();
     trees.retain(|tree| source.shares(as_path(tree)));
     directories.extend(trees.iter().cloned());
     // A script that an interpreter is given by name.
@@ -334,7 +343,7 @@ pub fn resolve(
             scripts.iter().for_each(|(script, _)| prefetch.add_search(&directory_of(script)));
             // An environment hides the packages of its installation.
             for tree in &trees {
-                prefetch.add_tree(tree, environment.is_none() || !pythons.contains(tree));
+                prefetch.add_tree(tree, environments.is_empty() || !pythons.contains(tree));
             }
         });
     }

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::loader::closure::{self, Closure, Environment};
 use crate::loader::probe::FileSystem;
+use crate::net::wire::control::Aid;
 use crate::{Error, Result};
 
 /// See the module.
@@ -15,6 +16,8 @@ use crate::{Error, Result};
 pub enum Mpi {
     /// It finds its way by itself.
     Pmi1,
+    /// It does, too, and MPICH before 4.2 needs help to end over UCX (`static-bootstrap/progress`).
+    MpichOverUcx,
     OpenMpi4,
     OpenMpi5,
 }
@@ -35,7 +38,17 @@ impl Mpi {
         } else if has("libopen-pal.so.") {
             Some(Mpi::OpenMpi4)
         } else {
-            (has("libmpi") || has("libpmi")).then_some(Mpi::Pmi1)
+            let mpich = if has("libmpi") && has("libucp.so.") { Mpi::MpichOverUcx } else { Mpi::Pmi1 };
+            (has("libmpi") || has("libpmi")).then_some(mpich)
+        }
+    }
+
+    /// What its ranks are given.
+    pub fn aid(self) -> Aid {
+        match self {
+            Mpi::Pmi1 => Aid::None,
+            Mpi::MpichOverUcx => Aid::Progress,
+            Mpi::OpenMpi4 | Mpi::OpenMpi5 => Aid::Client,
         }
     }
 

@@ -154,7 +154,7 @@ impl Children {
                 let (asked, attachments) = unbounded();
                 self.fed.borrow_mut().insert(child, asked.clone());
                 let feeder = Rc::clone(feeder);
-                let work = async move { feeder.log().feed(attachments, outbox, &*feeder).await };
+                let work = async move { drop(feeder.log().feed(attachments, outbox, &*feeder).await) };
                 self.tasks.spawn(work).detach();
                 asked
             }

@@ -11,7 +11,7 @@
 //!
 //! `max_slots` of a host is never exceeded.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::ops::Range;
 
 use super::fold::fold;
@@ -30,13 +30,33 @@ pub struct Share {
     pub ranks: Range<u32>,
 }
 
+/// What the user may not have wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// More ranks than slots on these hosts.
+    Crowded(Vec<String>),
+    /// No rank on these.
+    Idle(Vec<String>),
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (hosts, [one, more], what) = match self {
+            Note::Crowded(hosts) => (hosts, ["runs", "run"], "more ranks than slots"),
+            Note::Idle(hosts) => (hosts, ["gets", "get"], "no rank"),
+        };
+        let verb = if hosts.len() == 1 { one } else { more };
+        write!(f, "{} {verb} {what}: {}", plural(hosts.len() as u64, "host"), fold(hosts))
+    }
+}
+
 /// The ranks of a job over its hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// Hosts that run something; their ranges follow each other from rank 0.
     pub shares: Vec<Share>,
     /// What the user should know, a sentence each: oversubscription, unused hosts.
-    pub notes: Vec<String>,
+    pub notes: Vec<Note>,
 }
 
 /// Where a rank runs.
@@ -180,23 +200,15 @@ fn deal(hosts: &[Host], counts: &mut [u32], mut left: u32, open: &dyn Fn(&Host) 
     left
 }
 
-fn notes(hosts: &[Host], counts: &[u32]) -> Vec<String> {
-    let named = |wanted: &dyn Fn(&Host, u32) -> bool| -> Vec<&str> {
+fn notes(hosts: &[Host], counts: &[u32]) -> Vec<Note> {
+    let named = |wanted: &dyn Fn(&Host, u32) -> bool| -> Vec<String> {
         let pairs = hosts.iter().zip(counts);
-        pairs.filter(|(host, count)| wanted(host, **count)).map(|(host, _)| host.name.as_str()).collect()
+        pairs.filter(|(host, count)| wanted(host, **count)).map(|(host, _)| host.name.clone()).collect()
     };
-    let mut notes = Vec::new();
     let over = named(&|host, count| host.slots.is_some_and(|slots| count > slots));
-    if !over.is_empty() {
-        let verb = if over.len() == 1 { "runs" } else { "run" };
-        notes.push(format!("{} {verb} more ranks than slots: {}", plural(over.len() as u64, "host"), fold(&over)));
-    }
     let idle = named(&|_, count| count == 0);
-    if !idle.is_empty() {
-        let verb = if idle.len() == 1 { "gets" } else { "get" };
-        notes.push(format!("{} {verb} no rank: {}", plural(idle.len() as u64, "host"), fold(&idle)));
-    }
-    notes
+    let notes = [(Note::Crowded as fn(_) -> _, over), (Note::Idle, idle)];
+    notes.into_iter().filter(|(_, hosts)| !hosts.is_empty()).map(|(note, hosts)| note(hosts)).collect()
 }
 
 /// The CPUs of the `local_rank`-th of `local_size` ranks on a host with these `usable` CPUs (system numbers, ascending).
@@ -274,7 +286,7 @@ mod tests {
             "7 ranks on 4 hosts\n  n[1-3]: ranks 0-5, 2 each (2 slots)\n  m: rank 6 (1 slot)\nnote: 1 host gets no rank: spare\n"
         );
         let placement = place("a:1", Some(2), None).unwrap();
-        assert_eq!(placement.notes, ["1 host runs more ranks than slots: a"]);
+        assert_eq!(placement.notes[0].to_string(), "1 host runs more ranks than slots: a");
         assert_eq!(placement.host_name(1), "a");
         assert_eq!(placement.host_name(2), "");
     }

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::MemfdFlags;
 
 use crate::net::collective::text::Pmi;
+use crate::net::wire::control::Aid;
 
 /// The answer to a put.
 pub const PUT: &[u8] = b"cmd=put_result rc=0 msg=success\n";
@@ -20,11 +21,12 @@ const MAPPING: &[u8] = b"PMI_process_mapping";
 /// The key under which our own client asks who it is: its rank, the ranks in all, and those of its node.
 const MYSELF: &[u8] = b"hpcrt_self";
 
-/// The client that ranks are given whose MPI library has none (`static-bootstrap/pmi`).
+/// What ranks are given for their MPI library: a client of PMI-1 (`static-bootstrap/pmi`), what lets UCX go on (`static-bootstrap/progress`).
 static CLIENT: &[u8] = include_bytes!(env!("HPCRT_PMI"));
+static PROGRESS: &[u8] = include_bytes!(env!("HPCRT_PROGRESS"));
 
 /// Where such a rank finds it.
-pub const CLIENT_FD: i32 = 200;
+pub const AID_FD: i32 = 200;
 
 /// What a node knows of a job.
 #[derive(Debug)]
@@ -69,14 +71,19 @@ impl Facts {
     }
 }
 
-/// The client as a descriptor that can be loaded, close-on-exec.
+/// What ranks are given as a descriptor that can be loaded, close-on-exec; `None`: nothing.
 ///
 /// # Errors
 /// The kernel refuses files in memory.
-pub fn client() -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("hpcrt-pmi", MemfdFlags::CLOEXEC)?;
-    File::from(fd.try_clone()?).write_all(CLIENT)?;
-    Ok(fd)
+pub fn object(aid: Aid) -> io::Result<Option<OwnedFd>> {
+    let (name, bytes) = match aid {
+        Aid::None => return Ok(None),
+        Aid::Client => ("hpcrt-pmi", CLIENT),
+        Aid::Progress => ("hpcrt-progress", PROGRESS),
+    };
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
+    File::from(fd.try_clone()?).write_all(bytes)?;
+    Ok(Some(fd))
 }
 
 /// The variables by which Open MPI up to version 4 finds it: those of Flux. It names its shared memory by the number of the job.
@@ -85,7 +92,12 @@ pub fn client_variables(session: &str, job: u32) -> [String; 2] {
     const USABLE: u32 = 0x3fff_7fff;
     let hash = blake3::hash(format!("{session} {job}").as_bytes());
     let number = hash.as_bytes().iter().take(4).fold(0u32, |number, byte| number << 8 | u32::from(*byte)) & USABLE | 1;
-    [format!("FLUX_JOB_ID={number}"), format!("FLUX_PMI_LIBRARY_PATH=/proc/self/fd/{CLIENT_FD}")]
+    [format!("FLUX_JOB_ID={number}"), format!("FLUX_PMI_LIBRARY_PATH={}", aid_path())]
+}
+
+/// The name of what is at [`AID_FD`], for a dynamic linker.
+pub fn aid_path() -> String {
+    format!("/proc/self/fd/{AID_FD}")
 }
 
 /// The answer to a get.

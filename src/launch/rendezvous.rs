@@ -74,30 +74,27 @@ pub(super) fn wiring(placement: &Placement, nodes: &[NodeId], local: bool, front
 }
 
 impl Rendezvous {
-    /// Of a job with shares on these nodes. `front`: a connected stream socket, for who wants to talk to the master.
-    ///
-    /// # Errors
-    /// `front` is none.
+    /// Of a job with shares on these nodes. `front`: who wants to talk to the master.
     pub(super) fn new(
         root: &Rc<Root>,
         job: JobId,
         placement: &Placement,
         nodes: &[NodeId],
-        front: Option<OwnedFd>,
-    ) -> Result<Rendezvous> {
+        front: Option<Front>,
+    ) -> Rendezvous {
         let each = |(share, node): (&super::placement::Share, &NodeId)| vec![*node; share.ranks.len()];
-        Ok(Rendezvous {
+        Rendezvous {
             root: Rc::clone(root),
             job,
             trunk: Trunk::new(placement.shares.iter().zip(nodes).flat_map(each).collect()),
             begun: Instant::now(),
-            front: front.map(Front::new).transpose()?,
+            front,
             partial: Vec::new(),
             come: VecDeque::new(),
             wanted: None,
             unreceived: 0,
             hosts: (0..placement.ranks()).map(|rank| placement.host_name(rank).to_owned()).collect(),
-        })
+        }
     }
 
     /// A node has said something.
@@ -145,7 +142,7 @@ impl Rendezvous {
         self.flush().await;
         if self.wanted.is_some_and(|at| at <= Instant::now()) {
             self.wanted = None;
-            self.reply(&text::error("the master has sent nothing in time")).await;
+            self.reply(&text::error("the master has sent nothing in time"));
         }
     }
 
@@ -167,8 +164,12 @@ impl Rendezvous {
     /// The job is over: hands out the messages that were not received, while somebody listens, for [`LAST`] at most.
     pub(super) async fn finish(&mut self) {
         let until = Instant::now() + LAST;
-        while let Some(front) = self.front.as_mut().filter(|_| !self.come.is_empty()) {
-            let asked = async { front.next().await.ok() };
+        while let Some(front) = self.front.as_mut().filter(|front| !front.outbox.is_empty() || !self.come.is_empty()) {
+            let more = !self.come.is_empty();
+            let asked = async {
+                front.send().await.ok()?;
+                if more { front.next().await.ok() } else { None }
+            };
             let late = async {
                 Timer::at(until).await;
                 None
@@ -183,7 +184,7 @@ impl Rendezvous {
         match ask {
             Ask::Send(_) if self.unreceived >= UNRECEIVED => {
                 let why = format!("the master has not received the last {UNRECEIVED} messages");
-                self.reply(&text::error(&why)).await;
+                self.reply(&text::error(&why));
             }
             Ask::Send(message) => {
                 self.unreceived += 1;
@@ -191,7 +192,7 @@ impl Rendezvous {
                 for (piece, more) in pieces(&message) {
                     self.order(master, Verdict::ToMaster { more }, piece.to_vec()).await;
                 }
-                self.reply(&text::done(&[])).await;
+                self.reply(&text::done(&[]));
             }
             Ask::Receive(within) => {
                 self.wanted = Some(Instant::now() + within.unwrap_or(WITHIN));
@@ -199,9 +200,9 @@ impl Rendezvous {
             }
             Ask::Members => {
                 let hosts: Vec<&[u8]> = self.hosts.iter().map(String::as_bytes).collect();
-                self.reply(&text::done(&hosts)).await;
+                self.reply(&text::done(&hosts));
             }
-            Ask::Unknown(why) => self.reply(&text::error(&why)).await,
+            Ask::Unknown(why) => self.reply(&text::error(&why)),
         }
     }
 
@@ -210,17 +211,14 @@ impl Rendezvous {
             && let Some(message) = self.come.pop_front()
         {
             self.wanted = None;
-            self.reply(&text::done(&[&message])).await;
+            self.reply(&text::done(&[&message]));
             self.order(Target::Node(self.trunk.master()), Verdict::Received, Vec::new()).await;
         }
     }
 
-    async fn reply(&mut self, reply: &[u8]) {
-        if let Some(front) = &mut self.front
-            && front.stream.write_all(reply).await.is_err()
-        {
-            self.front = None;
-        }
+    /// Answers with the next [`Rendezvous::asked`]: who asks may not read.
+    fn reply(&mut self, reply: &[u8]) {
+        self.front.iter_mut().for_each(|front| front.outbox.extend_from_slice(reply));
     }
 
     async fn flush(&mut self) {
@@ -265,18 +263,33 @@ pub(super) enum Ask {
 }
 
 /// The descriptor of `--front`.
-struct Front {
+pub(super) struct Front {
     stream: Async<std::os::unix::net::UnixStream>,
     inbox: Vec<u8>,
+    outbox: Vec<u8>,
 }
 
 impl Front {
-    fn new(fd: OwnedFd) -> Result<Front> {
+    /// Of a connected stream socket.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn new(fd: OwnedFd) -> Result<Front> {
         let stream = Async::new(std::os::unix::net::UnixStream::from(fd)).op("use the descriptor of --front")?;
-        Ok(Front { stream, inbox: Vec::new() })
+        Ok(Front { stream, inbox: Vec::new(), outbox: Vec::new() })
+    }
+
+    /// Sends what waits. Safe to cancel.
+    async fn send(&mut self) -> Result<()> {
+        while !self.outbox.is_empty() {
+            let sent = self.stream.write(&self.outbox).await.op("answer the front end's owner")?;
+            self.outbox.drain(..sent);
+        }
+        Ok(())
     }
 
     async fn next(&mut self) -> Result<Ask> {
+        self.send().await?;
         let garbled = |error: text::Garbled| Error::new("understand the front end's owner", error);
         loop {
             if let Some((request, len)) = text::parse(&self.inbox).map_err(garbled)? {

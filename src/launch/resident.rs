@@ -1,7 +1,6 @@
 //! A session that outlives the command that started it: a door, and a job for each command that asks for one. The command's own standard streams do the talking; they are handed over with the question.
 
-use std::cell::{Cell, RefCell};
-use std::fs::File;
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -22,7 +21,7 @@ use crate::error::EXIT_FAILED;
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::session::{SessionAsk, SessionTell};
-use crate::{Error, Result, error::Context};
+use crate::{Result, error::Context};
 
 /// A request is at most this long: arguments and environment have limits of their own.
 const SPEC_MAX: u64 = 16 << 20;
@@ -87,7 +86,10 @@ impl Resident {
             if since.elapsed() >= limit && self.jobs.get() == 0 {
                 return;
             }
-            Timer::at(since + limit).await;
+            match since.checked_add(limit) {
+                Some(at) => Timer::at(at).await,
+                None => smol::future::pending().await,
+            };
         }
     }
 
@@ -102,8 +104,10 @@ impl Resident {
                 let _ = command.get_ref().send(&SessionTell::Ended { code }, &[]);
             }
             Ok(Some((SessionAsk::About, _))) => {
-                let (hosts, stored) = (self.session.hosts(), self.session.stored());
-                let _ = command.get_ref().send(&SessionTell::About { hosts, jobs: self.jobs.get(), stored }, &[]);
+                let about = SessionTell::About { jobs: self.jobs.get(), stored: self.session.stored() };
+                if let Ok(hosts) = memory_file::write_bytes("hpcrt-hosts", self.session.hosts().join("\n").as_bytes()) {
+                    let _ = command.get_ref().send(&about, &[hosts.as_fd()]);
+                }
             }
             Ok(Some((SessionAsk::Status { nodes, pids }, _))) => self.subject.answer(&command, nodes, pids).await,
             Ok(Some((SessionAsk::Stop, _))) => {
@@ -123,14 +127,8 @@ impl Resident {
         let front = if front { fds.next() } else { None };
         let (sender, signals) = unbounded();
         let (ended, over) = bounded(1);
-        let console = Console {
-            stdin: fds.next().map(File::from),
-            stdout: stdout.into(),
-            stderr: stderr.into(),
-            signals,
-            own: false,
-            progress: RefCell::default(),
-            front: RefCell::new(front),
+        let Ok(console) = Console::of(&self.tasks, [stdout, stderr], fds.next(), signals, front) else {
+            return EXIT_FAILED;
         };
         // A command that is gone wants its job ended; its signals are passed on.
         let listen = async {
@@ -154,10 +152,8 @@ impl Resident {
             let ranks = if launcher { Ranks::Elsewhere(Elsewhere { command, over: &over }) } else { Ranks::Ours };
             self.session.run(&spec, resolving, Phases::default(), &console, ranks).await
         };
-        job.or(listen).await.unwrap_or_else(|error: Error| {
-            console.say(&error);
-            error.exit_code()
-        })
+        let job = async { console.conclude(job.await).await };
+        job.or(listen).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_channel::{Receiver, Sender, bounded};
+use async_channel::{Receiver, Sender, bounded, unbounded};
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -23,9 +23,9 @@ use super::slurm::Step;
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
 use super::timeline::{Clocks, Moment};
-use crate::error::{Context, say};
+use crate::error::Context;
 use crate::loader::source::{Finding, Source};
-use crate::net::auth::SessionKey;
+use crate::net::auth::{SessionKey, random_name};
 use crate::net::link::Packet;
 use crate::net::listen;
 use crate::net::replicate::FeedsLog;
@@ -41,9 +41,6 @@ use crate::{Error, Result};
 
 /// Number of a session's first job.
 pub const FIRST_JOB: JobId = 1;
-
-/// Packets that wait for a job, at most.
-const INBOX: usize = 256;
 
 /// Nodes tell what they know of themselves within this time, or are taken to be silent.
 pub const GATHER: Duration = Duration::from_secs(2);
@@ -153,6 +150,7 @@ impl Root {
     pub async fn start(
         tasks: Spawner,
         setup: &Setup,
+        console: &Console,
         mut progress: impl FnMut(&Rc<Root>),
         interrupted: impl Future<Output = Error>,
     ) -> Result<Rc<Root>> {
@@ -162,7 +160,7 @@ impl Root {
                 (key.clone(), listener, session.clone())
             }
             None => {
-                let session = blake3::hash(&crate::net::auth::nonce()).to_hex()[..16].to_owned();
+                let session = random_name(16);
                 let listener = listen::listen(setup.agent == AgentKind::Local, &Without::from_env()?);
                 (SessionKey::random(), listener, session)
             }
@@ -236,8 +234,8 @@ impl Root {
                 let _ = root.changed.1.recv().await;
                 progress(&root);
             }
-            root.enough(setup.min_hosts, say)?;
-            root.say_limits(limits::of_tree, say);
+            root.enough(setup.min_hosts, |line| console.say(line))?;
+            root.say_limits(limits::of_tree, |line| console.say(line));
             Ok(())
         };
         let fell = async {
@@ -309,6 +307,14 @@ impl Root {
         let nodes = self.nodes.borrow();
         let up = nodes.iter().filter(|(_, s)| matches!(s, State::Up { .. }));
         up.map(|(node, _)| (*node, *node as usize - 1)).collect()
+    }
+
+    /// Why a node is not up any more, or was never.
+    pub fn why_gone(&self, node: NodeId) -> Option<String> {
+        match self.nodes.borrow().get(&node) {
+            Some(State::Gone { error }) => Some(error.clone()),
+            _ => None,
+        }
     }
 
     /// Why nodes are not up.
@@ -403,10 +409,11 @@ impl Root {
         self.hosts.get((node as usize).wrapping_sub(1)).map_or("the front end", String::as_str)
     }
 
-    /// A new job, and where its news arrive.
+    /// A new job, and where its news arrive: they are few, but for output, of which its nodes send no more than was granted
+    /// ([`super::window`]). So one that does not hear holds up no other.
     pub fn new_job(&self, card: Rc<Card>) -> (JobId, Receiver<News>) {
         let job = self.next_job.replace(self.next_job.get() + 1);
-        let (sender, news) = bounded(INBOX);
+        let (sender, news) = unbounded();
         self.jobs.borrow_mut().insert(job, (sender, card));
         (job, news)
     }
@@ -503,13 +510,13 @@ impl Root {
         while let Ok(event) = events.recv().await {
             match event {
                 Event::Report { report: Report::Output { job, rank, stream }, packet, .. } => {
-                    self.tell(job, News::Output { rank, stream, packet }).await;
+                    self.tell(job, News::Output { rank, stream, packet });
                 }
                 Event::Report { report: Report::Read { ticket }, packet, .. } => {
                     self.reader(|source| source.forest.answer(ticket, packet.body.to_vec()));
                 }
                 Event::Report { report: Report::Collective { job, word }, packet, .. } => {
-                    self.tell(job, News::Collective { word, packet }).await;
+                    self.tell(job, News::Collective { word, packet });
                 }
                 Event::Report { report, .. } => self.note(report, false).await,
                 Event::Log { child, packet } => {
@@ -558,17 +565,17 @@ impl Root {
                 self.bring_up(vec![NodeSpec { node, parent: 0, host }]);
             }
             Report::Lost { node, error } => self.lose(node, error).await,
-            Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)).await,
-            Report::Failed { job, node, error } => self.tell(job, News::Failed { node, error }).await,
+            Report::Exited { job, ranks } => self.tell(job, News::Exited(ranks)),
+            Report::Failed { job, node, error } => self.tell(job, News::Failed { node, error }),
             Report::Done { job, part, node, warnings, received, facts } => {
-                self.tell(job, News::Done { part, node, warnings, received, facts }).await;
+                self.tell(job, News::Done { part, node, warnings, received, facts });
             }
-            Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }).await,
-            Report::Loaded { job, node } => self.tell(job, News::Loaded { node }).await,
-            Report::Open { job, node } => self.tell(job, News::Open { node }).await,
-            Report::Lent { job, node, addresses } => self.tell(job, News::Lent { node, addresses }).await,
-            Report::Unlent { job, node, error } => self.tell(job, News::Unlent { node, error }).await,
-            Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)).await,
+            Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }),
+            Report::Loaded { job, node } => self.tell(job, News::Loaded { node }),
+            Report::Open { job, node } => self.tell(job, News::Open { node }),
+            Report::Lent { job, node, addresses } => self.tell(job, News::Lent { node, addresses }),
+            Report::Unlent { job, node, error } => self.tell(job, News::Unlent { node, error }),
+            Report::Pids { job, ranks } => self.tell(job, News::Pids(ranks)),
             Report::Facts { node, facts } => {
                 self.facts.borrow_mut().insert(node, (Instant::now(), facts));
             }
@@ -602,15 +609,14 @@ impl Root {
         self.nodes.borrow_mut().insert(node, State::Gone { error: error.clone() });
         let jobs: Vec<JobId> = self.jobs.borrow().keys().copied().collect();
         for job in jobs {
-            self.tell(job, News::Lost { node, error: error.clone() }).await;
+            self.tell(job, News::Lost { node, error: error.clone() });
         }
         let _ = self.changed.0.try_send(());
     }
 
-    async fn tell(&self, job: JobId, news: News) {
-        let inbox = self.jobs.borrow().get(&job).map(|(inbox, _)| inbox.clone());
-        if let Some(inbox) = inbox {
-            let _ = inbox.send(news).await;
+    fn tell(&self, job: JobId, news: News) {
+        if let Some((inbox, _)) = self.jobs.borrow().get(&job) {
+            let _ = inbox.try_send(news);
         }
     }
 }

@@ -2,47 +2,43 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_channel::Receiver;
 use nix::sys::signal::Signal;
+use smol::Timer;
 use smol::future::FutureExt;
-use smol::io::{AsyncReadExt, AsyncWriteExt};
-use smol::{Timer, Unblock};
 
 use super::blocks::Blocks;
 use super::card::{Card, Endings};
 use super::console::{Console, ends};
 use super::exit::{End, Ends};
 use super::hostlist::Host;
+use super::input::Input;
 use super::keeper::KILLED;
 use super::lending::Lending;
 use super::loading::Needs;
-use super::mpi::Mpi;
-use super::output::{Output, PROMPT_DELAY, Style};
 use super::placement::Placement;
-use super::rendezvous::{self, Aborted, Ask, Rendezvous};
+use super::presenter::Presenter;
+use super::rendezvous::{self, Aborted, Ask, Front, Rendezvous};
 use super::root::{News, Root, Told};
+use super::window::{self, Windows};
 use crate::error::EXIT_FAILED;
 use crate::loader::catalog::as_path;
 use crate::net::auth::nonce;
 use crate::net::wire::borrow::Borrow;
-use crate::net::wire::control::{Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Stream, Target};
+use crate::net::wire::control::{Aid, Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Target};
 use crate::net::wire::session::{Block, JobSpec};
 use crate::sys::{mpir, process};
-use crate::{Error, Result, error::Context};
+use crate::{Error, Result};
 
 /// SIGTERM comes this long before SIGKILL when a rank's failure ends the others.
 const FAILED_GRACE: Duration = Duration::from_millis(500);
 /// The same when the user ends the job or its time is over.
 const STOPPED_GRACE: Duration = Duration::from_secs(2);
-
-/// Bytes of output that wait for our own streams before the ranks have to.
-const BACKLOG: usize = 1 << 20;
 
 /// How a job went.
 #[derive(Debug)]
@@ -96,6 +92,7 @@ struct Running<'a> {
     aborted: Option<u8>,
     ends: Ends,
     output: Presenter,
+    windows: Windows,
     errors: Vec<String>,
     /// What failed on nodes: the same on many is said once.
     failures: Told,
@@ -119,16 +116,19 @@ struct Running<'a> {
 pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, console: &Console) -> Result<Outcome> {
     let up: Vec<_> = root.up().into_iter().filter(|(_, at)| *at < hosts.len()).collect();
     let up_hosts: Vec<Host> = up.iter().map(|(_, at)| hosts[*at].clone()).collect();
-    let Blocks { placement, parts } = Blocks::new(&up_hosts, &job.blocks)?;
+    let Blocks { placement, parts } = Blocks::new(&up_hosts, hosts, &job.blocks)?;
     let placement = Arc::new(placement);
     for (part, mpi) in &needs.mpi {
         mpi.check(as_path(&job.blocks[*part as usize].program), placement.ranks())?;
     }
-    if job.files.is_some() && placement.shares.len() > 1 {
-        let error = Error::usage("use --async-io", "that is built for jobs on one host so far");
-        return Err(error.remedy("name one host"));
-    }
     let nodes = nodes_of(&placement, &up, hosts);
+    // Whatever can fail comes before the job exists.
+    let interrupted = async {
+        let signal = console.ended_by().await;
+        Err(Error::new("use the output directory", format!("ended by {}", signal.as_str())))
+    };
+    let output = Presenter::new(job, &placement, console).or(interrupted).await?;
+    let front = console.front.take().map(Front::new).transpose()?;
     let main = &job.blocks[0];
     let card = Rc::new(Card {
         program: main.argv.first().map_or_else(String::new, |word| String::from_utf8_lossy(word).into_owned()),
@@ -144,7 +144,6 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let (id, news) = root.new_job(Rc::clone(&card));
     let places = places(&placement, &nodes, job.binding);
     let held = mpir::is_debugged();
-    let front = console.front.take();
     let wiring = rendezvous::wiring(&placement, &nodes, root.is_local(), front.is_some());
     let mut memory = job.memory.clone();
     let lending = match &mut memory {
@@ -158,6 +157,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         argv: block.argv.clone(),
         env: block.env.clone(),
         cwd: block.cwd.clone(),
+        cwd_named: block.cwd_named,
         size: placement.ranks(),
         places: places.iter().zip(&parts).filter(|(_, of)| **of == part).map(|(place, _)| place.clone()).collect(),
         load: needs.load,
@@ -173,8 +173,13 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         guests: false,
         hold: held,
         wiring: wiring.clone(),
-        // Whatever it starts or loads later may be linked with Open MPI.
-        client: placement.ranks() > 1 && !needs.mpi.contains(&(part, Mpi::Pmi1)),
+        window: window::of(placement.shares.len()),
+        aid: match needs.mpi.iter().find(|(of, _)| *of == part) {
+            _ if placement.ranks() == 1 => Aid::None,
+            Some((_, mpi)) => mpi.aid(),
+            // Whatever it starts or loads later may be linked with Open MPI.
+            None => Aid::Client,
+        },
         mpi: placement.ranks() > 1 && needs.mpi.iter().any(|(of, _)| *of == part),
     };
     let launches: Vec<Launch> = (0..).zip(&job.blocks).map(launch).collect();
@@ -184,11 +189,12 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         job: id,
         busy: nodes.iter().copied().zip(parts.iter().copied()).collect(),
         parts,
-        rendezvous: Rendezvous::new(root, id, &placement, &nodes, front)?,
+        rendezvous: Rendezvous::new(root, id, &placement, &nodes, front),
         aborted: None,
         nodes,
         ends: Ends::new(placement.ranks(), job.keep_going),
-        output: Presenter::new(job, &placement, console)?,
+        output,
+        windows: Windows::new(placement.shares.len()),
         placement,
         errors: Vec::new(),
         failures: Told::new(),
@@ -216,8 +222,8 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         running.fail("the session was stopped".to_owned());
     }
     root.forget(id);
-    console.clear();
-    running.show_rest().await?;
+    console.clear().await;
+    running.show_rest().await;
     let ended = running.last_exit.unwrap_or_else(Instant::now);
     let loaded = running.last_loaded.unwrap_or(started);
     for error in &running.errors {
@@ -269,6 +275,12 @@ impl Running<'_> {
         let timeout = limit.map(|limit| Instant::now() + limit);
         let mut timed_out = false;
         let mut input = Input::new(job.stdin, self.console);
+        // While the job was prepared nobody heard of the loss of its hosts.
+        for node in BTreeSet::from_iter(self.nodes.clone()) {
+            if let Some(error) = self.root.why_gone(node) {
+                self.handle(News::Lost { node, error }, &mut input).await;
+            }
+        }
         while !self.busy.is_empty() {
             let wake = [self.give_up, timeout.filter(|_| !timed_out), self.output.wake(), self.rendezvous.wake()]
                 .into_iter()
@@ -279,8 +291,11 @@ impl Running<'_> {
                 Next::News(news) => self.handle(news, &mut input).await,
                 Next::Asked(ask) => self.rendezvous.handle_ask(ask).await,
                 Next::Signal(signal) => self.signalled(signal).await,
-                Next::Input(bytes) => {
-                    let bytes = bytes.unwrap_or_default();
+                Next::Input(Err(error)) => {
+                    self.fail(Error::new("read standard input", error).to_string());
+                    self.end(FAILED_GRACE).await;
+                }
+                Next::Input(Ok(bytes)) => {
                     let mut readers = self.readers(job.stdin);
                     input.sent(&bytes, &readers);
                     readers.dedup();
@@ -298,6 +313,13 @@ impl Running<'_> {
             }
             let now = Instant::now();
             self.output.tick(now);
+            // Ranks that write faster than our own output is read have to wait.
+            while !self.output.is_full()
+                && let Some((share, bytes)) = self.windows.poll_grant()
+            {
+                let (to, part) = (Target::Node(self.nodes[share]), self.parts[share]);
+                self.root.order(to, Order::Taken { job: self.job, part, bytes }, Vec::new()).await;
+            }
             self.rendezvous.handle_timeout().await;
             if timeout.is_some_and(|t| now >= t) && !timed_out {
                 timed_out = true;
@@ -317,14 +339,7 @@ impl Running<'_> {
     }
 
     async fn next(&mut self, news: &Receiver<News>, input: &mut Input, wake: Option<Instant>) -> Result<Next> {
-        // Ranks that write faster than our own output is read have to wait; but the end of the job does not wait for a reader.
-        let full = self.give_up.is_none() && self.output.is_full();
-        let hear = async {
-            if full {
-                smol::future::pending::<()>().await;
-            }
-            Ok(news.recv().await.map_or(Next::Closed, Next::News))
-        };
+        let hear = async { Ok(news.recv().await.map_or(Next::Closed, Next::News)) };
         let show = async {
             self.output.write().await?;
             Ok(Next::Written)
@@ -350,25 +365,25 @@ impl Running<'_> {
     }
 
     /// Writes what is left; a reader that does not read holds up only as long as nobody wants an end.
-    async fn show_rest(&mut self) -> Result<()> {
-        let (ended, console) = (self.failed, self.console);
-        let finish = self.output.finish();
-        let stop = async {
-            if ended {
-                Timer::after(STOPPED_GRACE).await;
-            } else {
-                console.ended_by().await;
-            }
-            Ok(())
-        };
-        finish.or(stop).await
+    async fn show_rest(&mut self) {
+        if self.failed {
+            self.console.hurry();
+        }
+        let (console, mut shown) = (self.console, Ok(()));
+        console.patiently(async { shown = self.output.finish().await }).await;
+        if let Err(error) = shown {
+            self.fail(error.to_string());
+        }
     }
 
     async fn handle(&mut self, news: News, input: &mut Input) {
         match news {
             News::Output { rank, stream, packet } => {
-                self.console.clear();
+                self.console.clear().await;
                 self.output.bytes(rank, stream, &packet.body);
+                if let Some(place) = self.placement.place(rank) {
+                    self.windows.handle_output(place.host, packet.body.len());
+                }
             }
             News::Exited(exits) => {
                 self.last_exit = Some(Instant::now());
@@ -522,6 +537,7 @@ impl Running<'_> {
 
     fn fail(&mut self, error: String) {
         self.failed = true;
+        self.console.hurry();
         if !self.errors.contains(&error) {
             self.errors.push(error);
         }
@@ -546,155 +562,5 @@ impl Running<'_> {
             StdinTo::None => &[],
         };
         self.busy.iter().map(|(node, _)| *node).filter(|node| nodes.contains(node)).collect()
-    }
-}
-
-/// Standard input on its way to the ranks: one block at a time, the next when every reader took the last.
-struct Input {
-    from: Option<Unblock<File>>,
-    /// A node stands here for each program of the job that it has.
-    waiting: Vec<NodeId>,
-}
-
-impl Input {
-    fn new(to: StdinTo, console: &Console) -> Input {
-        let from = console.stdin.as_ref().filter(|_| to != StdinTo::None).and_then(|stdin| stdin.try_clone().ok());
-        Input { from: from.map(|stdin| Unblock::with_capacity(64 << 10, stdin)), waiting: Vec::new() }
-    }
-
-    /// The next block; empty at the end. Safe to cancel: what was read stays in the buffer of `from`.
-    async fn read(&mut self) -> io::Result<Vec<u8>> {
-        let Some(from) = self.from.as_mut().filter(|_| self.waiting.is_empty()) else {
-            return smol::future::pending().await;
-        };
-        let mut bytes = vec![0; 64 << 10];
-        let got = from.read(&mut bytes).await?;
-        bytes.truncate(got);
-        Ok(bytes)
-    }
-
-    fn sent(&mut self, bytes: &[u8], readers: &[NodeId]) {
-        if bytes.is_empty() || readers.is_empty() {
-            self.from = None;
-        } else {
-            self.waiting.extend(readers);
-        }
-    }
-
-    fn taken(&mut self, node: NodeId) {
-        if let Some(at) = self.waiting.iter().position(|waiting| *waiting == node) {
-            self.waiting.swap_remove(at);
-        }
-    }
-
-    fn lost(&mut self, node: NodeId) {
-        self.waiting.retain(|waiting| *waiting != node);
-    }
-}
-
-/// Shows what ranks write: on our own streams, or in a file for each.
-struct Presenter {
-    output: Output,
-    out: Unblock<File>,
-    err: Unblock<File>,
-    /// Written, but perhaps only to the thread that writes to the stream.
-    unflushed: bool,
-    /// Nobody reads one of our streams any more.
-    closed: bool,
-    files: Option<super::output_files::OutputFiles>,
-}
-
-impl Presenter {
-    fn new(job: &JobSpec, placement: &Arc<Placement>, console: &Console) -> Result<Presenter> {
-        const GATHERED: usize = 256 << 20;
-        let copy = |file: &File| file.try_clone().op("use the standard streams");
-        let (out, err) = (copy(&console.stdout)?, copy(&console.stderr)?);
-        let style = match job {
-            JobSpec { gather: true, .. } => Style::Gathered { memory: GATHERED },
-            JobSpec { label: true, .. } => Style::Labelled,
-            _ => Style::Plain { prompt: out.is_terminal().then_some(PROMPT_DELAY) },
-        };
-        let same = out.is_terminal() && err.is_terminal();
-        let files = match &job.output {
-            Some(directory) => {
-                let directory = as_path(directory);
-                Some(super::output_files::OutputFiles::create(directory, placement.ranks())?)
-            }
-            None => None,
-        };
-        let output = Output::new(style, Arc::clone(placement), same);
-        Ok(Presenter { output, out: Unblock::new(out), err: Unblock::new(err), unflushed: false, closed: false, files })
-    }
-
-    fn bytes(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
-        match &mut self.files {
-            Some(files) => files.write(rank, stream, bytes),
-            None => self.output.handle_bytes(rank, stream, bytes, Instant::now()),
-        }
-    }
-
-    fn wake(&self) -> Option<Instant> {
-        self.output.poll_timeout()
-    }
-
-    fn tick(&mut self, now: Instant) {
-        self.output.handle_timeout(now);
-    }
-
-    fn is_full(&self) -> bool {
-        self.output.backlog() > BACKLOG
-    }
-
-    /// Writes what there is to show; waits for ever when there is nothing. Safe to cancel.
-    async fn write(&mut self) -> Result<()> {
-        if self.output.backlog() == 0 && !self.unflushed {
-            return smol::future::pending().await;
-        }
-        self.write_all().await
-    }
-
-    async fn write_all(&mut self) -> Result<()> {
-        loop {
-            let (out, err) = (self.output.poll_output(Stream::Out), self.output.poll_output(Stream::Err));
-            if !out.is_empty() && !self.closed {
-                self.unflushed = true;
-                match self.out.write(out).await {
-                    // The thread that writes has met its failure, which was told once.
-                    Ok(0) => self.closed = true,
-                    Ok(count) => self.output.consume(Stream::Out, count),
-                    Err(error) => self.broken(error)?,
-                }
-            } else if !out.is_empty() {
-                let all = out.len();
-                self.output.consume(Stream::Out, all);
-            } else if !err.is_empty() {
-                self.unflushed = true;
-                // Nobody can be told that standard error does not take it.
-                let count = self.err.write(err).await.unwrap_or(0);
-                self.closed |= count == 0;
-                let count = if count == 0 { err.len() } else { count };
-                self.output.consume(Stream::Err, count);
-            } else if self.unflushed {
-                if let Err(error) = self.out.flush().await {
-                    self.broken(error)?;
-                }
-                let _ = self.err.flush().await;
-                self.unflushed = false;
-            } else {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Who reads our output may leave before it ends, as `head` does; any other failure to write is an error.
-    fn broken(&mut self, error: io::Error) -> Result<()> {
-        self.closed = true;
-        if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error).op("write standard output") }
-    }
-
-    async fn finish(&mut self) -> Result<()> {
-        self.output.handle_finish();
-        self.write_all().await?;
-        self.files.take().map_or(Ok(()), super::output_files::OutputFiles::finish)
     }
 }

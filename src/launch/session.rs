@@ -1,7 +1,7 @@
 //! A session: nodes that are up, their log and stores, and the jobs that run on them, one or many.
 
 use std::fs;
-use std::io::Write;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -26,6 +26,7 @@ use super::run::{self, Outcome};
 use super::stats::{Phases, Stats};
 use super::status::Subject;
 use super::timeline::{self, Moment};
+use crate::error::EXIT_FAILED;
 use crate::loader::capture;
 use crate::loader::catalog::as_path;
 use crate::loader::closure::{self, Environment};
@@ -126,7 +127,7 @@ impl Session {
             let signal = console.ended_by().await;
             Error::new("start the agents", format!("ended by {}", signal.as_str()))
         };
-        let root = Root::start(Rc::clone(tasks), setup, show, interrupted).await?;
+        let root = Root::start(Rc::clone(tasks), setup, console, show, interrupted).await?;
         let Reading { source, found } = reading;
         let (laid, log) = bounded(1);
         let lay = {
@@ -235,35 +236,49 @@ impl Session {
         }
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = self.source.counters.read();
-        let progress = outcome.card.progress.borrow();
         let phases = Phases { resolve, load: outcome.loading, run: outcome.ran, cleanup: outcome.cleanup, ..phases };
-        let stats = Stats {
-            hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
-            ranks: outcome.card.ranks,
-            phases,
-            files: now.files - before.files,
-            bytes_read: now.bytes - before.bytes,
-            bytes_sent: outcome.received.0,
-            bytes_pulled: outcome.received.1,
-            cache_hits: now.hits - before.hits,
-            misses: now.misses - before.misses,
-            operations_done: now.operations - before.operations,
-            operations_avoided: progress.avoided,
-            original: progress.passed,
-            paths: self.source.touched().since(&touched),
-            originals: progress.originals.clone(),
-            spreads: timeline::spreads(&progress.lines),
-            clock_error: progress.lines.iter().map(|line| line.error).max().unwrap_or(0) as f64 / 1e6,
-            paging: progress.paging.clone().map(|paging| (paging, outcome.card.lenders.clone())),
-            exit_code: outcome.code,
-            failures: outcome.ends.to_json(&outcome.placement),
-            limits: outcome.limits.clone(),
+        let stats = {
+            let progress = outcome.card.progress.borrow();
+            Stats {
+                hosts: u32::try_from(outcome.placement.shares.len()).unwrap_or(u32::MAX),
+                ranks: outcome.card.ranks,
+                phases,
+                files: now.files - before.files,
+                bytes_read: now.bytes - before.bytes,
+                bytes_sent: outcome.received.0,
+                bytes_pulled: outcome.received.1,
+                cache_hits: now.hits - before.hits,
+                misses: now.misses - before.misses,
+                operations_done: now.operations - before.operations,
+                operations_avoided: progress.avoided,
+                original: progress.passed,
+                paths: self.source.touched().since(&touched),
+                originals: progress.originals.clone(),
+                spreads: timeline::spreads(&progress.lines),
+                clock_error: progress.lines.iter().map(|line| line.error).max().unwrap_or(0) as f64 / 1e6,
+                writing: progress.writing.clone(),
+                paging: progress.paging.clone().map(|paging| (paging, outcome.card.lenders.clone())),
+                exit_code: outcome.code,
+                failures: outcome.ends.to_json(&outcome.placement),
+                limits: outcome.limits.clone(),
+            }
         };
-        show(job, &outcome, &stats, console)?;
-        if let Some(path) = &job.report {
-            draw(as_path(path), entered, &stats, &outcome.card)?;
+        show(job, &outcome, &stats, console);
+        let mut code = outcome.code;
+        for (operation, path, text) in papers(job, entered, &stats, &outcome.card) {
+            let at = path.clone();
+            let written = smol::unblock(move || fs::write(&at, text));
+            let interrupted = async {
+                let signal = console.ended_by().await;
+                Err(io::Error::new(io::ErrorKind::Interrupted, format!("ended by {}", signal.as_str())))
+            };
+            if let Err(error) = written.or(interrupted).await.op_on(operation, path) {
+                console.say(error);
+                // What the ranks did is more than that.
+                code = if code == 0 { EXIT_FAILED } else { code };
+            }
         }
-        Ok(outcome.code)
+        Ok(code)
     }
 
     /// The hosts that are up.
@@ -353,23 +368,27 @@ pub fn may_share(job: &JobSpec) -> bool {
     job.view != View::None && (!job.prefixes.is_empty() || job.blocks.iter().any(of))
 }
 
-fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) -> Result<()> {
-    let _ = write!(&console.stderr, "{}", outcome.ends.table(&outcome.placement));
+fn show(job: &JobSpec, outcome: &Outcome, stats: &Stats, console: &Console) {
+    console.print(outcome.ends.table(&outcome.placement));
     let worth_it = stats.hosts > 1 || stats.ranks > 1 || stats.files > 0;
     if !job.quiet && (worth_it || job.verbose) {
-        let _ = write!(&console.stderr, "{}", stats.summary());
-    }
-    match &job.stats {
-        Some(path) => {
-            let path = as_path(path);
-            fs::write(path, format!("{:#}\n", stats.to_json())).op_on("write the statistics", path)
-        }
-        None => Ok(()),
+        console.print(stats.summary());
     }
 }
 
-/// Writes the `--report`. `entered`: when the session was asked for the job.
-fn draw(path: &Path, entered: Moment, stats: &Stats, card: &Card) -> Result<()> {
+/// What is to be written of a job: as what, where to, and the text. `entered`: when the session was asked for it.
+fn papers(job: &JobSpec, entered: Moment, stats: &Stats, card: &Card) -> Vec<(&'static str, PathBuf, String)> {
+    let path = |path: &Option<Vec<u8>>| path.as_deref().map(|path| as_path(path).to_owned());
+    let statistics = path(&job.stats).map(|at| ("write the statistics", at, format!("{:#}\n", stats.to_json())));
+    let drawn = path(&job.report).map(|at| {
+        let text = draw(&at, entered, stats, card);
+        ("write the report", at, text)
+    });
+    statistics.into_iter().chain(drawn).collect()
+}
+
+/// The `--report`.
+fn draw(path: &Path, entered: Moment, stats: &Stats, card: &Card) -> String {
     let micros = |time: Duration| Moment::try_from(time.as_micros()).unwrap_or(Moment::MAX / 4);
     let Phases { start_agents, load, run, cleanup, .. } = stats.phases;
     let mut front_end = Vec::new();
@@ -391,5 +410,5 @@ fn draw(path: &Path, entered: Moment, stats: &Stats, card: &Card) -> Result<()> 
         originals: &super::stats::paths_json(&stats.originals),
     };
     let html = path.extension().is_some_and(|e| e == "html");
-    fs::write(path, if html { report::html(&report) } else { report::svg(&report) }).op_on("write the report", path)
+    if html { report::html(&report) } else { report::svg(&report) }
 }

@@ -63,7 +63,7 @@ impl Step {
             // All of the allocation's memory and processors on each node: the ranks are the agents' descendants.
             .args(["--mem=0", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0"])
             .args(["--input=none", "--quiet", "--job-name=hpcrt"])
-            .arg(format!("--bcast={COPY}{}", &blake3::hash(&auth::nonce()).to_hex()[..16]))
+            .arg(format!("--bcast={COPY}{}", auth::random_name(16)))
             .arg(binary()?)
             .args(["serve".as_ref(), "--join".as_ref(), invitation.as_os_str()])
             .stdin(Stdio::null())

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::placement::plural;
 use super::timeline::Spread;
 use crate::loader::tally::{Cost, Tally, Why};
-use crate::net::wire::facts::{Paging, Part};
+use crate::net::wire::facts::{Paging, Part, Writing};
 use crate::sys::counts::kind;
 use crate::sys::page::PAGE;
 use crate::sys::places::PLACES;
@@ -85,6 +85,8 @@ pub struct Stats {
     pub clock_error: f64,
     /// Of programs that used memory of other nodes, and the names of its servers.
     pub paging: Option<(Paging, Vec<String>)>,
+    /// Of programs that wrote asynchronously.
+    pub writing: Option<Writing>,
     /// The code hpcrt exits with.
     pub exit_code: u8,
     /// [`super::exit::Ends::to_json`].
@@ -124,6 +126,7 @@ impl Stats {
             "phases": self.spreads.iter().map(Spread::to_json).collect::<Vec<_>>(),
             "clock_error": self.clock_error,
             "memory": self.paging.as_ref().map(|(paging, lenders)| memory_json(paging, lenders)),
+            "async_io": self.writing.as_ref().map(writing_json),
             "exit_code": self.exit_code,
             "failures": self.failures,
             "limits": self.limits.iter().map(|(hosts, what)| json!({ "hosts": hosts, "what": what })).collect::<Vec<_>>(),
@@ -174,6 +177,16 @@ pub fn paths_json(paths: &Tally) -> Value {
         shown
     };
     paths.top(SHOWN).into_iter().map(path).collect()
+}
+
+fn writing_json(writing: &Writing) -> Value {
+    let lost = |(path, error): &(String, String)| json!({ "path": path, "error": error });
+    json!({
+        "writes": writing.writes,
+        "bytes": writing.bytes,
+        "pieces": writing.pieces,
+        "lost": writing.lost.iter().map(lost).collect::<Vec<_>>(),
+    })
 }
 
 /// What the pagers of a job counted; `lenders`: names of the servers.
@@ -264,6 +277,7 @@ mod tests {
             }],
             clock_error: 0.001,
             paging: Some((paging, vec!["m".to_owned()])),
+            writing: Some(Writing { lost: vec![(String::new(), String::new())], ..Writing::default() }),
             exit_code: 3,
             failures: ends.to_json(&placement),
             limits: vec![("n1".to_owned(), "no".to_owned())],

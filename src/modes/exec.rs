@@ -14,6 +14,7 @@ use crate::launch;
 use crate::launch::blocks::Blocks;
 use crate::launch::console::{Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
+use crate::launch::guest::Own;
 use crate::launch::hosting::Ranks;
 use crate::launch::hostlist::Host;
 use crate::launch::outer::Outer;
@@ -23,6 +24,7 @@ use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::start_tree::StartCost;
 use crate::launch::stats::Phases;
 use crate::launch::status::Subject;
+use crate::loader::catalog::as_path;
 use crate::net::wire::control::{AgentKind, View};
 use crate::net::wire::session::JobSpec;
 use crate::sys::process;
@@ -35,7 +37,7 @@ use crate::{Error, Result};
 pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     let begun = Instant::now();
     // Before anything is opened.
-    let mut front = job::front(flags.front)?;
+    let front = job::front(flags.front)?;
     let named = flags.hosts.is_some() || flags.hostfile.is_some() || flags.agent.is_some();
     if !flags.dry_run
         && let Some(outer) = Outer::find()?
@@ -70,11 +72,13 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     for block in spec.blocks.iter_mut().filter(|block| alone && block.per_host.is_none()) {
         block.ranks.get_or_insert(1);
     }
-    let Blocks { placement, .. } = Blocks::new(&hosts[..hosts.len() - lenders], &spec.blocks)?;
+    let ours = &hosts[..hosts.len() - lenders];
+    let Blocks { placement, .. } = Blocks::new(ours, ours, &spec.blocks)?;
     if flags.dry_run {
         let _ = write!(io::stdout(), "{}{}", placement.render(), tree(&hosts, &job::start_cost(flags.fan_out)?));
         return Ok(0);
     }
+    job::make_papers(&spec)?;
     if !flags.quiet {
         placement.notes.iter().for_each(say);
     }
@@ -91,11 +95,9 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     let porter = Porter::start();
     let tasks = Rc::new(LocalExecutor::new());
     smol::block_on(tasks.run(async {
-        let console = Console::own(&tasks, signals)?;
-        *console.front.borrow_mut() = front.take();
-        let mut phases = Phases { discover: begun.elapsed(), ..Phases::default() };
         let progress = Progress::new(if flags.quiet { When::Never } else { flags.progress });
-        *console.progress.borrow_mut() = Some(progress);
+        let console = Console::own(&tasks, signals, progress, front)?;
+        let mut phases = Phases { discover: begun.elapsed(), ..Phases::default() };
         // The closure is found and read while the agents start, and sent on as soon as they are up.
         let reading = Reading::start(flags.compress, setup.view != View::None, flags.pull)?;
         let resolving = reading.resolve(&tasks, &spec);
@@ -109,7 +111,7 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
             session.stop().await;
             code
         };
-        match porter.and_then(|porter| Door::open(&subject.id, porter)) {
+        let ended = match porter.and_then(|porter| Door::open(&subject.id, porter)) {
             Ok(door) => {
                 let (subject, spawner) = (Rc::clone(&subject), Rc::clone(&tasks));
                 let answering = tasks.spawn(async move { subject.answer_at(door, &spawner).await });
@@ -123,7 +125,8 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
                 }
                 job.await
             }
-        }
+        };
+        Ok(console.conclude(ended).await)
     }))
 }
 
@@ -132,9 +135,20 @@ fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
     let signals = catch_signals()?;
     let part = Part { flags: PartFlags::default(), words: program.to_vec() };
     let spec = job::spec!(flags, &[part], &AgentKind::Launched)?;
+    if let Some(flag) = job::for_agents(&spec) {
+        let cause = "the ranks, their hosts and their end are another launcher's";
+        return Err(Error::usage("use it", cause).on(flag).remedy("have hpcrt start them"));
+    }
+    let block = &spec.blocks[0];
+    let own = Own {
+        words: program.to_vec(),
+        path: as_path(&block.program).to_owned(),
+        cwd: flags.cwd.is_some().then(|| as_path(&block.cwd).to_owned()),
+        env: job::variables(&flags.env)?,
+    };
     let shown = may_share(&spec);
     let quiet = flags.quiet || outer.rank > 0;
-    launch::joined::run(outer, program, shown, signals, |party| {
+    launch::joined::run(outer, &own, shown, signals, |party| {
         let begun = Instant::now();
         let signals = catch_signals()?;
         process::raise_nofile();
@@ -143,17 +157,20 @@ fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
             let hosts: Vec<Host> = party.hosts.iter().map(Host::named).collect();
             let mut setup = job::setup!(flags, &hosts, AgentKind::Launched);
             setup.meeting = Some(party.meeting);
-            let console = Console::own(&tasks, signals)?;
+            let console = Console::own(&tasks, signals, Progress::new(When::Never), None)?;
             let reading = Reading::start(flags.compress, true, flags.pull)?;
             let resolving = reading.resolve(&tasks, &spec);
             let name = program[0].to_string_lossy().into_owned();
             let subject = Subject::new(door::job_name(), Some(name), begun, hosts.len(), reading.source());
-            let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
-            let phases = Phases { start_agents: session.started, ..Phases::default() };
-            let spec = JobSpec { quiet, ..spec };
-            let code = session.run(&spec, resolving, phases, &console, Ranks::Coming(&party.counts)).await;
-            session.stop().await;
-            code
+            let job = async {
+                let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
+                let phases = Phases { start_agents: session.started, ..Phases::default() };
+                let spec = JobSpec { quiet, ..spec };
+                let code = session.run(&spec, resolving, phases, &console, Ranks::Coming(&party.counts)).await;
+                session.stop().await;
+                code
+            };
+            Ok(console.conclude(job.await).await)
         }))
     })
 }

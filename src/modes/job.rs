@@ -6,7 +6,7 @@ use std::fs;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::cli::Part;
@@ -16,6 +16,7 @@ use crate::launch::donors::{self, Donor};
 use crate::launch::foreign::Foreign;
 use crate::launch::hostlist::Host;
 use crate::launch::start_tree::StartCost;
+use crate::loader::catalog::as_path;
 use crate::net::auth::SessionKey;
 use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::control::{AgentKind, View};
@@ -95,6 +96,16 @@ pub(super) fn start_cost(fan_out: u32) -> Result<StartCost> {
     }
 }
 
+/// The value of `--min-hosts`, of so many that are named.
+pub(super) fn min_hosts(least: Option<u32>, hosts: usize) -> Result<Option<u32>> {
+    match least {
+        Some(least) if least as usize > hosts => {
+            Err(Error::usage("use --min-hosts", format!("{hosts} are named")).on(least.to_string()))
+        }
+        least => Ok(least),
+    }
+}
+
 /// How a session is set up, from flags of `exec` or `session start`.
 macro_rules! setup {
     ($flags:expr, $hosts:expr, $agent:expr) => {
@@ -104,7 +115,7 @@ macro_rules! setup {
             first_here: false,
             agent: $agent,
             start: $crate::modes::job::start_cost($flags.fan_out)?,
-            min_hosts: $flags.min_hosts,
+            min_hosts: $crate::modes::job::min_hosts($flags.min_hosts, $hosts.len())?,
             view: $flags.view,
             roots: $flags.roots.get(),
             fresh: $flags.fresh,
@@ -126,6 +137,7 @@ macro_rules! spec {
                     &here,
                     $parts,
                     &$flags.env,
+                    $flags.cwd.is_some(),
                     *$agent == $crate::net::wire::control::AgentKind::Local,
                 )?,
                 stdin: $flags.stdin,
@@ -136,7 +148,7 @@ macro_rules! spec {
                 timeout_ms: $flags.timeout.map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX)),
                 keep_going: $flags.keep_going,
                 view: $flags.view,
-                prefixes: $flags.prefix.iter().map(|d| job::bytes(&here.own.join(d))).collect(),
+                prefixes: job::prefixes(&here, &$flags.prefix, $flags.view)?,
                 excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
@@ -173,7 +185,58 @@ pub(super) use not_ours;
 
 /// The descriptor of `--front`; before anything is opened.
 pub(super) fn front(number: Option<u32>) -> Result<Option<OwnedFd>> {
-    number.map(process::inherited).transpose().op("use the descriptor of --front")
+    let Some(number) = number else { return Ok(None) };
+    let refused =
+        |cause: &dyn std::fmt::Display| Error::usage("use the descriptor of --front", cause).on(number.to_string());
+    let front = process::inherited(number).map_err(|error| refused(&error))?;
+    match rustix::net::sockopt::socket_type(&front) {
+        Ok(rustix::net::SocketType::STREAM) => Ok(Some(front)),
+        _ => {
+            // It may be the one that this is said on.
+            std::mem::forget(front);
+            Err(refused(&"it is not a stream socket"))
+        }
+    }
+}
+
+/// The trees of `--prefix`.
+pub(super) fn prefixes(here: &Here, trees: &[PathBuf], view: View) -> Result<Vec<Vec<u8>>> {
+    match trees {
+        [tree, ..] if view == View::None => {
+            Err(Error::usage("use --prefix", "with --view none nothing is captured").on(tree))
+        }
+        trees => Ok(trees.iter().map(|tree| bytes(here.own.join(tree))).collect()),
+    }
+}
+
+/// A flag of what only a job with agents of its own can do, if one is given.
+pub(super) fn for_agents(spec: &JobSpec) -> Option<&'static str> {
+    let given = [
+        ("--memory", spec.memory.is_some()),
+        ("--async-io", spec.files.is_some()),
+        ("--stats", spec.stats.is_some()),
+        ("--report", spec.report.is_some()),
+    ];
+    given.iter().find_map(|(flag, given)| given.then_some(*flag))
+}
+
+/// Makes the files of `--stats` and `--report`, so that it is known before the job whether they can be written; what is there stays so far.
+pub(super) fn make_papers(spec: &JobSpec) -> Result<()> {
+    for (flag, path) in [("write --stats to", &spec.stats), ("write --report to", &spec.report)] {
+        let Some(path) = path.as_deref().map(as_path) else { continue };
+        let mut options = fs::File::options();
+        options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+        match options.open(path) {
+            // A pipe that nobody reads so far.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {}
+            opened => drop(opened.map_err(|error| Error::usage(flag, error).on(path))?),
+        }
+    }
+    Ok(())
 }
 
 /// The launcher that is to start the ranks, if the words are one's; its program takes their place. `not_ours`: a flag that it makes
@@ -196,6 +259,10 @@ pub(super) fn launcher(parts: &mut [Part], view: View, not_ours: Option<&'static
 
 /// Becomes the launcher of a program that lies on no shared file system.
 pub(super) fn alone(launcher: &Foreign, spec: &JobSpec) -> Result<u8> {
+    if let Some(flag) = for_agents(spec) {
+        let cause = "the program lies on no shared file system, so the launcher runs it without hpcrt";
+        return Err(Error::usage("use it", cause).on(flag).remedy("--prefix DIR has a directory captured"));
+    }
     if !spec.quiet {
         let program = launcher.program()[0].display();
         say(format_args!("{program} lies on no shared file system: nothing is taken over"));
@@ -231,7 +298,8 @@ pub(super) fn hosts_of(parts: &[Part], hosts: Option<&str>) -> Option<String> {
 }
 
 /// What is asked of the session of each program. `env`: variables for all.
-pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], local: bool) -> Result<Vec<Block>> {
+/// `cwd`: the directory of all was named.
+pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], cwd: bool, local: bool) -> Result<Vec<Block>> {
     let block = |Part { flags, words }: &Part| {
         Ok(Block {
             ranks: flags.ranks.map(u32::from),
@@ -241,6 +309,7 @@ pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], local: bool) -
             argv: words.iter().map(bytes).collect(),
             env: environment(&[env, &flags.env].concat(), local)?,
             cwd: bytes(flags.cwd.as_ref().map_or_else(|| here.job.clone(), |own| here.job.join(own))),
+            cwd_named: cwd || flags.cwd.is_some(),
         })
     };
     parts.iter().map(block).collect()
@@ -294,22 +363,30 @@ impl Here {
 pub(super) fn environment(set: &[String], here: bool) -> Result<Vec<Vec<u8>>> {
     let passed = |name: &OsStr| here || !NOT_PASSED.iter().any(|n| name == *n);
     let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| passed(name)).collect();
-    for word in set {
+    for (name, value) in variables(set)? {
+        vars.retain(|(n, _)| *n != *name);
+        vars.push((name.into(), value));
+    }
+    let line = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
+    Ok(vars.into_iter().map(line).collect())
+}
+
+/// The variables of `-x`.
+pub(super) fn variables(set: &[String]) -> Result<Vec<(&str, OsString)>> {
+    fn variable(word: &str) -> Result<(&str, OsString)> {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, OsString::from(value)),
             None => match env::var_os(word) {
-                Some(value) => (word.as_str(), value),
+                Some(value) => (word, value),
                 None => return Err(Error::usage("pass on a variable", "it is not set here").on(word)),
             },
         };
         if name.is_empty() {
             return Err(Error::usage("set a variable", "its name is empty").on(word));
         }
-        vars.retain(|(n, _)| n != name);
-        vars.push((name.into(), value));
+        Ok((name, value))
     }
-    let line = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
-    Ok(vars.into_iter().map(line).collect())
+    set.iter().map(|word| variable(word)).collect()
 }
 
 /// The hosts on which the job is to start memory servers.

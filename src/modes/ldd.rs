@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::error::{Context, EXIT_FAILED, Result};
+use crate::loader::capture::is_shared;
 use crate::loader::closure::{Closure, Environment, How, Object, resolve};
 use crate::loader::probe::FileSystem;
 
@@ -60,27 +61,6 @@ impl Totals {
         }
         totals
     }
-}
-
-/// Whether `path` lies on a network or cluster file system; by the numbers of statfs(2), FUSE counting as one.
-fn is_shared(path: &Path) -> bool {
-    const SHARED: &[u32] = &[
-        0x6969,      // NFS
-        0x0bd0_0bd0, // Lustre
-        0x4750_4653, // GPFS
-        0x1983_0326, // BeeGFS
-        0x6573_5546, // FUSE: GlusterFS, CVMFS, SSHFS and others
-        0x00c3_6400, // Ceph
-        0x0102_1997, // 9p
-        0x5346_414f, // AFS
-        0x7461_636f, // OCFS2
-        0x0116_1970, // GFS2
-        0xff53_4d42, // CIFS
-        0xfe53_4d42, // SMB2
-        0xaad7_aaea, // PanFS
-        0x2003_0528, // OrangeFS
-    ];
-    rustix::fs::statfs(path).is_ok_and(|stat| SHARED.contains(&(stat.f_type as u32)))
 }
 
 fn as_text(closure: &Closure, totals: &Totals) -> String {

@@ -6,19 +6,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
+use nix::unistd::{Pid, getpid};
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
 use super::job::{self, Where};
 use crate::cli::{Part, SessionRun, SessionStart};
-use crate::error::EXIT_FAILED;
+use crate::error::{EXIT_FAILED, say};
 use crate::launch::console::{self, Console, catch_signals};
 use crate::launch::door::{self, Door, Porter};
 use crate::launch::fold::fold;
 use crate::launch::foreign::Foreign;
 use crate::launch::guest;
+use crate::launch::keeper;
 use crate::launch::launcher;
 use crate::launch::progress::Progress;
 use crate::launch::resident;
@@ -33,6 +35,10 @@ use crate::{Error, Result, error::Context};
 
 /// A session ends within this time when it is told to.
 const STOP: Duration = Duration::from_secs(15);
+/// One that is asked about itself answers within this time.
+const ANSWER: Duration = Duration::from_secs(5);
+/// The names of its hosts are at most this long.
+const HOSTS_MAX: u64 = 64 << 20;
 
 /// Brings a session up in the background and prints its name.
 pub(super) fn start(flags: &SessionStart) -> Result<u8> {
@@ -42,64 +48,89 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
         job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), Vec::new())?;
     let setup = job::setup!(flags, &hosts, agent);
     let name = door::session_name();
+    // It is not for the session's processes to hold the caller's locks and pipes.
+    process::close_inherited().op("close what was inherited")?;
+    let parent = getpid();
     // Before there are threads, and before the pipe, whose end it would keep open.
     let porter = Porter::start()?;
-    let (mut ready, tell_ready) =
+    let (ready, tell_ready) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map(|(r, w)| (File::from(r), w)).op("make a pipe")?;
-    if process::fork().op("go into the background")?.is_some() {
+    if let Some(resident) = process::fork().op("go into the background")? {
         // The resident process's.
         std::mem::forget(porter);
         drop(tell_ready);
-        let mut word = Vec::new();
-        ready.read_to_end(&mut word).op("wait for the session")?;
         // Without a word it failed, and said why.
-        if word.is_empty() {
+        if !hear_ready(ready, &signals, resident).op("wait for the session")? {
             return Ok(EXIT_FAILED);
         }
         let _ = writeln!(io::stdout(), "{name}");
         return Ok(0);
     }
-    let mut tell_ready = Some(File::from(tell_ready));
+    let mut tell_ready = File::from(tell_ready);
     drop(ready);
     let _ = rustix::process::setsid();
+    // Until it is ready nobody knows of it but its command.
+    if !process::end_with(Some(parent)) {
+        process::leave(EXIT_FAILED.into());
+    }
     process::raise_nofile();
     process::keep_freed_memory();
     let tasks = Rc::new(LocalExecutor::new());
-    let served = smol::block_on(tasks.run(async {
-        let mut console = Console::own(&tasks, signals)?;
-        *console.progress.borrow_mut() = Some(Progress::new(flags.progress));
-        let reading = Reading::start(flags.compress, true, flags.pull)?;
+    let code = smol::block_on(tasks.run(async {
+        let console = Console::own(&tasks, signals, Progress::new(flags.progress), None);
+        let prepared = console.and_then(|console| Ok((console, Reading::start(flags.compress, true, flags.pull)?)));
+        let (mut console, reading) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                say(error);
+                return EXIT_FAILED;
+            }
+        };
         let subject = Subject::new(name.clone(), None, begun, hosts.len(), reading.source());
-        let session = Session::start(&tasks, reading, hosts, &setup, &subject, &console).await?;
-        console.clear();
-        let door = match Door::open(&name, porter) {
+        let session = match Session::start(&tasks, reading, hosts, &setup, &subject, &console).await {
+            Ok(session) => session,
+            Err(error) => return console.conclude(Err(error)).await,
+        };
+        let opened = match Door::open(&name, porter) {
+            Ok(door) => console.let_go(&tasks).await.map(|()| door).op("go into the background"),
+            Err(error) => Err(error),
+        };
+        process::end_with(None);
+        let ready = opened.and_then(|door| tell_ready.write_all(b"ready").map(|()| door).op("tell that it is ready"));
+        drop(tell_ready);
+        let door = match ready {
             Ok(door) => door,
             Err(error) => {
                 session.stop().await;
-                return Err(error);
+                return console.conclude(Err(error)).await;
             }
         };
-        detach(&mut console).op("go into the background")?;
-        if let Some(mut ready) = tell_ready.take() {
-            let _ = ready.write_all(b"ready");
-        }
         let signalled = async {
             console.ended_by().await;
         };
         resident::serve(door, &tasks, session, subject, signalled, flags.idle).await;
-        Ok(())
+        0
     }));
-    if let Err(error) = &served {
-        crate::error::say(error);
-    }
-    process::leave(i32::from(served.is_err()))
+    process::leave(code.into())
 }
 
-/// Lets go of the terminal, or of whoever reads what this command writes.
-fn detach(console: &mut Console) -> io::Result<()> {
-    let null = process::let_go_of_streams()?;
-    (console.stdin, console.stdout, console.stderr) = (None, null.try_clone()?, null);
-    Ok(())
+/// Waits for the resident process to be ready or to end, and passes it the signals that ask for an end: whether it is ready.
+fn hear_ready(mut ready: File, signals: &SignalFd, resident: Pid) -> io::Result<bool> {
+    loop {
+        let [told, signalled] = keeper::wait([ready.as_fd(), signals.as_fd()], None)?;
+        while signalled && let Ok(Some(signal)) = signals.read_signal() {
+            match i32::try_from(signal.ssi_signo).map(Signal::try_from) {
+                Ok(Ok(signal)) if console::ends(signal) => drop(kill(resident, signal)),
+                Ok(Ok(Signal::SIGTSTP)) => process::stop_here(),
+                _ => {}
+            }
+        }
+        if told {
+            let mut word = Vec::new();
+            ready.read_to_end(&mut word)?;
+            return Ok(!word.is_empty());
+        }
+    }
 }
 
 /// Runs a job in a session.
@@ -115,6 +146,7 @@ pub(super) fn run(flags: &SessionRun, parts: &[Part]) -> Result<u8> {
         return job::alone(launcher, &spec);
     }
     let session = connect(&flags.session)?;
+    job::make_papers(&spec)?;
     let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().op("hand over the standard streams");
     let mut fds = vec![
         memory_file::write("hpcrt-job", &spec).op("write the request")?,
@@ -216,40 +248,59 @@ fn connect(name: &str) -> Result<Seqpacket> {
     Err(Error::usage("find the session", what).on(name))
 }
 
-/// Shows the sessions.
+/// Shows the sessions; the code is [`EXIT_FAILED`] if one does not answer, which is said.
 pub(super) fn list() -> Result<u8> {
-    for name in door::names()?.into_iter().filter(|name| !name.starts_with([door::JOB, door::MEMORY])) {
-        let Ok(session) = connect(&name) else { continue };
-        resident::ask(&session, &SessionAsk::About, &[])?;
-        if let Some((SessionTell::About { hosts, jobs, stored }, _)) = answer(session)? {
-            let _ = writeln!(
-                io::stdout(),
-                "{name}  {} hosts ({})  {jobs} jobs  {} MiB of files",
-                hosts.len(),
-                fold(&hosts),
-                stored >> 20
-            );
+    let mut code = 0;
+    // All are asked before the first answer is awaited: they share the time.
+    let names = door::names()?.into_iter().filter(|name| !name.starts_with([door::JOB, door::MEMORY]));
+    let asked = names.filter_map(|name| {
+        let session = connect(&name).ok()?;
+        Some((name, resident::ask(&session, &SessionAsk::About, &[]).map(|()| session)))
+    });
+    let (asked, until) = (asked.collect::<Vec<_>>(), Instant::now() + ANSWER);
+    for (name, session) in asked {
+        let told = session.and_then(|session| answer(session, until)).and_then(|told| match told {
+            Some((SessionTell::About { jobs, stored }, fds)) => {
+                let hosts =
+                    fds.into_iter().next().ok_or_else(|| Error::new("hear the session", "it names no hosts"))?;
+                let hosts = memory_file::read_bytes(hosts, HOSTS_MAX).op("read the names of hosts")?;
+                Ok(Some((String::from_utf8_lossy(&hosts).into_owned(), jobs, stored)))
+            }
+            _ => Ok(None),
+        });
+        match told {
+            Ok(Some((hosts, jobs, stored))) => {
+                let hosts: Vec<&str> = hosts.lines().collect();
+                let (count, hosts, stored) = (hosts.len(), fold(&hosts), stored >> 20);
+                let _ = writeln!(io::stdout(), "{name}  {count} hosts ({hosts})  {jobs} jobs  {stored} MiB of files");
+            }
+            // It ended meanwhile.
+            Ok(None) => {}
+            Err(error) => {
+                say(error.on(name));
+                code = EXIT_FAILED;
+            }
         }
     }
-    Ok(0)
+    Ok(code)
 }
 
 /// Ends a session and waits until it is gone.
 pub(super) fn stop(name: &str) -> Result<u8> {
     let session = connect(name)?;
     resident::ask(&session, &SessionAsk::Stop, &[])?;
-    answer(session)?;
+    answer(session, Instant::now() + STOP)?;
     Ok(0)
 }
 
-/// The session's answer, or its end.
-fn answer(session: Seqpacket) -> Result<Option<(SessionTell, Vec<OwnedFd>)>> {
+/// The session's answer by then, or its end.
+fn answer(session: Seqpacket, until: Instant) -> Result<Option<(SessionTell, Vec<OwnedFd>)>> {
     smol::block_on(async {
         let session = Async::new(session).op("hear the session")?;
         let heard = async { session.read_with(Seqpacket::receive_now::<SessionTell>).await.op("hear the session") };
         let late = async {
-            Timer::after(STOP).await;
-            Err(Error::new("hear the session", format!("it did not answer within {} s", STOP.as_secs())))
+            Timer::at(until).await;
+            Err(Error::new("hear the session", "it did not answer in time"))
         };
         heard.or(late).await
     })

@@ -27,6 +27,17 @@ pub fn nonce() -> [u8; 32] {
     bytes
 }
 
+/// So many hexadecimal digits, 64 at most, that nobody can guess.
+pub fn random_name(digits: usize) -> String {
+    blake3::hash(&nonce()).to_hex()[..digits].to_owned()
+}
+
+/// Two words that nobody can guess.
+pub fn random_words() -> [u64; 2] {
+    let bytes = nonce();
+    [0, 8].map(|at| bytes[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte)))
+}
+
 impl SessionKey {
     /// A key nobody else has.
     pub fn random() -> Self {

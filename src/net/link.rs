@@ -80,8 +80,10 @@ impl From<io::Error> for LinkError {
 pub struct Reader {
     io: Box<dyn AsyncRead + Send + Unpin>,
     tags: Option<Tags>,
+    /// Read ahead: `start..end` of the buffer.
     buffer: Vec<u8>,
     start: usize,
+    end: usize,
     /// Bytes read ahead, at most.
     ahead: usize,
     silence: Alarm,
@@ -157,7 +159,7 @@ impl Reader {
 
     async fn read_exact(&mut self, mut to: &mut [u8]) -> Result<(), LinkError> {
         loop {
-            let ready = (self.buffer.len() - self.start).min(to.len());
+            let ready = (self.end - self.start).min(to.len());
             let (now, later) = to.split_at_mut(ready);
             now.copy_from_slice(&self.buffer[self.start..self.start + ready]);
             self.start += ready;
@@ -168,11 +170,11 @@ impl Reader {
             if to.len() >= self.ahead {
                 return Ok(self.io.read_exact(to).await?);
             }
+            // Zeroed once, not with every frame.
             self.buffer.resize(self.ahead, 0);
-            self.start = 0;
-            let got = self.io.read(&mut self.buffer).await;
-            self.buffer.truncate(*got.as_ref().unwrap_or(&0));
-            if got? == 0 {
+            (self.start, self.end) = (0, 0);
+            self.end = self.io.read(&mut self.buffer).await?;
+            if self.end == 0 {
                 return Err(LinkError::Closed);
             }
         }
@@ -231,6 +233,7 @@ pub fn trusted(
         tags: None,
         buffer: Vec::new(),
         start: 0,
+        end: 0,
         ahead: READ_AHEAD,
         silence: Alarm::default(),
     };
@@ -305,7 +308,7 @@ async fn hello(reader: &mut Reader) -> Result<Hello, LinkError> {
 /// # Errors
 /// The peer has said something already.
 pub fn into_tags(reader: Reader, writer: Writer) -> Result<Option<(Tags, Tags)>, LinkError> {
-    if reader.start != reader.buffer.len() {
+    if reader.start != reader.end {
         return Err(FrameError::Header.into());
     }
     Ok(writer.tags.zip(reader.tags))

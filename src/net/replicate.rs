@@ -82,9 +82,8 @@ pub type LogEntry = Entry<Logged, Bytes>;
 /// A node's log with its sockets' state.
 pub struct Log {
     relay: RefCell<Relay<Logged, Bytes>>,
-    /// Woken when the relay has something new: feeders, and whoever waits in [`Log::changed`].
+    /// Woken when the relay has something new: feeders, and every other [`Listener`].
     wake: RefCell<HashMap<Child, Sender<()>>>,
-    postponed: RefCell<Vec<(u64, LogEntry)>>,
     next_child: Cell<Child>,
     stripes: u64,
     begun: Instant,
@@ -113,9 +112,8 @@ impl Log {
     /// The root's log, or a node's.
     pub fn new(root: bool, stripes: u8) -> Rc<Log> {
         let relay = if root { Relay::root(stripes, WINDOW) } else { Relay::replica(stripes, WINDOW) };
-        let (wake, postponed, next_child) = (RefCell::default(), RefCell::default(), Cell::new(1));
-        let (relay, begun) = (RefCell::new(relay), Instant::now());
-        Rc::new(Log { relay, wake, postponed, next_child, stripes: stripes.into(), begun })
+        let (relay, wake, next_child) = (RefCell::new(relay), RefCell::default(), Cell::new(1));
+        Rc::new(Log { relay, wake, next_child, stripes: stripes.into(), begun: Instant::now() })
     }
 
     /// The stripe in which an entry travels.
@@ -154,13 +152,7 @@ impl Log {
 
     /// The next body to be written to the store.
     pub fn poll_arrived(&self) -> Option<(u64, LogEntry)> {
-        self.postponed.borrow_mut().pop().or_else(|| self.relay.borrow_mut().poll_arrived())
-    }
-
-    /// A body that could not be written yet: it comes out of [`Log::poll_arrived`] again.
-    pub fn postpone(&self, seq: u64, entry: LogEntry) {
-        self.postponed.borrow_mut().push((seq, entry));
-        self.notify();
+        self.relay.borrow_mut().poll_arrived()
     }
 
     /// A body is in the store (at the root: it can be read again).
@@ -174,17 +166,12 @@ impl Log {
         self.relay.borrow_mut().poll_deliver().map(|(_, logged)| logged.clone())
     }
 
-    /// Waits for something to have changed since the last call with the same `listener`.
-    pub fn listener(&self) -> (Child, Receiver<()>) {
+    /// Hears of what changes from now on.
+    pub fn listener(&self) -> Listener<'_> {
         let child = self.next_child.replace(self.next_child.get() + 1);
-        let (sender, receiver) = bounded(1);
+        let (sender, woken) = bounded(1);
         self.wake.borrow_mut().insert(child, sender);
-        (child, receiver)
-    }
-
-    /// Forgets a [`Log::listener`].
-    pub fn unlisten(&self, listener: Child) {
-        self.wake.borrow_mut().remove(&listener);
+        Listener { log: self, child, woken }
     }
 
     fn notify(&self) {
@@ -193,23 +180,18 @@ impl Log {
         }
     }
 
-    /// Feeds one child until its link ends: `asked` brings its [`LogFrame::Attach`]es, `outbox` leads to it.
-    pub async fn feed(&self, asked: Receiver<Packet>, outbox: Sender<Packet>, rebuild: &impl Rebuild) {
-        let (child, woken) = self.listener();
-        let _ = self.feed_child(child, &woken, &asked, &outbox, rebuild).await;
-        self.wake.borrow_mut().remove(&child);
-        self.relay.borrow_mut().detach(child);
-        self.notify();
-    }
-
-    async fn feed_child(
+    /// Feeds one child until its link ends, or this is dropped: `asked` brings its [`LogFrame::Attach`]es, `outbox` leads to it.
+    ///
+    /// # Errors
+    /// Its link ended, or it does not follow the protocol.
+    pub async fn feed(
         &self,
-        child: Child,
-        woken: &Receiver<()>,
-        asked: &Receiver<Packet>,
-        outbox: &Sender<Packet>,
+        asked: Receiver<Packet>,
+        outbox: Sender<Packet>,
         rebuild: &impl Rebuild,
     ) -> Result<(), LinkError> {
+        let fed = Fed(self.listener());
+        let child = fed.0.child;
         loop {
             while let Ok(packet) = asked.try_recv() {
                 self.attach(child, &packet)?;
@@ -251,7 +233,7 @@ impl Log {
                         self.attach(child, &packet)
                     };
                     let wake = async {
-                        let _ = woken.recv().await;
+                        fed.0.woken().await;
                         Ok(())
                     };
                     smol::future::or(more, wake).await?;
@@ -324,9 +306,69 @@ impl Log {
     }
 }
 
+/// One who hears of changes of a log, until dropped.
+#[derive(Debug)]
+pub struct Listener<'a> {
+    log: &'a Log,
+    child: Child,
+    woken: Receiver<()>,
+}
+
+impl Listener<'_> {
+    /// Until something has changed since the last call.
+    pub async fn woken(&self) {
+        let _ = self.woken.recv().await;
+    }
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        self.log.wake.borrow_mut().remove(&self.child);
+    }
+}
+
+/// A child that is being fed. Whatever ends that, the relay has to know: for one that is gone it would wait.
+struct Fed<'a>(Listener<'a>);
+
+impl Drop for Fed<'_> {
+    fn drop(&mut self) {
+        self.0.log.relay.borrow_mut().detach(self.0.child);
+        self.0.log.notify();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::wire::record::Codec;
+
+    struct Nothing;
+
+    impl Rebuild for Nothing {
+        async fn rebuild(&self, _: &Record) -> Option<(Record, Vec<u8>)> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_child_is_forgotten_when_its_link_ends_while_it_is_fed() {
+        let log = Log::new(true, 1);
+        let (ask, asked) = bounded(1);
+        let (outbox, _full) = bounded(1);
+        ask.try_send(Packet::new(&LogFrame::Attach { stripe: 0, from: 0 }, Vec::new())).unwrap();
+        let mut feed = Box::pin(log.feed(asked, outbox, &Nothing));
+        let mut poll = || smol::block_on(smol::future::poll_once(&mut feed));
+        assert!(poll().is_none() && log.children() == 1);
+        let mut offset = 0;
+        while log.wants_more() {
+            let len = 1 << 20;
+            log.append(Record::Chunk { file: 1, offset, len, codec: Codec::Raw }, vec![0; len as usize], [0; 32]);
+            offset += u64::from(len);
+            assert!(poll().is_none() && offset < 20 << 20, "its link takes one");
+        }
+        drop(feed);
+        assert!(log.children() == 0 && log.wants_more());
+    }
 
     #[test]
     fn the_end_of_a_load_is_kept_in_its_place_and_sent_as_it_came() {

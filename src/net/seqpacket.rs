@@ -77,6 +77,9 @@ impl Seqpacket {
     /// The peer is gone, or (non-blocking) there is no room.
     pub fn send(&self, message: &impl Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = message.encode();
+        if bytes.len() > BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long"));
+        }
         let mut space = [MaybeUninit::uninit(); SPACE];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {

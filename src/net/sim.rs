@@ -33,8 +33,8 @@ pub trait Machine {
         None
     }
 
-    /// Whether it takes a message now; if not, the message and all behind it wait, and at length their senders.
-    fn accepts(&self) -> bool {
+    /// Whether it takes this message now; if not, it and all behind it on its link wait, and at length their sender.
+    fn accepts(&self, _: &Self::Message) -> bool {
         true
     }
 }
@@ -382,10 +382,16 @@ impl<M: Machine> Sim<M> {
         let now = Duration::from_nanos(self.now);
         loop {
             let host = &mut self.hosts[node as usize];
-            if !host.machine.accepts() {
-                break;
-            }
-            let Some(packet) = host.inbox.pop_front() else { break };
+            let mut full = Vec::new();
+            let taken = host.inbox.iter().position(|packet| {
+                let link = (packet.from, packet.link);
+                let takes = !full.contains(&link) && host.machine.accepts(&packet.message);
+                if !takes {
+                    full.push(link);
+                }
+                takes
+            });
+            let Some(packet) = taken.and_then(|at| host.inbox.remove(at)) else { break };
             if !self.current(&packet) {
                 continue;
             }
@@ -415,19 +421,28 @@ impl<M: Machine> Sim<M> {
         }
     }
 
-    /// Starts what a node has for links that take more, and notes its timeout.
+    /// Starts what a node has for links that take more, which may make room for what waits.
     fn pump(&mut self, node: Node) {
+        if self.transmit(node) && !self.hosts[node as usize].inbox.is_empty() {
+            self.drain(node);
+        }
+    }
+
+    /// Returns whether something was sent; notes the node's timeout.
+    fn transmit(&mut self, node: Node) -> bool {
         let now = Duration::from_nanos(self.now);
+        let mut sent = false;
         loop {
             let buffer = self.network.buffer;
             let host = &mut self.hosts[node as usize];
             if !host.up {
-                return;
+                return false;
             }
             let ends = &host.ends;
             let takes = |end: &End| !end.busy && end.in_flight < buffer;
             let writable = |link| ends.iter().find(|end| end.link == link).is_none_or(takes);
             let Some(Send { to: link, bytes, message }) = host.machine.poll_transmit(now, &writable) else { break };
+            sent = true;
             host.traffic.sent += 1;
             host.traffic.sent_bytes += bytes;
             let reachable = self.hosts[link.peer as usize].up;
@@ -453,6 +468,7 @@ impl<M: Machine> Sim<M> {
                 self.at(at, Event::Wake(node));
             }
         }
+        sent
     }
 
     /// Takes the message that is leaving over a link, if it leaves at that time.

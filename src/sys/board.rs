@@ -11,7 +11,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
-/// Bytes in one request or reply, at most; `sdk/libi.c` has the same layout.
+/// Bytes in one request or reply, at most. `sdk/libi.c` has the same layout and is compiled with programs: another layout is asked for by another
+/// verb than `board1`, which is then unknown.
 pub const ROOM: usize = 496;
 
 #[repr(C)]

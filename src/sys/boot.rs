@@ -11,7 +11,7 @@
 #![allow(unsafe_code, reason = "clone into shared memory, raw system calls, exec")]
 
 use std::collections::VecDeque;
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs;
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
@@ -43,7 +43,7 @@ pub enum Stage {
     Home,
     /// Neither the working directory nor the fall-back can be entered.
     Cwd,
-    /// The rank is to be held, and may not be traced.
+    /// The rank is to be held, or something put into it, and may not be traced.
     Hold,
     /// The program cannot be executed.
     Exec,
@@ -165,6 +165,18 @@ impl Starter {
             return Err(error);
         }
         Ok(Pid::from_raw(pid))
+    }
+
+    /// Whether ranks are held for a debugger when they have become their program; and what is to be put into them before.
+    pub fn stops(&self) -> (bool, Option<&'static CStr>) {
+        self.block.stops()
+    }
+
+    /// That it could not be put there.
+    pub fn fail(&self, index: u32, errno: i32) {
+        if let Some(rank) = self.block.rank(index) {
+            rank.failures.hold.store(errno.cast_unsigned(), Ordering::Release);
+        }
     }
 
     /// What failed for a rank, once it has ended.

@@ -9,11 +9,12 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use nix::libc;
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
 use rustix::thread::futex;
 
-use super::extents::{BYTES, Head, Log, Piece, RING_AT, SEGMENTS, Segment, segment_at};
+use super::extents::{APPEND, BYTES, CONTROL, Head, Log, Piece, RING, SEGMENTS, Segment, ring_at, segment_at};
+use super::page::PAGE;
 
 /// A fresh file for it, whose length stays.
 ///
@@ -27,7 +28,10 @@ pub fn create() -> io::Result<OwnedFd> {
 }
 
 /// See the module. Programs may write anything at any time: what is read is checked.
-pub struct Extents(NonNull<u8>);
+pub struct Extents {
+    at: NonNull<u8>,
+    len: usize,
+}
 
 // SAFETY: nothing but atomics, and bytes that only the kernel reads.
 unsafe impl Send for Extents {}
@@ -41,11 +45,23 @@ impl fmt::Debug for Extents {
 }
 
 impl Extents {
-    /// Maps the file.
+    /// Maps the file, with the rings of all logs.
     ///
     /// # Errors
     /// It is none of [`create`]'s, or there is no room.
     pub fn map(memory: &OwnedFd) -> io::Result<Extents> {
+        Self::map_some(memory, BYTES)
+    }
+
+    /// Maps the file without the rings: from these logs nothing can be taken.
+    ///
+    /// # Errors
+    /// See [`Extents::map`].
+    pub fn map_control(memory: &OwnedFd) -> io::Result<Extents> {
+        Self::map_some(memory, CONTROL)
+    }
+
+    fn map_some(memory: &OwnedFd, len: usize) -> io::Result<Extents> {
         let length = u64::try_from(rustix::fs::fstat(memory)?.st_size).unwrap_or(0);
         if length != BYTES as u64 || !rustix::fs::fcntl_get_seals(memory)?.contains(SealFlags::SHRINK) {
             return Err(io::ErrorKind::InvalidData.into());
@@ -53,35 +69,47 @@ impl Extents {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at a place of the kernel's choice.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, protection, flags, memory, 0)? };
-        NonNull::new(at.cast()).map(Extents).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, memory, 0)? };
+        NonNull::new(at.cast()).map(|at| Extents { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
     /// Its beginning.
     pub fn head(&self) -> &Head {
         // SAFETY: the mapping begins with it, is aligned to a page, and holds nothing but atomics.
-        unsafe { self.0.cast().as_ref() }
+        unsafe { self.at.cast().as_ref() }
     }
 
     /// The log of a program; `None`: there is no such segment.
     pub fn log(&self, segment: u32) -> Option<Log<'_>> {
         let nth = usize::try_from(segment).ok().filter(|nth| *nth < SEGMENTS)?;
-        // SAFETY: the mapping has so many, each with its ring, for as long as `self` lives.
+        let has_rings = self.len == BYTES;
+        // SAFETY: the mapping has so many, each with its ring or all without, for as long as `self` lives.
         Some(unsafe {
-            let place = self.0.add(segment_at(nth));
-            Log::new(place.cast::<Segment>().as_ref(), place.add(RING_AT).as_ptr())
+            let ring = if has_rings { self.at.add(ring_at(nth)).as_ptr() } else { std::ptr::null_mut() };
+            Log::new(self.at.add(segment_at(nth)).cast::<Segment>().as_ref(), ring)
         })
     }
 
-    /// Writes a piece of a log to a file, or its beginning; returns how much.
+    /// Writes a piece of a log to a file, or its beginning; returns how much. What is appended moves the open file's offset, as the program's own
+    /// write would.
     ///
     /// # Errors
     /// `pwrite(2)`'s.
     pub fn write(&self, log: &Log<'_>, piece: &Piece, file: BorrowedFd<'_>) -> io::Result<u64> {
         let (len, offset) = (piece.len as usize, libc::off_t::try_from(piece.offset).unwrap_or(libc::off_t::MAX));
+        let (file, bytes) = (file.as_raw_fd(), log.address(piece.at).cast::<libc::c_void>());
+        let within = bytes.addr() % PAGE;
+        // FUSE cuts a request where a page is not mapped yet; before Linux 5.14 it still does.
+        // SAFETY: pages of the ring, which stay as they are.
+        let _ = unsafe { madvise(bytes.byte_sub(within).cast_mut(), within + len, Advice::LinuxPopulateRead) };
         loop {
             // SAFETY: `Log::next` has seen that the piece lies in the ring; the kernel copies what is there.
-            let written = unsafe { libc::pwrite(file.as_raw_fd(), log.address(piece.at).cast(), len, offset) };
+            let written = unsafe {
+                match piece.offset {
+                    APPEND => libc::write(file, bytes, len),
+                    _ => libc::pwrite(file, bytes, len, offset),
+                }
+            };
             match u64::try_from(written) {
                 Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
                 Ok(written) => return Ok(written),
@@ -96,10 +124,45 @@ impl Extents {
     }
 }
 
+impl Extents {
+    /// Writes pieces of a log, of which each goes on in the file where the one before ends, by one call; returns how much. None of them appends.
+    ///
+    /// # Errors
+    /// `pwrite(2)`'s.
+    pub fn write_all(&self, log: &Log<'_>, pieces: &[Piece], file: BorrowedFd<'_>) -> io::Result<u64> {
+        let (Some(first), total) = (pieces.first(), pieces.iter().map(|piece| piece.len as usize).sum()) else {
+            return Ok(0);
+        };
+        let mut bytes: Vec<u8> = Vec::with_capacity(total);
+        for piece in pieces {
+            let len = piece.len as usize;
+            // SAFETY: `Log::after` has seen that the piece lies in the ring; there is room for all, and who writes meanwhile spoils bytes only.
+            unsafe {
+                log.address(piece.at).copy_to_nonoverlapping(bytes.as_mut_ptr().add(bytes.len()), len);
+                bytes.set_len(bytes.len() + len);
+            }
+        }
+        loop {
+            match rustix::io::pwrite(file, &bytes, first.offset) {
+                Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
+                Ok(written) => return Ok(written as u64),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// A piece's bytes.
+    pub fn bytes(&self, log: &Log<'_>, piece: &Piece) -> Vec<u8> {
+        // SAFETY: `Log::next` has seen that the piece lies in the ring, and the program does not change what is not written yet.
+        (0..piece.len).map(|nth| unsafe { log.address(piece.at + nth).read() }).collect()
+    }
+}
+
 impl Drop for Extents {
     fn drop(&mut self) {
         // SAFETY: the mapping is this one's, and nobody has a reference into it any more.
-        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), BYTES) };
+        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }
 
@@ -114,12 +177,17 @@ pub fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
 
-/// Begins an empty log in the file.
+/// Begins an empty log in the file, for a file system.
 ///
 /// # Errors
-/// It cannot be mapped.
-pub fn reset(memory: &OwnedFd, segment: u32) -> io::Result<()> {
-    Extents::map(memory)?.log(segment).ok_or(io::ErrorKind::InvalidInput)?.reset();
+/// The file cannot give its memory back.
+pub fn reset(memory: &OwnedFd, extents: &Extents, segment: u32, device: u64) -> io::Result<()> {
+    let log = extents.log(segment).ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(memory, flags, ring_at(segment as usize) as u64, RING)?;
+    log.reset();
+    extents.head().set_sharing(segment, false);
+    log.segment.device.store(device, std::sync::atomic::Ordering::SeqCst);
     Ok(())
 }
 

@@ -3,9 +3,11 @@
 pub mod board;
 pub mod boot;
 pub mod extents_map;
+pub mod inject;
 pub mod memory;
 pub mod mpir;
 pub mod node;
+pub mod patient;
 pub mod process;
 pub mod program;
 pub mod span;

@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use super::page::SPAN_PAGES;
-use super::policy::Policy;
+use super::policy::{Hint, Policy};
 
 /// A program with so many pages here, first in, first out; what is foreseen comes when it is missed.
 struct Machine {
@@ -85,4 +85,29 @@ fn units_follow_the_program() {
     let waits = machine.waits;
     (30_000..50_000).for_each(|page| machine.access(page));
     assert!(machine.waits - waits < 30, "{}", machine.waits - waits);
+}
+
+/// What the program says counts from the first fault on, where it says so and until it takes it back.
+#[test]
+fn hints_are_heeded() {
+    let (first, end) = (1000 * SPAN_PAGES as u64, 1100 * SPAN_PAGES as u64);
+    let mut machine = Machine::new(100_000);
+    machine.policy.hint(first, end, Hint::Sequential);
+    (first..end).for_each(|page| machine.access(page));
+    assert_eq!(machine.waits, 1);
+    let mut machine = Machine::new(100_000);
+    machine.policy.hint(first, end, Hint::Random);
+    // Neighbours make no run.
+    (first..first + 1000).for_each(|page| machine.access(page));
+    assert_eq!((machine.waits, machine.fetched), (1000, 1000));
+    machine.policy.hint(first + 2000, first + 3000, Hint::Nothing);
+    let (waits, fetched) = (machine.waits, machine.fetched);
+    (first + 2000..first + 3000).for_each(|page| machine.access(page));
+    assert!(machine.waits - waits < 100, "{}", machine.waits - waits);
+    assert!(machine.fetched - fetched <= 1300, "{}", machine.fetched - fetched);
+    // More than are remembered, and each on both sides of another.
+    let mut policy = Policy::NEW;
+    (0..100).for_each(|nth| policy.hint(nth * 10, nth * 10 + 15, Hint::Random));
+    assert_eq!(policy.handle_fault(991).order, 0);
+    assert_eq!(policy.handle_fault(55).order, 4);
 }

@@ -90,6 +90,31 @@ pub fn become_subreaper() {
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
+/// Closes what this process was started with beyond its standard streams: the descriptors that programs would inherit. To be called while
+/// nothing here knows of any of them.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn close_inherited() -> io::Result<()> {
+    let numbers = fs::read_dir("/proc/self/fd")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    for number in numbers.filter(|number: &i32| *number > 2).collect::<Vec<_>>() {
+        // SAFETY: asks only; a number that is free has no flags.
+        let flags = unsafe { nix::libc::fcntl(number, nix::libc::F_GETFD) };
+        if flags != -1 && flags & nix::libc::FD_CLOEXEC == 0 {
+            // SAFETY: all that this process opened is close-on-exec; this was inherited and is known to nobody here (the caller promises).
+            unsafe { nix::libc::close(number) };
+        }
+    }
+    Ok(())
+}
+
+/// Gets SIGTERM when its parent ends; `None`: not any more. Returns false when the parent is gone already.
+pub fn end_with(parent: Option<Pid>) -> bool {
+    let signal = parent.map(|_| rustix::process::Signal::TERM);
+    let _ = rustix::process::set_parent_process_death_signal(signal);
+    parent.is_none_or(|parent| nix::unistd::getppid() == parent)
+}
+
 /// Dies with its parent: the kernel sends SIGKILL when the parent's forking thread ends. Returns false when it is gone already.
 pub fn die_with(parent: Pid) -> bool {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));

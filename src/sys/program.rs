@@ -26,6 +26,8 @@ pub struct Program {
     pub nofile: (u64, u64),
     /// Stop each rank before its program's first instruction.
     pub hold: bool,
+    /// What is put into each before that if it is statically linked ([`super::inject`]); empty: nothing.
+    pub resident: Vec<u8>,
 }
 
 impl Program {
@@ -44,6 +46,7 @@ impl Program {
     fn block(&self) -> io::Result<Vec<u8>> {
         let mut block = Block(vec![0; size_of::<Plan>()]);
         let (program, cwd, home) = (block.string(&self.path)?, block.string(&self.cwd)?, block.string(&self.home)?);
+        let resident = if self.resident.is_empty() { 0 } else { block.string(&self.resident)? };
         let (argc, argv) = block.strings(&self.argv)?;
         let (envc, envp) = block.strings(&self.env)?;
         let mut table = Vec::new();
@@ -68,7 +71,8 @@ impl Program {
         head.extend_from_slice(&MAGIC.to_ne_bytes());
         [len, 0].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
         [self.nofile.0, self.nofile.1].iter().for_each(|word| head.extend_from_slice(&word.to_ne_bytes()));
-        for word in [program, cwd, home, argc, argv, envc, envp, self.ranks, rank_table, u32::from(self.hold)] {
+        for word in [program, cwd, home, argc, argv, envc, envp, self.ranks, rank_table, u32::from(self.hold), resident]
+        {
             head.extend_from_slice(&word.to_ne_bytes());
         }
         block.0[..head.len()].copy_from_slice(&head);
@@ -124,25 +128,26 @@ mod tests {
             masks: vec![vec![3, 0, 0, 0, 0, 0, 0, 0]],
             nofile: (1024, 4096),
             hold: true,
+            resident: Vec::new(),
         };
         let mut golden = b"HPCRTPL2".to_vec();
         let words = |block: &mut Vec<u8>, words: &[u32]| {
             words.iter().for_each(|word| block.extend_from_slice(&word.to_ne_bytes()));
         };
-        words(&mut golden, &[216, 0]);
+        words(&mut golden, &[224, 0]);
         [1024u64, 4096].iter().for_each(|word| golden.extend_from_slice(&word.to_ne_bytes()));
-        words(&mut golden, &[72, 79, 81, 2, 92, 1, 104, 2, 136, 1]);
+        words(&mut golden, &[80, 87, 89, 2, 100, 1, 112, 2, 144, 1, 0, 0]);
         golden.extend_from_slice(b"/bin/x\0/\0/r\0x\0y z\0\0\0");
-        words(&mut golden, &[84, 86]);
+        words(&mut golden, &[92, 94]);
         golden.extend_from_slice(b"A=1\0");
-        words(&mut golden, &[100]);
+        words(&mut golden, &[108]);
         golden.extend_from_slice(b"R=7\0");
-        words(&mut golden, &[108, 0]);
+        words(&mut golden, &[116, 0]);
         golden.extend_from_slice(&[3, 0, 0, 0, 0, 0, 0, 0]);
         golden.extend_from_slice(b"R=8\0");
-        words(&mut golden, &[128]);
-        words(&mut golden, &[1, 112, 8, 120, 0, 0, 0, 0, 0, 0]);
-        words(&mut golden, &[1, 132, 0, 136, 0, 0, 0, 0, 0, 0]);
+        words(&mut golden, &[136]);
+        words(&mut golden, &[1, 120, 8, 128, 0, 0, 0, 0, 0, 0]);
+        words(&mut golden, &[1, 140, 0, 144, 0, 0, 0, 0, 0, 0]);
         assert_eq!(program.block().unwrap(), golden);
 
         let file = File::from(program.write().unwrap());

@@ -29,9 +29,11 @@ pub enum Ability {
     Move,
     /// Sharing what a memory server of the same host keeps.
     Shared,
+    /// Judging whether it pays to keep what is written to a file.
+    Pace,
 }
 
-const NAMES: [(&str, Ability); 11] = [
+const NAMES: [(&str, Ability); 12] = [
     ("userns", Ability::Userns),
     ("fuse", Ability::Fuse),
     ("memfd", Ability::Memfd),
@@ -43,6 +45,7 @@ const NAMES: [(&str, Ability); 11] = [
     ("uffd-kernel", Ability::KernelFaults),
     ("uffd-move", Ability::Move),
     ("shared", Ability::Shared),
+    ("pace", Ability::Pace),
 ];
 
 /// The abilities taken away.
@@ -96,7 +99,7 @@ mod tests {
         assert_eq!(error.exit_code(), 2);
         assert!(
             error.to_string().contains(
-                "\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram, uffd-kernel, uffd-move, shared"
+                "\"usrns\": it is none of userns, fuse, memfd, uffd, tcp, ssh, exec, ram, uffd-kernel, uffd-move, shared, pace"
             ),
             "{error}"
         );

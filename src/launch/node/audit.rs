@@ -118,7 +118,9 @@ impl Job {
             Audited::Yes { static_tls } => {
                 let mut launch = launch.clone();
                 launch.env = audit.environment(&launch.env, static_tls);
-                let plan = super::job::program(&self.node, &launch, &self.place).write().op("write the launch plan")?;
+                let plan = super::job::program(&self.node, &launch, &self.place, Vec::new())
+                    .write()
+                    .op("write the launch plan")?;
                 self.tell_keeper(&Ask::Plan, &[plan.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
                 *self.inside.borrow_mut() = Inside::Linker(Arc::clone(&audit), static_tls);
             }

@@ -5,7 +5,7 @@
 //! are answered, else the next operation's would be counted with them. A member that gathers does not wait for the answer (rank 0 does) and
 //! may call the next operation meanwhile: it stays counted then, and is not woken for the first.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
@@ -19,6 +19,7 @@ impl Members {
     /// Gives a member its place on the board, which is made for the first.
     pub(super) fn share_board(&self, member: usize) {
         let made = match self.board.get() {
+            _ if self.without_board => Err(io::ErrorKind::Unsupported.into()),
             Some(_) => Ok(()),
             None => Board::new(self.ends.borrow().len()).map(|board| drop(self.board.set(board))),
         };

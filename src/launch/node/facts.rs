@@ -59,6 +59,7 @@ impl Job {
             passed: (now.operations.saturating_sub(before.operations), now.bytes.saturating_sub(before.bytes)),
             originals: originals.into_iter().map(original).collect(),
             paging: self.memory.borrow().as_ref().and_then(|memory| memory.paging(self.is_over())).map(Box::new),
+            writing: self.written.borrow().clone().map(Box::new),
         }
     }
 

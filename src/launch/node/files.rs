@@ -4,71 +4,81 @@
 //! Open files are kept here, too, so that a worker's end loses none. Whatever it has not been told when it ends, the next one is told.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded};
 use nix::unistd::Pid;
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use smol::future::FutureExt;
 use smol::{Async, Task, Timer};
 
 use super::Node;
-use super::memory::{listen, preload, send};
+use super::door::{self, Door, peer, send};
 use crate::launch::agent::{OURSELVES, Process};
-use crate::loader::elf::Elf;
-use crate::loader::script::Shebang;
-use crate::loader::view::directory::{self, Directory};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{JobId, Launch, Report};
+use crate::net::wire::facts::Writing;
 use crate::net::wire::files::{Work, Worked};
-use crate::pager::borrow;
-use crate::sys::extents::{FILES, NOBODY, SEGMENTS};
-use crate::sys::extents_map;
-use crate::sys::files::{MARK, Question, ROOTS_MAX, Terms, op, why};
+use crate::sys::extents::{FILES, NOBODY, RING, RUN, SEGMENTS, inode};
+use crate::sys::extents_map::{self, Extents};
+use crate::sys::files::{Answer, MARK, Question, ROOTS_MAX, Terms, op, why};
 use crate::sys::process;
-use crate::sys::resident::{DOOR, FILE};
-use crate::sys::without::Without;
+use crate::sys::resident::{Settings, files};
+use crate::sys::without::{Ability, Without};
 use crate::{Error, Result, error::Context};
 
-/// Before the next attempt when no connection can be accepted.
+/// Before the next worker, for each in a row that ended at once.
 const PAUSE: Duration = Duration::from_millis(50);
 /// A worker that ends sooner has not worked.
 const SHORT: Duration = Duration::from_millis(100);
 /// So many of them in a row, and there will be no other.
 const ATTEMPTS: u32 = 10;
+/// Of the memory that is free, what all logs of a job may hold; and what each may at least.
+const SHARE: u64 = 8;
+const LEAST: u64 = 8 << 20;
 /// What is left of a job is written within this time.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// See the module.
-pub(super) struct Files {
-    directory: Directory,
-    job: Rc<Writing>,
+/// See the module. Programs beside each other in a job have one.
+pub(super) struct Files(Rc<Shared>);
+
+pub(super) struct Shared {
+    job: Rc<Written>,
     ended: Receiver<()>,
-    _door: Task<()>,
+    door: Door,
+    _serving: Task<()>,
     _worker: Task<()>,
 }
 
 /// The programs of a job that write, and their worker.
-struct Writing {
+struct Written {
     memory: OwnedFd,
+    extents: Extents,
     roots: [u8; ROOTS_MAX],
     /// By segment.
     programs: RefCell<BTreeMap<u32, Program>>,
-    kept: RefCell<BTreeMap<(u32, u32), OwnedFd>>,
+    /// By segment and number.
+    kept: RefCell<BTreeMap<(u32, u32), Kept>>,
+    /// Files that are not to be kept: places, with a segment of who said so.
+    direct: RefCell<BTreeSet<(usize, u32)>>,
+    /// There was no room for one of them: nothing is kept any more.
+    full: Cell<bool>,
+    /// Names of files of which something may be missing and that are not kept any more.
+    names: RefCell<BTreeMap<(u32, u32), String>>,
     worker: RefCell<Option<Rc<Async<Seqpacket>>>>,
     finishing: Cell<bool>,
-    broken: Cell<bool>,
-    /// What the user is to hear at the end.
-    told: RefCell<Vec<String>>,
+    counts: RefCell<Writing>,
+    /// What else the user is to hear at the end.
+    told: RefCell<BTreeSet<String>>,
 }
 
 struct Program {
@@ -76,20 +86,30 @@ struct Program {
     over: bool,
 }
 
-impl Drop for Files {
-    fn drop(&mut self) {
-        self.directory.remove();
-    }
+/// An open file of a program's.
+struct Kept {
+    fd: OwnedFd,
+    /// Of its file in the table.
+    place: usize,
 }
 
 impl Files {
-    /// Prepares what a job needs, and puts it into its environment; `None`: it writes its files itself.
+    /// Prepares what a job with so many ranks here needs, and puts it into its environment; `None`: it writes its files itself.
     ///
     /// # Errors
     /// There is no place for the resident, or the program is none that it can be in.
-    pub(super) fn open(node: &Rc<Node>, launch: &mut Launch) -> Result<Option<Files>> {
+    pub(super) fn open(node: &Rc<Node>, launch: &mut Launch, ranks: u32) -> Result<Option<Files>> {
         let Some(roots) = launch.files.clone() else { return Ok(None) };
-        check(Path::new(std::ffi::OsStr::from_bytes(&launch.program)), true)?;
+        const OPERATION: &str = "use --async-io";
+        if let Some(path) = door::statically_linked(launch, OPERATION)? {
+            let error = Error::usage(OPERATION, "it is statically linked: its system calls cannot be told apart");
+            return Err(error.on(path).remedy("run it without --async-io"));
+        }
+        let shared = node.files.borrow().get(&launch.job).and_then(Weak::upgrade);
+        if let Some(shared) = shared {
+            shared.door.preload(&mut launch.env);
+            return Ok(Some(Files(shared)));
+        }
         let mut list = [0; ROOTS_MAX];
         let bytes: Vec<u8> = roots.iter().flat_map(|root| root.iter().chain(&[0])).copied().collect();
         match list.get_mut(..bytes.len()) {
@@ -99,55 +119,87 @@ impl Files {
                 return Err(Error::usage("use --io-roots", cause));
             }
         }
-        let memory = extents_map::create().op("share memory with programs")?;
-        let directory = Directory::create(&directory::executable(&Without::from_env()?)?)?;
-        let path = directory.path.clone();
-        let door = (|| {
-            let resident = borrow::resident_for_files(path.as_os_str().as_bytes(), !roots.is_empty())?;
-            fs::write(path.join(FILE), resident).op_on("write", path.join(FILE))?;
-            listen(path.join(DOOR))
-        })();
-        let door = door.inspect_err(|_| directory.remove())?;
-        preload(&mut launch.env, path.join(FILE).as_os_str());
-        let job = Rc::new(Writing {
+        const SHARING: &str = "share memory with programs";
+        let memory = extents_map::create().op(SHARING)?;
+        let extents = Extents::map_control(&memory).op(SHARING)?;
+        let most = RING - 2 * RUN;
+        let share = crate::sys::memory::shared()
+            .iter()
+            .map(|limit| limit.left)
+            .min()
+            .map_or(most, |free| free / SHARE / u64::from(ranks.max(1)));
+        extents.head().limit.store(share.clamp(LEAST, most), Ordering::SeqCst);
+        let named = if roots.is_empty() { 0 } else { files::NAMED };
+        let always = if Without::from_env()?.has(Ability::Pace) { files::ALWAYS } else { 0 };
+        let hosts = if launch.writes_elsewhere() { files::HOSTS } else { 0 };
+        let files = files::ON | named | always | hosts;
+        let settings = Settings { files, ..Settings::NONE };
+        let door = Door::open("use --async-io", &mut launch.env, settings)?;
+        let job = Rc::new(Written {
             memory,
+            extents,
             roots: list,
             programs: RefCell::default(),
             kept: RefCell::default(),
+            direct: RefCell::default(),
+            full: Cell::new(false),
+            names: RefCell::default(),
+            counts: RefCell::default(),
             worker: RefCell::default(),
             finishing: Cell::new(false),
-            broken: Cell::new(false),
             told: RefCell::default(),
         });
         let (over, ended) = bounded(1);
         let _worker = node.tasks.spawn(supervise(Rc::clone(node), launch.job, Rc::clone(&job), over));
-        let _door = node.tasks.spawn(serve(Rc::clone(node), door, launch.job, Rc::clone(&job)));
-        Ok(Some(Files { directory, job, ended, _door, _worker }))
+        let (at, id, writing) = (Rc::clone(node), launch.job, Rc::clone(&job));
+        let _serving = door.serve(node, move |program| {
+            let (node, job) = (Rc::clone(&at), Rc::clone(&writing));
+            async move {
+                if let Err(error) = answer(&node, id, &program, &job).await {
+                    log::debug!("a program that writes: {error}");
+                }
+            }
+        });
+        let shared = Rc::new(Shared { job, ended, door, _serving, _worker });
+        let mut all = node.files.borrow_mut();
+        all.retain(|_, other| other.strong_count() > 0);
+        all.insert(launch.job, Rc::downgrade(&shared));
+        Ok(Some(Files(shared)))
     }
 
-    /// Has everything written that the job's programs left. None of them runs any more. What was not written is told.
-    pub(super) async fn finish(self) -> Vec<String> {
-        self.job.finishing.set(true);
-        for (segment, program) in self.job.programs.borrow_mut().iter_mut().filter(|(_, program)| !program.over) {
-            program.over = true;
-            log::debug!("segment {segment} is over");
+    /// Has everything written that the job's programs left: none of these runs any more, and where others of the job do, they do it. What was
+    /// not written is told.
+    pub(super) async fn finish(self) -> (Vec<String>, Writing) {
+        match Rc::try_unwrap(self.0) {
+            Ok(shared) => shared.finish().await,
+            Err(_) => (Vec::new(), Writing::default()),
         }
-        self.job.tell_all().await;
+    }
+}
+
+impl Shared {
+    async fn finish(self) -> (Vec<String>, Writing) {
+        self.job.finishing.set(true);
+        self.job.programs.borrow_mut().values_mut().for_each(|program| program.over = true);
+        self.job.tell_ends().await;
         let late = async {
             Timer::after(PATIENCE).await;
             let seconds = PATIENCE.as_secs();
-            self.job.told.borrow_mut().push(format!("not all that programs wrote could be written within {seconds} s"));
+            self.job
+                .told
+                .borrow_mut()
+                .insert(format!("not all that programs wrote could be written within {seconds} s"));
         };
         let ended = async {
             // Nothing is ever sent.
             let _ = self.ended.recv().await;
         };
         ended.or(late).await;
-        self.job.told.take()
+        (self.job.told.take().into_iter().collect(), self.job.counts.take())
     }
 }
 
-impl Writing {
+impl Written {
     /// Tells the worker, if there is one now; the next one is told anyway.
     async fn tell(&self, word: Work, fds: &[std::os::fd::BorrowedFd<'_>]) {
         let worker = self.worker.borrow().clone();
@@ -156,21 +208,27 @@ impl Writing {
         }
     }
 
-    /// Tells a fresh worker what there is; or an old one that it is to finish.
+    /// Tells a fresh worker what there is.
     async fn tell_all(&self) {
-        let programs: Vec<_> =
-            self.programs.borrow().iter().map(|(segment, program)| (*segment, program.over)).collect();
+        let programs: Vec<_> = self.programs.borrow().keys().copied().collect();
         let kept: Vec<_> =
-            self.kept.borrow().iter().filter_map(|(name, fd)| Some((*name, fd.try_clone().ok()?))).collect();
-        for (segment, _) in &programs {
-            self.tell(Work::Begin { segment: *segment }, &[]).await;
+            self.kept.borrow().iter().filter_map(|(name, kept)| Some((*name, kept.fd.try_clone().ok()?))).collect();
+        for segment in programs {
+            self.tell(Work::Begin { segment }, &[]).await;
         }
         for ((segment, file), fd) in kept {
             self.tell(Work::File { segment, file }, &[fd.as_fd()]).await;
         }
         self.tell(Work::Known, &[]).await;
-        for (segment, _) in programs.iter().filter(|(_, over)| *over) {
-            self.tell(Work::Over { segment: *segment }, &[]).await;
+        self.tell_ends().await;
+    }
+
+    /// Tells which programs have ended, and whether all have.
+    async fn tell_ends(&self) {
+        let ended = |(segment, program): (&u32, &Program)| program.over.then_some(*segment);
+        let ended: Vec<_> = self.programs.borrow().iter().filter_map(ended).collect();
+        for segment in ended {
+            self.tell(Work::Over { segment }, &[]).await;
         }
         if self.finishing.get() {
             self.tell(Work::Finish, &[]).await;
@@ -186,46 +244,101 @@ impl Writing {
 
     fn heard(&self, word: &Worked) {
         match word {
-            Worked::Drained { segment } => {
-                self.programs.borrow_mut().remove(segment);
-                self.kept.borrow_mut().retain(|(of, _), _| of != segment);
+            Worked::Drained { segment, writes, bytes, pieces } => {
+                // Who is told twice that a program is over says twice that it is.
+                if self.programs.borrow_mut().remove(segment).is_none() {
+                    return;
+                }
+                let names: Vec<_> =
+                    self.kept.borrow().range((*segment, 0)..=(*segment, u32::MAX)).map(|(name, _)| *name).collect();
+                names.into_iter().for_each(|name| self.forget(name));
+                let said: Vec<_> = self.direct.borrow().iter().filter(|(_, by)| by == segment).copied().collect();
+                for name in said {
+                    self.direct.borrow_mut().remove(&name);
+                    self.release(name.0);
+                }
+                let (lost, [writes, bytes, pieces]) = (Vec::new(), [*writes, *bytes, *pieces]);
+                self.counts.borrow_mut().add(&Writing { writes, bytes, pieces, lost });
             }
             Worked::Lost { segment, file, errno } => {
-                let kept = self.kept.borrow();
-                let fd = kept.get(&(*segment, *file)).map(AsRawFd::as_raw_fd);
-                let path = fd.and_then(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).ok());
-                let name = path.map_or_else(|| "a file".to_owned(), |path| path.display().to_string());
-                let error = io::Error::from_raw_os_error(*errno);
-                self.told.borrow_mut().push(format!("{name}: what a program wrote is not there: {error}"));
+                let (name, error) = (self.name((*segment, *file)), io::Error::from_raw_os_error(*errno).to_string());
+                self.told.borrow_mut().insert(format!("{name}: what a program wrote is not there: {error}"));
+                self.counts.borrow_mut().lost.push((name, error));
             }
             Worked::Finished => {}
         }
     }
 }
 
-/// Whether the resident can be in a program; in what a script names likewise.
-fn check(program: &Path, follow: bool) -> Result<()> {
-    // Who cannot be read here cannot be executed either, or is shown by the view: the resident looks again.
-    let Ok(file) = fs::File::open(program) else { return Ok(()) };
-    match Elf::read(&file, None) {
-        Ok(Elf { interpreter: None, .. }) => {
-            let error =
-                Error::usage("use --async-io", "it is statically linked: its system calls cannot be told apart");
-            Err(error.on(program).remedy("run it without --async-io"))
+impl Written {
+    /// The path of a program's open file.
+    fn name(&self, name: (u32, u32)) -> String {
+        if let Some(known) = self.names.borrow().get(&name) {
+            return known.clone();
         }
-        Ok(_) => Ok(()),
-        Err(_) => {
-            let head = crate::loader::elf::read_up_to(&file, 0, 256).unwrap_or_default();
-            match Shebang::parse(&head).filter(|_| follow) {
-                Some(script) => check(Path::new(&script.interpreter), false),
-                None => Ok(()),
+        let kept = self.kept.borrow();
+        let path =
+            kept.get(&name).and_then(|kept| fs::read_link(format!("/proc/self/fd/{}", kept.fd.as_raw_fd())).ok());
+        path.map_or_else(|| "a file".to_owned(), |path| path.display().to_string())
+    }
+
+    /// Has a program's open file, which is this one of a file system, kept; returns its file's place.
+    fn keep(&self, name: (u32, u32), (device, number): (u64, u64), fd: OwnedFd) -> std::result::Result<usize, Errno> {
+        let head = self.extents.head();
+        let place = head.claim(device, number, inode::KEPT).filter(|_| !self.full.get()).ok_or(Errno::NOSPC)?;
+        let inode = &head.inodes[place];
+        if inode.state.load(Ordering::SeqCst) == inode::DIRECT {
+            return Err(Errno::BUSY);
+        }
+        inode.set_writer(name.0, true);
+        head.owned.fetch_add(1, Ordering::SeqCst);
+        self.names.borrow_mut().remove(&name);
+        self.kept.borrow_mut().insert(name, Kept { fd, place });
+        Ok(place)
+    }
+
+    /// A program's open file is not kept any more: nothing is pending there.
+    fn forget(&self, name: (u32, u32)) {
+        let head = self.extents.head();
+        let place = self.kept.borrow().get(&name).map(|kept| kept.place);
+        let Some(place) = place else { return };
+        if head.inodes[place].failed.load(Ordering::SeqCst) != 0 {
+            let path = self.name(name);
+            self.names.borrow_mut().insert(name, path);
+        }
+        self.kept.borrow_mut().remove(&name);
+        head.owned.fetch_sub(1, Ordering::SeqCst);
+        if !self.kept.borrow().range((name.0, 0)..=(name.0, u32::MAX)).any(|(_, kept)| kept.place == place) {
+            head.inodes[place].set_writer(name.0, false);
+        }
+        self.release(place);
+    }
+
+    /// From now on nobody is to keep a file, as long as the program with this segment runs.
+    fn direct(&self, segment: u32, (device, number): (u64, u64)) {
+        let head = self.extents.head();
+        match head.claim(device, number, inode::DIRECT) {
+            Some(place) => {
+                head.inodes[place].state.store(inode::DIRECT, Ordering::SeqCst);
+                self.direct.borrow_mut().insert((place, segment));
             }
+            None => self.full.set(true),
+        }
+    }
+
+    /// A place is free if nobody needs it.
+    fn release(&self, place: usize) {
+        let inode = &self.extents.head().inodes[place];
+        let kept = inode.writers().next().is_some();
+        let direct = self.direct.borrow().range((place, 0)..=(place, u32::MAX)).next().is_some();
+        if !kept && !direct && inode.failed.load(Ordering::SeqCst) == 0 {
+            self.extents.head().release(place);
         }
     }
 }
 
 /// Runs workers, one after the other, until one has finished.
-async fn supervise(node: Rc<Node>, id: JobId, job: Rc<Writing>, _over: Sender<()>) {
+async fn supervise(node: Rc<Node>, id: JobId, job: Rc<Written>, _over: Sender<()>) {
     let mut failures = 0;
     loop {
         let begun = Instant::now();
@@ -237,7 +350,6 @@ async fn supervise(node: Rc<Node>, id: JobId, job: Rc<Writing>, _over: Sender<()
         job.worker.borrow_mut().take();
         failures = if begun.elapsed() < SHORT { failures + 1 } else { 0 };
         if failures == ATTEMPTS {
-            job.broken.set(true);
             let _ = extents_map::give_up(&job.memory);
             let error = Error::new("run the I/O worker", cause).to_string();
             node.report(&Report::Failed { job: id, node: node.id, error }).await;
@@ -248,7 +360,7 @@ async fn supervise(node: Rc<Node>, id: JobId, job: Rc<Writing>, _over: Sender<()
 }
 
 /// Runs one worker; true: it has finished.
-async fn work(job: &Writing) -> Result<bool> {
+async fn work(job: &Written) -> Result<bool> {
     const OPERATION: &str = "start the I/O worker";
     let (ours, theirs) = Seqpacket::pair().op(OPERATION)?;
     let mut command = Command::new(OURSELVES);
@@ -269,25 +381,6 @@ async fn work(job: &Writing) -> Result<bool> {
     Ok(finished)
 }
 
-async fn serve(node: Rc<Node>, door: Async<OwnedFd>, id: JobId, job: Rc<Writing>) {
-    use rustix::net::SocketFlags;
-    loop {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = door.read_with(|fd| Ok(rustix::net::accept_with(fd, flags)?)).await;
-        let Ok(program) = accepted.and_then(Async::new) else {
-            Timer::after(PAUSE).await;
-            continue;
-        };
-        let (tasks, node, job) = (Rc::clone(&node.tasks), Rc::clone(&node), Rc::clone(&job));
-        let answering = async move {
-            if let Err(error) = answer(&node, id, &program, &job).await {
-                log::debug!("a program that writes: {error}");
-            }
-        };
-        tasks.spawn(answering).detach();
-    }
-}
-
 /// A question, and what came beside it.
 fn receive(socket: &OwnedFd) -> io::Result<Option<(Question, Option<OwnedFd>)>> {
     let mut bytes = [0; size_of::<Question>()];
@@ -302,34 +395,42 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<(Question, Option<OwnedFd>)>> 
     });
     let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let ours = len == bytes.len() && bytes[..MARK.len()] == MARK;
-    let question = Question { mark: MARK, op: word(8), file: word(12), segment: word(16), detail: word(20) };
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+    let (device, number) = (long(24), long(32));
+    let question =
+        Question { mark: MARK, op: word(8), file: word(12), segment: word(16), detail: word(20), device, number };
     Ok(ours.then_some((question, fd)))
 }
 
 /// Answers one question of a program.
-async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<Writing>) -> Result<()> {
-    // The directory keeps others out already.
-    let peer = rustix::net::sockopt::socket_peercred(program).op("ask who a program is")?;
-    if peer.uid != rustix::process::geteuid() {
-        return Ok(());
-    }
+async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<Written>) -> Result<()> {
+    let Some(pid) = peer(program)? else { return Ok(()) };
     let Some((question, fd)) = program.read_with(receive).await.op("hear a program")? else { return Ok(()) };
-    let pid = peer.pid.as_raw_nonzero().get();
+    let pid = pid.as_raw_nonzero().get();
     let name = (question.segment, question.file);
     let owned = || job.programs.borrow().get(&name.0).is_some_and(|program| program.pid == pid && !program.over);
-    let mut error = 0u32;
+    let mut place = Ok(0);
+    let (file, free) = ((question.device, question.number), !job.kept.borrow().contains_key(&name));
     match question.op {
-        op::ATTACH => return attach(node, job, program, pid).await,
-        op::KEEP if owned() && (name.1 as usize) < FILES => match fd.map(|fd| (fd.try_clone(), fd)) {
+        op::ATTACH | op::MORE => return attach(node, job, program, pid, &question).await,
+        op::KEEP if owned() && (name.1 as usize) < FILES && free => match fd.map(|fd| (fd.try_clone(), fd)) {
             Some((Ok(copy), fd)) => {
-                job.kept.borrow_mut().insert(name, fd);
-                job.tell(Work::File { segment: name.0, file: name.1 }, &[copy.as_fd()]).await;
+                place = job.keep(name, file, fd);
+                if place.is_ok() {
+                    job.tell(Work::File { segment: name.0, file: name.1 }, &[copy.as_fd()]).await;
+                }
             }
-            _ => error = rustix::io::Errno::MFILE.raw_os_error().cast_unsigned(),
+            _ => place = Err(Errno::MFILE),
         },
         op::DROP if owned() => {
-            job.kept.borrow_mut().remove(&name);
+            job.forget(name);
             job.tell(Work::Drop { segment: name.0, file: name.1 }, &[]).await;
+        }
+        op::DIRECT if owned() || name.0 == NOBODY => job.direct(name.0, file),
+        op::SAY => {
+            let told = "programs that share memory have written as without --async-io from some time on: one has mapped a device by which it \
+                        may reach other hosts, or to write to a file that they share";
+            job.told.borrow_mut().insert(told.to_owned());
         }
         op::REFUSE => {
             let cause = match question.detail {
@@ -344,17 +445,35 @@ async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<W
                 node.report(&Report::Failed { job: id, node: node.id, error: error.to_string() }).await;
             }
         }
-        _ => error = rustix::io::Errno::INVAL.raw_os_error().cast_unsigned(),
+        _ => place = Err(Errno::INVAL),
     }
-    send(program, &error.to_ne_bytes(), &[]).op("answer a program")
+    let answer = match place {
+        Ok(place) => Answer { error: 0, inode: u32::try_from(place).unwrap_or(u32::MAX) },
+        Err(errno) => Answer { error: errno.raw_os_error().cast_unsigned(), inode: 0 },
+    };
+    send(program, &[answer.error.to_ne_bytes(), answer.inode.to_ne_bytes()].concat(), &[]).op("answer a program")
 }
 
-/// A program takes part.
-async fn attach(node: &Rc<Node>, job: &Rc<Writing>, program: &Async<OwnedFd>, pid: i32) -> Result<()> {
-    // Of the same process: what it executed before, or before a fork.
-    let before = job.programs.borrow().iter().find(|(_, other)| other.pid == pid && !other.over).map(|(nth, _)| *nth);
-    if let Some(segment) = before {
-        job.end(segment).await;
+/// A program takes part, or needs another log.
+async fn attach(
+    node: &Rc<Node>,
+    job: &Rc<Written>,
+    program: &Async<OwnedFd>,
+    pid: i32,
+    asked: &Question,
+) -> Result<()> {
+    if asked.op == op::ATTACH {
+        // Of the same process: what it executed before, or before a fork.
+        let before: Vec<_> = job
+            .programs
+            .borrow()
+            .iter()
+            .filter(|(_, other)| other.pid == pid && !other.over)
+            .map(|(nth, _)| *nth)
+            .collect();
+        for segment in before {
+            job.end(segment).await;
+        }
     }
     let free = {
         let mut programs = job.programs.borrow_mut();
@@ -372,7 +491,7 @@ async fn attach(node: &Rc<Node>, job: &Rc<Writing>, program: &Async<OwnedFd>, pi
     terms.extend(job.roots);
     debug_assert_eq!(terms.len(), size_of::<Terms>());
     if let Some((segment, ended)) = free {
-        let state = extents_map::reset(&job.memory, segment);
+        let state = extents_map::reset(&job.memory, &job.extents, segment, asked.device);
         state.op("share memory with a program")?;
         job.tell(Work::Begin { segment }, &[]).await;
         let job = Rc::clone(job);

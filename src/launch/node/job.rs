@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use smol::io::AsyncWriteExt;
 use smol::{Async, Timer};
 
 use super::Node;
+use super::door;
 use super::files::Files;
 use super::guests::Inside;
 use super::members::Members;
@@ -22,12 +24,13 @@ use super::memory::Memory;
 use super::singletons;
 use super::streams::Streams;
 use super::view::View;
+use crate::launch::window::Credit;
 use crate::launch::{allocation, mpi, placement, pmi};
 use crate::loader::view::{Closing, Counts};
 use crate::net::link::Packet;
 use crate::net::seqpacket::{BYTES_MAX, FDS_MAX, Seqpacket};
-use crate::net::wire::control::{self, Binding, Exit, Launch, Place, Report, StdinTo, Stream};
-use crate::net::wire::facts::{JobFacts, JobTimes};
+use crate::net::wire::control::{self, Aid, Binding, Exit, Launch, Place, Report, StdinTo, Stream};
+use crate::net::wire::facts::{JobFacts, JobTimes, Writing};
 use crate::net::wire::keeper::{Ask, Tell};
 use crate::net::wire::record::FileId;
 use crate::sys::boot::Stage;
@@ -49,6 +52,10 @@ pub(super) struct Job {
     /// The other ends, by rank, until the ranks are spawned.
     readers: RefCell<HashMap<u32, Receiver<Vec<u8>>>>,
     streams: Streams,
+    /// Of their output.
+    credit: Credit,
+    /// No process of the job is left.
+    empty: Cell<bool>,
     pub(super) warnings: RefCell<Vec<String>>,
     pub(super) view: RefCell<Option<Rc<View>>>,
     /// What the view had counted when the job began to look into it.
@@ -71,6 +78,7 @@ pub(super) struct Job {
     pub(super) running: Cell<u32>,
     pub(super) memory: RefCell<Option<Memory>>,
     files: RefCell<Option<Files>>,
+    pub(super) written: RefCell<Option<Writing>>,
 }
 
 impl Job {
@@ -104,9 +112,10 @@ impl Job {
 
     fn hand_over(node: &Rc<Node>, mut launch: Launch, place: Place) -> Result<Rc<Job>> {
         let memory = Memory::open(node, &mut launch, &place)?;
-        let files = Files::open(node, &mut launch)?;
+        let files = Files::open(node, &mut launch, place.locals)?;
         let members = node.members_of(launch.job);
-        let plan = program(node, &launch, &place).write().op("write the launch plan")?;
+        let resident = memory.as_ref().and_then(Memory::resident).unwrap_or_default();
+        let plan = program(node, &launch, &place, resident).write().op("write the launch plan")?;
         let (ours, theirs) = Seqpacket::pair().op("start the keeper")?;
         node.keep(&Ask::Job { job: launch.job }, &theirs, &plan).map_err(|e| unheard("start the keeper", e))?;
         // Made before the first bytes can come.
@@ -122,6 +131,7 @@ impl Job {
             stdin.push(sender);
             readers.insert(rank, bytes);
         }
+        let window = launch.window;
         Ok(Rc::new(Job {
             node: Rc::clone(node),
             launch,
@@ -131,6 +141,8 @@ impl Job {
             stdin: RefCell::new(Some(stdin)),
             readers: RefCell::new(readers),
             streams: Streams::new().op("watch the output of ranks")?,
+            credit: Credit::new(window),
+            empty: Cell::new(false),
             warnings: RefCell::default(),
             view: RefCell::default(),
             before: Cell::default(),
@@ -145,6 +157,7 @@ impl Job {
             running: Cell::new(0),
             memory: RefCell::new(memory),
             files: RefCell::new(files),
+            written: RefCell::default(),
         }))
     }
 
@@ -173,6 +186,19 @@ impl Job {
         }
         self.abort.0.close();
         self.ask(Ask::End { grace_ms });
+        self.settle();
+    }
+
+    /// More of its output may be sent.
+    pub(super) fn grant(&self, bytes: u32) {
+        self.credit.grant(bytes);
+    }
+
+    /// The end of a job that is ended waits for nobody who reads: what is left is in the pipes of processes that are gone.
+    fn settle(&self) {
+        if self.empty.get() && self.abort.0.is_closed() {
+            self.credit.lift();
+        }
     }
 
     fn close(&self) {
@@ -235,7 +261,7 @@ impl Job {
             }
         };
         let relaying = async {
-            let relayed = self.streams.relay(&completed, async |rank, stream, bytes| {
+            let relayed = self.streams.relay(&completed, &self.credit, async |rank, stream, bytes| {
                 self.mark(|times| &mut times.output);
                 let report = Report::Output { job: self.launch.job, rank, stream };
                 self.node.send_up(Packet::new(&report, bytes)).await;
@@ -246,9 +272,14 @@ impl Job {
         };
         // At the same time: a keeper that cannot say which ranks ended does not hear which ones to start either. When every process
         // of the job is gone, every stream is at its end or will be at once.
-        let work = smol::future::zip(smol::future::zip(spawning, self.hear_keeper()), relaying);
+        let hearing = async {
+            self.hear_keeper().await;
+            self.empty.set(true);
+            self.settle();
+        };
+        let work = smol::future::zip(smol::future::zip(spawning, hearing), relaying);
         let alone = async {
-            if !self.launch.client || self.launch.guests {
+            if self.launch.aid != Aid::Client || self.launch.guests {
                 std::future::pending::<()>().await;
             }
             singletons::watch(&self).await;
@@ -267,8 +298,9 @@ impl Job {
         }
         let files = self.files.borrow_mut().take();
         if let Some(files) = files {
-            let told = files.finish().await;
+            let (told, written) = files.finish().await;
             self.warnings.borrow_mut().extend(told);
+            *self.written.borrow_mut() = Some(written);
         }
         let facts = self.facts();
         self.view.borrow_mut().take();
@@ -403,10 +435,9 @@ impl Job {
         let members = self.members.as_ref().ok_or_else(nobody)?;
         let null = OwnedFd::from(File::open("/dev/null").op_on("open", "/dev/null")?);
         self.running.set(self.place.count);
-        if self.launch.client {
-            let client = pmi::client().op("give the ranks a client of PMI-1")?;
-            let inherit = Ask::Inherit { number: pmi::CLIENT_FD };
-            self.tell_keeper(&inherit, &[client.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
+        if let Some(object) = pmi::object(self.launch.aid).op("give the ranks what their MPI library needs")? {
+            let inherit = Ask::Inherit { number: pmi::AID_FD };
+            self.tell_keeper(&inherit, &[object.as_fd()]).await.map_err(|e| unheard("start ranks", e))?;
         }
         let mut first = 0;
         while first < self.place.count {
@@ -510,7 +541,13 @@ impl Job {
             Stage::Cwd => {
                 self.failed(&Error::new("enter the working directory", cause).on(path(&self.launch.cwd))).await;
             }
-            Stage::Hold => self.failed(&Error::new("hold the ranks for the debugger", cause)).await,
+            Stage::Hold if self.launch.hold => {
+                self.failed(&Error::new("hold the ranks for the debugger", cause)).await;
+            }
+            Stage::Hold => {
+                let error = Error::new("use --memory in a statically linked program, by tracing it", cause);
+                self.failed(&error.on(path(&self.launch.program)).remedy("link it dynamically")).await;
+            }
             Stage::Exec => self.failed(&Error::new("execute", cause).on(path(&self.launch.program))).await,
         }
     }
@@ -591,7 +628,8 @@ fn mask(cpus: &[u32]) -> Vec<u8> {
     mask.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
+/// `resident`: what is put into the program if it is statically linked, or nothing.
+pub(super) fn program(node: &Node, launch: &Launch, place: &Place, resident: Vec<u8>) -> Program {
     let pair = |name: &str, value: &dyn std::fmt::Display| format!("{name}={value}").into_bytes();
     // A job within a job: the outer one's are not for these ranks.
     let ours =
@@ -607,7 +645,10 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     env.push(pair("PMI_FD", &MEMBER_FD));
     env.push(pair("PMI_SIZE", &launch.size));
     env.push(pair("MPI_LOCALNRANKS", &place.locals));
-    if launch.client {
+    if launch.aid == Aid::Progress {
+        door::preload(&mut env, pmi::aid_path().as_bytes());
+    }
+    if launch.aid == Aid::Client {
         env.extend(pmi::client_variables(&node.session, launch.job).map(String::into_bytes));
         // As its own launcher does where ranks have to share processors.
         const YIELD: &[u8] = b"OMPI_MCA_mpi_yield_when_idle=";
@@ -617,11 +658,14 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
     }
     let usable = if place.bind == Binding::None { Vec::new() } else { allocation::usable_cpus() };
     let bound = if place.bind == Binding::None { 0..0 } else { place.local..place.local + place.count };
-    let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
+    let home = match launch.cwd_named {
+        true => launch.cwd.clone(),
+        false => std::env::var_os("HOME").unwrap_or_else(|| "/".into()).into_vec(),
+    };
     Program {
         path: launch.program.clone(),
         cwd: launch.cwd.clone(),
-        home: std::os::unix::ffi::OsStringExt::into_vec(home),
+        home,
         argv: launch.argv.clone(),
         env,
         counted: [
@@ -636,5 +680,6 @@ pub(super) fn program(node: &Node, launch: &Launch, place: &Place) -> Program {
         masks: bound.map(|local| mask(placement::cpus(place.bind, &usable, local, place.locals))).collect(),
         nofile: process::nofile(),
         hold: launch.hold,
+        resident,
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Members {
     left: Cell<u32>,
     /// One has begun to speak PMI-1.
     pub(super) asked: Cell<bool>,
+    /// What members do is told by system calls only, which wait for what they wrote.
+    pub(super) without_board: bool,
     /// Shared with members that want it ([`super::board`]): with how many, and how many of them have called and are not answered.
     pub(super) board: OnceCell<Board>,
     pub(super) sharing: Cell<u32>,
@@ -128,6 +130,7 @@ impl Members {
             ends: RefCell::new(all.iter().map(|_| None).collect()),
             left: Cell::new(u32::try_from(all.len()).unwrap_or(u32::MAX)),
             asked: Cell::new(false),
+            without_board: launch.writes_elsewhere(),
             board: OnceCell::new(),
             sharing: Cell::new(0),
             held: Cell::new(0),

@@ -1,39 +1,35 @@
 //! A job's programs that use memory of other nodes: the resident that is preloaded into them, and the door at which it gets its connections.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::OsStr;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStringExt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::RecvFlags;
+use rustix::process::Pid;
 use smol::{Async, Task, Timer};
 
 use super::Node;
-use crate::loader::view::directory::{self, Directory};
+use super::door::{self, Door, peer, send};
 use crate::net::wire::control::{JobId, Launch, Place, Report};
 use crate::net::wire::facts::Paging;
 use crate::pager::borrow::{self, Servers};
 use crate::pager::budget;
 use crate::pager::counts::Page;
-use crate::sys::resident::{ASK, DOOR, FILE, Failure, cause};
-use crate::sys::without::Without;
+use crate::sys::resident::{AGAIN, ASK, Again, Failure, cause};
 use crate::{Result, error::Context};
 
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Limits are looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
-/// Before the next attempt when no connection can be accepted.
-const PAUSE: Duration = Duration::from_millis(50);
 
-/// See the module. The directory goes with it.
+/// See the module.
 pub(super) struct Memory {
-    directory: Directory,
     programs: Rc<Programs>,
-    _door: Task<()>,
+    door: Door,
+    /// The program is statically linked.
+    alone: bool,
+    _serving: Task<()>,
     _budget: Task<()>,
 }
 
@@ -76,22 +72,15 @@ impl Programs {
     }
 }
 
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.directory.remove();
-    }
-}
-
 impl Memory {
     /// Prepares what a job needs, and puts it into its environment; `None`: it uses no other memory.
     ///
     /// # Errors
-    /// There is no place for the resident.
+    /// There is no place for the resident, or the program is none that it can be in.
     pub(super) fn open(node: &Rc<Node>, launch: &mut Launch, place: &Place) -> Result<Option<Memory>> {
         let Some(wish) = launch.memory.clone() else { return Ok(None) };
+        let alone = door::statically_linked(launch, "use --memory")?.is_some();
         let local = wish.local.map_or_else(|| budget::share(place.locals), Ok)?;
-        let directory = Directory::create(&directory::executable(&Without::from_env()?)?)?;
-        let path = directory.path.clone();
         let servers = Servers::new(&wish, &node.key)?;
         let programs = Rc::new(Programs {
             servers,
@@ -100,17 +89,24 @@ impl Memory {
             running: RefCell::default(),
             ended: RefCell::default(),
         });
-        let door = (|| {
-            let resident = borrow::resident(path.as_os_str().as_bytes(), local)?;
-            std::fs::write(path.join(FILE), resident).op_on("write", path.join(FILE))?;
-            listen(path.join(DOOR))
-        })();
-        let door = door.inspect_err(|_| directory.remove())?;
-        let serving = serve(Rc::clone(node), door, launch.job, Rc::clone(&programs));
-        preload(&mut launch.env, path.join(FILE).as_os_str());
+        let door = Door::open("use memory of other nodes", &mut launch.env, borrow::settings(local)?)?;
+        let (at, job, lent) = (Rc::clone(node), launch.job, Rc::clone(&programs));
+        let _serving = door.serve(node, move |program| {
+            let (node, programs) = (Rc::clone(&at), Rc::clone(&lent));
+            async move {
+                if let Err(error) = answer(&node, job, &program, &programs).await {
+                    node.report(&Report::Failed { job, node: node.id, error: error.to_string() }).await;
+                }
+            }
+        });
         let (following, count) = (Rc::clone(&programs), place.locals);
         let _budget = node.tasks.spawn(following.follow_limits(count));
-        Ok(Some(Memory { directory, programs, _door: node.tasks.spawn(serving), _budget }))
+        Ok(Some(Memory { programs, door, alone, _serving, _budget }))
+    }
+
+    /// What is to be put into a program that loads nothing by itself.
+    pub(super) fn resident(&self) -> Option<Vec<u8>> {
+        self.alone.then(|| self.door.resident().into_os_string().into_vec())
     }
 
     /// What its programs have counted, if any borrows memory. `over`: none of them runs, though not all may have been heard to end.
@@ -120,58 +116,16 @@ impl Memory {
     }
 }
 
-/// The resident comes before what else is preloaded.
-pub(super) fn preload(env: &mut Vec<Vec<u8>>, file: &OsStr) {
-    let mut line = [PRELOAD, file.as_bytes()].concat();
-    let others = env.iter().rposition(|var| var.starts_with(PRELOAD)).map(|at| env.remove(at));
-    if let Some(others) = others.as_deref().and_then(|var| var.strip_prefix(PRELOAD)).filter(|list| !list.is_empty()) {
-        line.push(b':');
-        line.extend_from_slice(others);
-    }
-    env.push(line);
-}
-
-pub(super) fn listen(path: PathBuf) -> Result<Async<OwnedFd>> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let socket = socket.op("make a socket")?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).op_on("name the socket", &path)?).op_on("make", &path)?;
-    rustix::net::listen(&socket, 1024).op_on("listen on", &path)?;
-    Async::new(socket).op("watch a socket")
-}
-
-async fn serve(node: Rc<Node>, door: Async<OwnedFd>, job: JobId, programs: Rc<Programs>) {
-    loop {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = door.read_with(|fd| Ok(rustix::net::accept_with(fd, flags)?)).await;
-        let Ok(program) = accepted.and_then(Async::new) else {
-            Timer::after(PAUSE).await;
-            continue;
-        };
-        let (tasks, node, programs) = (Rc::clone(&node.tasks), Rc::clone(&node), Rc::clone(&programs));
-        let answering = async move {
-            if let Err(error) = answer(&node, job, &program, &programs).await {
-                node.report(&Report::Failed { job, node: node.id, error: error.to_string() }).await;
-            }
-        };
-        tasks.spawn(answering).detach();
-    }
-}
-
 /// Serves one program: gives it connections if it asks for them, and hears why it ends.
 async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Programs) -> Result<()> {
-    // The directory keeps others out already.
-    let peer = rustix::net::sockopt::socket_peercred(program).op("ask who a program is")?;
-    if peer.uid != rustix::process::geteuid() {
-        return Ok(());
-    }
+    let Some(pid) = peer(program)? else { return Ok(()) };
     let mut page = None;
     let ended = loop {
         let mut message = [0; size_of::<Failure>()];
         let receive = program.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await;
         match receive {
             Ok(len) if message[..len] == ASK => {
-                let (grant, fds, missing) = programs.servers.connect(&label(&node.host, peer.pid)).await?;
+                let (grant, fds, missing) = programs.servers.connect(&label(&node.host, pid)).await?;
                 for error in missing {
                     node.report(&Report::Unlent { job, node: node.id, error: error.to_string() }).await;
                 }
@@ -180,6 +134,14 @@ async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Pr
                 send(program, &grant, &fds).op("hand connections to a program")?;
                 programs.running.borrow_mut().push(Rc::clone(&counts));
                 page = Some(counts);
+            }
+            Ok(len) if len == size_of::<Again>() && message.starts_with(&AGAIN) => {
+                // It asks again.
+                let again = programs.servers.connect_again(&label(&node.host, pid), &message[..len]).await;
+                let Ok((grant, fds)) = again else { break Ok(()) };
+                // One more than the servers', for counts.
+                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).chain(fds.first().map(AsFd::as_fd)).collect();
+                let _ = send(program, &grant, &fds);
             }
             Ok(len) if len == message.len() && borrow::failure(&message).cause == cause::GOES_ON => {
                 programs.servers.lose(&borrow::failure(&message));
@@ -196,18 +158,8 @@ async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Pr
 }
 
 /// What a memory server shows of a program.
-fn label(host: &str, pid: rustix::process::Pid) -> String {
+fn label(host: &str, pid: Pid) -> String {
     let pid = pid.as_raw_nonzero();
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("{host} {pid} {}", name.trim_end())
-}
-
-pub(super) fn send(program: &Async<OwnedFd>, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-    let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(fds));
-    let vector = [io::IoSlice::new(bytes)];
-    rustix::net::sendmsg(program, &vector, &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
 }

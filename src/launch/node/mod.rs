@@ -2,6 +2,7 @@
 
 mod audit;
 mod board;
+mod door;
 mod facts;
 mod files;
 mod forest;
@@ -10,6 +11,7 @@ mod job;
 mod lend;
 mod members;
 mod memory;
+mod patience;
 mod pull;
 mod replica;
 mod singletons;
@@ -21,7 +23,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded};
@@ -35,6 +37,7 @@ use self::facts::Clock;
 use self::job::Job;
 use self::lend::Lend;
 use self::members::Members;
+use self::patience::Patience;
 use self::replica::{Replica, feeders};
 use self::view::Views;
 use super::couriers::Couriers;
@@ -47,7 +50,7 @@ use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
 use crate::net::auth::SessionKey;
 use crate::net::gauge::Gauge;
-use crate::net::link::{self, Packet, Reader, Writer};
+use crate::net::link::{self, LinkError, Packet, Reader, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
@@ -193,6 +196,8 @@ pub(super) struct Node {
     jobs: RefCell<HashMap<(JobId, u32), Rc<Job>>>,
     /// What the ranks of each job here do together.
     members: RefCell<HashMap<JobId, Rc<Members>>>,
+    /// Of jobs that write files asynchronously here.
+    files: RefCell<HashMap<JobId, Weak<files::Shared>>>,
     /// The memory servers that jobs have here.
     lends: RefCell<HashMap<JobId, Lend>>,
 }
@@ -277,6 +282,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         fed: [bounded(1), bounded(1)],
         jobs: RefCell::default(),
         members: RefCell::default(),
+        files: RefCell::default(),
         lends: RefCell::default(),
     });
     birth.joined = clock.now();
@@ -334,18 +340,15 @@ pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawne
         let (outbox, pumping) = pump_with(&tasks, writer, Packet::new(&LogFrame::Ping, Vec::new()), LOG_OUTBOX);
         let (asked, attachments) = bounded(2);
         let listen = async move {
-            while let Ok(packet) = reader.receive().await {
-                if asked.send(packet).await.is_err() {
-                    return;
-                }
+            loop {
+                asked.send(reader.receive().await?).await.map_err(|_| LinkError::Closed)?;
             }
         };
         let work = async move {
             log::debug!("feeding node {node}");
-            let (waiter, woken) = feeder.log().listener();
-            let measure = gauge(&socket, &*feeder, &woken);
-            feeder.log().feed(attachments, outbox, &*feeder).or(listen).or(measure).await;
-            feeder.log().unlisten(waiter);
+            let feed: Result<(), LinkError> =
+                feeder.log().feed(attachments, outbox, &*feeder).or(listen).or(gauge(&socket, &*feeder)).await;
+            log::debug!("not feeding node {node} any more: {feed:?}");
             drop(pumping);
         };
         tasks.spawn(work).detach();
@@ -353,7 +356,7 @@ pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawne
 }
 
 /// Tells once how fast a link is over which the log goes; never ends.
-async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>) {
+async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog) -> Result<(), LinkError> {
     const PAUSE: Duration = Duration::from_millis(5);
     /// Looks after something was put into the log.
     const LOOKS: u32 = 20;
@@ -363,7 +366,9 @@ async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>)
     if is_local(socket) == Some(true) {
         return std::future::pending().await;
     }
-    while woken.recv().await.is_ok() {
+    let changed = feeder.log().listener();
+    loop {
+        changed.woken().await;
         for _ in 0..LOOKS {
             if let Some(rate) = tcp::sent(socket).and_then(|sent| gauge.handle_sent(sent)) {
                 // They share what this host can send.
@@ -375,7 +380,6 @@ async fn gauge(socket: &TcpStream, feeder: &impl FeedsLog, woken: &Receiver<()>)
             Timer::after(PAUSE).await;
         }
     }
-    std::future::pending::<()>().await;
 }
 
 impl Node {
@@ -476,10 +480,9 @@ impl Node {
 
     /// Follows the parent's orders until it says leave or is gone.
     async fn follow(self: Rc<Self>, reader: &mut Reader) -> Result<()> {
-        let (mut stopped, mut patient) = (false, false);
+        let mut patience = Patience::default();
         loop {
-            // A front end that was stopped at its terminal, or by a debugger, says nothing until it is continued.
-            let received = if stopped || patient { reader.receive().await } else { reader.receive_within().await };
+            let received = if patience.is_endless() { reader.receive().await } else { reader.receive_within().await };
             let packet = received.op("hear the parent").map_err(|e| e.at(self.host.clone()))?;
             if packet.kind == Kind::Log {
                 self.fed_by_parent(packet).await;
@@ -490,8 +493,7 @@ impl Node {
                 Target::All => true,
                 Target::Node(node) => node == self.id,
             };
-            stopped = matches!(down.order, Order::Signal { signal, .. } if signal == Signal::SIGTSTP as i32);
-            patient |= matches!(&down.order, Order::Launch(launch) if launch.hold);
+            patience.handle_order(&down.order);
             if matches!(down.order, Order::Ping) {
                 continue;
             }
@@ -539,6 +541,11 @@ impl Node {
             }
             Order::Signal { job, signal } => self.job(job, |j| j.signal(signal)),
             Order::End { job, grace_ms } => self.job(job, |j| j.end(grace_ms)),
+            Order::Taken { job, part, bytes } => {
+                if let Some(job) = self.jobs.borrow().get(&(job, part)) {
+                    job.grant(bytes);
+                }
+            }
             Order::Stdin { job } => self.job(job, |j| j.feed(packet.body.as_ref().clone())),
             Order::Collective { job, verdict } => {
                 if let Some(members) = self.members_of(job) {

@@ -85,8 +85,6 @@ pub(super) struct Replica {
     pub(super) lost: RefCell<HashSet<FileId>>,
     /// Complete ELF files: they are bound, not read through the view.
     images: RefCell<Vec<(Vec<u8>, FileId)>>,
-    /// Bodies that came before the record that announces their file.
-    early: RefCell<Vec<(u64, LogEntry)>>,
     open_questions: RefCell<SingleFlight<(Vec<u8>, Need), ()>>,
     preloaded: RefCell<Loads>,
     /// Why no content can be stored any more.
@@ -167,7 +165,6 @@ impl Replica {
             announced: RefCell::default(),
             lost: RefCell::default(),
             images: RefCell::default(),
-            early: RefCell::default(),
             open_questions: RefCell::new(SingleFlight::new(ASK_AGAIN)),
             preloaded: RefCell::default(),
             broken: RefCell::default(),
@@ -345,11 +342,11 @@ impl Replica {
         stripe: u8,
         next: impl Future<Output = Result<Packet, LinkError>>,
     ) -> Result<(), LinkError> {
-        let (waiter, woken) = self.log.listener();
+        let changed = self.log.listener();
         while !self.log.wants_more() {
-            let _ = woken.recv().await;
+            changed.woken().await;
         }
-        self.log.unlisten(waiter);
+        drop(changed);
         let packet = next.await?;
         self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();
@@ -383,14 +380,11 @@ impl Replica {
     /// Makes the file for content that is coming, before its turn in the log: chunks are written as they arrive.
     fn announce(&self, record: &Record) {
         let Record::File { path, attr, content: Supply::Log(id) } = record else { return };
-        if self.announced.borrow_mut().insert(*id) {
+        if self.announced.borrow_mut().insert(*id) && !self.lost.borrow().contains(id) {
             if let Err(error) = self.store.create(*id, attr.size, attr.mode, attr.mtime) {
                 self.lose(*id, &error);
             }
             self.coming.borrow_mut().insert(*id, (path.clone(), attr.size));
-            for (seq, entry) in std::mem::take(&mut *self.early.borrow_mut()) {
-                self.log.postpone(seq, entry);
-            }
         }
     }
 
@@ -411,7 +405,7 @@ impl Replica {
 
     /// Moves what arrives into the store, the catalog and the views.
     pub(super) async fn apply(self: Rc<Self>, node: Rc<Node>) {
-        let (_, woken) = self.log.listener();
+        let changed = self.log.listener();
         loop {
             while let Some((seq, entry)) = self.log.poll_arrived() {
                 self.store_chunk(seq, entry, &node);
@@ -421,9 +415,7 @@ impl Replica {
                     self.fail(&error);
                 }
             }
-            if woken.recv().await.is_err() {
-                return;
-            }
+            changed.woken().await;
         }
     }
 
@@ -431,11 +423,15 @@ impl Replica {
         let Record::Chunk { file, .. } = *entry.header.record() else {
             return self.log.stored(seq);
         };
+        // What announces the file may come later, in another stripe that lost its feeder: nothing may wait for that, or no room would be
+        // left for it.
+        if !self.lost.borrow().contains(&file)
+            && let Err(error) = self.store.begin(file)
+        {
+            self.lose(file, &error);
+        }
         if self.lost.borrow().contains(&file) {
             return self.log.stored(seq);
-        }
-        if !self.coming.borrow().contains_key(&file) {
-            return self.early.borrow_mut().push((seq, entry));
         }
         if self.begun.get() == 0 {
             self.begun.set(node.clock.now());
@@ -458,6 +454,8 @@ impl Replica {
             Record::Complete { file } | Record::Void { file, .. } if self.lost.borrow().contains(file) => {
                 self.coming.borrow_mut().remove(file);
                 let _ = self.store.remove(*file);
+                // It may have been lost before its turn to be announced.
+                self.learn(&Record::Void { file: *file, errno: Errno::IO.raw_os_error() });
                 return Ok(());
             }
             Record::Complete { file } => {

@@ -13,6 +13,7 @@ use rustix::pipe::PipeFlags;
 use smol::Async;
 use smol::future::FutureExt;
 
+use crate::launch::window::Credit;
 use crate::net::wire::control::Stream;
 
 /// Bytes of output in one frame, at most.
@@ -55,13 +56,14 @@ impl Streams {
         Ok(writer)
     }
 
-    /// Gives what comes to `pass`, until no more streams will be added (`complete` is closed) and all are at their end.
+    /// Gives what comes to `pass`, as far as there is credit, until no more streams will be added (`complete` is closed) and all are at their end.
     ///
     /// # Errors
     /// The kernel refuses to wait.
     pub(super) async fn relay(
         &self,
         complete: &Receiver<()>,
+        credit: &Credit,
         pass: impl AsyncFn(u32, Stream, Vec<u8>),
     ) -> io::Result<()> {
         let mut bytes = vec![0; OUTPUT];
@@ -69,7 +71,9 @@ impl Streams {
             let mut events = [EpollEvent::empty(); 64];
             let count = self.set.wait(&mut events, EpollTimeout::ZERO)?;
             for event in &events[..count] {
-                if let Some(got) = self.read(event, &mut bytes) {
+                let room = credit.room(OUTPUT).await;
+                if let Some(got) = self.read(event, &mut bytes[..room]) {
+                    credit.spend(got);
                     let stream = if event.data() & 1 == 0 { Stream::Out } else { Stream::Err };
                     pass((event.data() >> 1) as u32, stream, bytes[..got].to_vec()).await;
                 }
@@ -137,7 +141,8 @@ mod tests {
             writers.clear();
             complete.close();
         };
-        let (relayed, ()) = smol::block_on(smol::future::zip(streams.relay(&completed, pass), write));
+        let (relayed, ()) =
+            smol::block_on(smol::future::zip(streams.relay(&completed, &Credit::new(1 << 20), pass), write));
         relayed.unwrap();
         let mut heard = heard.take();
         assert_eq!(heard.remove(0), (7, Stream::Out, "seven".to_owned()));
@@ -154,6 +159,6 @@ mod tests {
             complete.close();
         };
         let none = async |_, _, _| panic!("nothing was written");
-        smol::block_on(smol::future::zip(streams.relay(&completed, none), close)).0.unwrap();
+        smol::block_on(smol::future::zip(streams.relay(&completed, &Credit::new(0), none), close)).0.unwrap();
     }
 }

@@ -155,7 +155,6 @@ impl Branch {
                 }
                 // All here are answered at once: the first of them calls the next operation at once, too.
                 match verdict {
-                    Verdict::Same { .. } if self.act == Act::Gather && self.ranks[0] == 0 => return,
                     Verdict::Same { .. } => self.answer_all(&body),
                     _ => self.answer_parts(&body),
                 }

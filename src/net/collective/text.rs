@@ -148,7 +148,7 @@ fn ours<'a>(len: usize, line: &'a [u8], mut rest: &'a [u8]) -> Result<Option<(Re
         (_, b"send", [message]) => Request::Send(message),
         (_, b"receive", []) => Request::Receive(within),
         (_, b"members", []) => Request::Members,
-        (_, b"board", []) => Request::Board,
+        (_, b"board1", []) => Request::Board,
         (_, b"look", []) => Request::Look,
         _ => Request::Unknown(format!("{} with {count} items is no request", printable(verb))),
     };

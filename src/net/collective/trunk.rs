@@ -155,8 +155,9 @@ impl Trunk {
             Act::Gather => {
                 let mut part = Vec::new();
                 entry(&mut part, 0, &sorted(&done.entries));
-                self.same(&[]);
+                // First to the one that waits for it. Its node is then beyond this operation.
                 self.parts(self.master(), &part);
+                self.same(&[]);
             }
             Act::Scatter => {
                 let mut parts = BTreeMap::<NodeId, Vec<u8>>::new();

@@ -39,6 +39,8 @@ pub struct Load {
     pub window: usize,
     /// To write one body to the store, or to rebuild one from it.
     pub store: Duration,
+    /// So many nodes, by number, are on one host.
+    pub crowd: u32,
 }
 
 impl Load {
@@ -155,11 +157,19 @@ impl Replica {
 
     /// `peer` does not feed this node in `stripe` any more, if it did.
     fn lost_upstream(&mut self, peer: Node, stripe: u8) {
-        let upstream = &mut self.upstream[usize::from(stripe)];
-        if *upstream == Some(peer) {
+        if self.fed_by(stripe) == Some(peer) {
             let mut ancestors = self.topology.ancestors(stripe, self.node);
             let next = ancestors.find(|&node| node == peer).and_then(|_| ancestors.next());
-            *upstream = next.or(self.topology.parent(stripe, self.node));
+            self.follow(stripe, next.or(self.topology.parent(stripe, self.node)));
+        }
+    }
+
+    fn follow(&mut self, stripe: u8, feeder: Option<Node>) {
+        let host = |node: Node| node / self.load.crowd.max(1);
+        self.upstream[usize::from(stripe)] = feeder;
+        if let Some(feeder) = feeder {
+            let near = host(feeder) == host(self.node);
+            self.relay.set_upstream(stripe, if near { Upstream::Near } else { Upstream::Linked });
             self.attach.push(stripe);
         }
     }
@@ -220,12 +230,7 @@ impl Machine for Replica {
         let result = match input {
             Input::Start => {
                 for stripe in 0..self.topology.stripes() {
-                    let parent = self.topology.parent(stripe, self.node);
-                    if parent.is_some() {
-                        self.relay.set_upstream(stripe, Upstream::Linked);
-                    }
-                    self.upstream[usize::from(stripe)] = parent;
-                    self.attach.extend(parent.map(|_| stripe));
+                    self.follow(stripe, self.topology.parent(stripe, self.node));
                 }
                 Ok(())
             }
@@ -311,8 +316,8 @@ impl Machine for Replica {
         stored.into_iter().chain(rebuilt).chain(begin).min()
     }
 
-    fn accepts(&self) -> bool {
-        self.relay.wants_more() || self.node == 0
+    fn accepts(&self, message: &Message) -> bool {
+        self.relay.wants_more() || !matches!(message, Message::Entry { .. })
     }
 }
 
@@ -335,7 +340,7 @@ pub(super) mod tests {
     pub(in super::super) const PATIENCE: Duration = Duration::from_secs(100_000);
 
     pub(in super::super) fn load(entries: u64) -> Load {
-        Load { entries, chunk: CHUNK, bare: 0, window: WINDOW, store: Duration::ZERO }
+        Load { entries, chunk: CHUNK, bare: 0, window: WINDOW, store: Duration::ZERO, crowd: 1 }
     }
 
     /// Everybody alive has everything, in order and within memory; the time when the last one had.
@@ -422,6 +427,7 @@ pub(super) mod tests {
             bare: rng.u64(0..5),
             window: CHUNK as usize * rng.usize(1..16),
             store: Duration::from_micros(rng.u64(0..1500) * u64::from(rng.bool())),
+            crowd: rng.u32(1..4),
             ..load(0)
         };
         let mut sim = broadcast(Topology::new(shape, nodes), load, network, seed);

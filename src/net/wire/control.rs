@@ -40,6 +40,8 @@ pub enum Order {
     Launch(Box<Launch>),
     /// Deliver a signal to every rank of the job on the node.
     Signal { job: JobId, signal: i32 },
+    /// So many bytes of the output of this program of the job were taken: the node may send as many more.
+    Taken { job: JobId, part: u32, bytes: u32 },
     /// Standard input for the job's readers on the node; an empty body is its end.
     Stdin { job: JobId },
     /// Kill what is left of the job: SIGTERM now, SIGKILL after `grace_ms`.
@@ -146,6 +148,8 @@ pub struct Launch {
     /// "NAME=value", for all ranks.
     pub env: Vec<Vec<u8>>,
     pub cwd: Vec<u8>,
+    /// Without it no rank starts; else those start in HOME.
+    pub cwd_named: bool,
     /// Ranks in the job.
     pub size: u32,
     pub places: Vec<Place>,
@@ -169,10 +173,28 @@ pub struct Launch {
     pub hold: bool,
     /// The same for all programs of the job.
     pub wiring: Wiring,
-    /// Give the ranks a client of PMI-1, for an MPI library that has none.
-    pub client: bool,
+    /// Bytes of output that a node may send of each program before it hears that some were taken ([`Order::Taken`]).
+    pub window: u32,
+    pub aid: Aid,
     /// The ranks are one job of an MPI library that the program is linked with: they must ask who the others are.
     pub mpi: bool,
+}
+
+impl Launch {
+    /// Programs write files asynchronously, and there are others on other hosts.
+    pub fn writes_elsewhere(&self) -> bool {
+        self.files.is_some() && self.wiring.nodes.len() > 1
+    }
+}
+
+/// What the ranks are given for the MPI library of their program.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aid {
+    None,
+    /// A client of PMI-1: whatever the program starts or loads later may need one.
+    Client,
+    /// What lets UCX go on while MPICH waits for PMI.
+    Progress,
 }
 
 /// The ranks of one node.

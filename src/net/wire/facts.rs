@@ -71,6 +71,29 @@ pub struct JobFacts {
     pub originals: Vec<Original>,
     /// Of programs that use memory of other nodes.
     pub paging: Option<Box<Paging>>,
+    /// Of programs that write asynchronously, when all have ended.
+    pub writing: Option<Box<Writing>>,
+}
+
+/// What was written for programs.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default)]
+pub struct Writing {
+    /// Writes that were kept, their bytes, and the calls that were made for them.
+    pub writes: u64,
+    pub bytes: u64,
+    pub pieces: u64,
+    /// Files in which something is missing, and why.
+    pub lost: Vec<(String, String)>,
+}
+
+impl Writing {
+    /// Adds what others count.
+    pub fn add(&mut self, other: &Writing) {
+        self.writes += other.writes;
+        self.bytes += other.bytes;
+        self.pieces += other.pieces;
+        self.lost.extend_from_slice(&other.lost);
+    }
 }
 
 /// What the pagers of programs counted: of one, or of several together. All sizes are bytes.

@@ -49,6 +49,8 @@ pub struct Block {
     /// "NAME=value".
     pub env: Vec<Vec<u8>>,
     pub cwd: Vec<u8>,
+    /// The user named it: without it no rank starts.
+    pub cwd_named: bool,
 }
 
 /// What a command asks of a session.
@@ -91,8 +93,8 @@ pub enum SessionTell {
     Ended {
         code: u8,
     },
+    /// The descriptor is a file with the names of the hosts that are up, one a line.
     About {
-        hosts: Vec<String>,
         jobs: u32,
         /// Bytes of files in each node's store.
         stored: u64,
