@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
 
-use crate::sys::extents::{Log, NONE, RING, RUN, Refused};
+use crate::sys::extents::{GROWN, GROWN_SHIFT, Growing, Log, NONE, RING, RUN, Refused, SEQUENCE_AT, Target, inode};
 use crate::sys::extents_map::{Extents, create};
 
 fn file() -> File {
@@ -37,6 +37,7 @@ impl World {
         let memory = create().unwrap();
         let extents = Extents::map(&memory).unwrap();
         extents.log(3).unwrap().reset();
+        extents.head().limit.store(RING, std::sync::atomic::Ordering::Relaxed);
         let all = || (0..files).map(|_| file()).collect();
         World { extents, _memory: memory, real: all(), oracle: all(), written: Vec::new() }
     }
@@ -65,8 +66,8 @@ impl World {
             let half = bytes.len() / 2;
             let parts = [&bytes[..half], &bytes[half..]].map(|part| [part.as_ptr() as usize, part.len()]);
             // SAFETY: the parts of a live vector; there is one thread.
-            match append(&log, &now, file, offset, &parts) {
-                Ok(()) => break,
+            match append(&self.extents, &log, &now, file, offset, &parts) {
+                Ok(_) => break,
                 Err(Refused::Full) => assert!(self.work(u64::MAX, false)),
                 Err(Refused::Again) => unreachable!("nobody else writes"),
             }
@@ -108,14 +109,72 @@ impl World {
 
 #[allow(unsafe_code, reason = "the program's side")]
 fn append(
+    extents: &Extents,
     log: &Log<'_>,
     now: &crate::sys::extents::Now,
     file: u32,
     offset: u64,
     parts: &[[usize; 2]],
-) -> Result<(), Refused> {
+) -> Result<u64, Refused> {
+    let head = extents.head();
+    let place = head.claim(1, u64::from(file) + 1, inode::KEPT).unwrap();
+    let inode = &head.inodes[place];
+    let to = Target { head, segment: 3, file, inode, place: u32::try_from(place).unwrap(), limit: RING, run: RUN };
     // SAFETY: the caller's live buffers; there is one thread.
-    unsafe { log.append(now, file, offset, parts, (NONE, 0)) }
+    unsafe { log.append(now, &to, offset, parts, (NONE, 0)) }
+}
+
+/// As the program's quick way does.
+#[allow(unsafe_code, reason = "the program's side")]
+fn grow(growing: &Growing, bytes: &[u8]) -> bool {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    // SAFETY: the words that `Log::growing` found, in memory that lives as long as the test.
+    unsafe {
+        let sequence = AtomicU64::from_ptr((growing.segment as usize + SEQUENCE_AT) as *mut u64);
+        let now = sequence.load(Ordering::SeqCst);
+        let (grown, len) = ((now & GROWN) >> GROWN_SHIFT, bytes.len() as u64);
+        if now & !GROWN != growing.sequence || grown + len > growing.most {
+            return false;
+        }
+        let into = (growing.bytes + grown) as *mut u8;
+        into.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        sequence.compare_exchange(now, now + (len << GROWN_SHIFT), Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "the program's side")]
+fn a_run_grows_by_one_store() {
+    let world = World::new(2);
+    let (log, head) = (world.log(), world.extents.head());
+    let place = head.claim(1, 1, inode::KEPT).unwrap();
+    let inode = &head.inodes[place];
+    let to = Target { head, segment: 3, file: 0, inode, place: u32::try_from(place).unwrap(), limit: RING, run: RUN };
+    let first = b"first";
+    let part = [[first.as_ptr() as usize, first.len()]];
+    // SAFETY: a live buffer; there is one thread.
+    unsafe { log.append(&log.now(), &to, 0, &part, (0, 5)) }.unwrap();
+    let growing = log.growing(&to).unwrap();
+    assert!(grow(&growing, b" second") && grow(&growing, b" third"));
+    assert!(log.growing(&to).is_none() && log.pending() == 32 + 18 && log.now().offset == 18);
+    assert!(!grow(&growing, &vec![0; RUN as usize]));
+    // What is written otherwise comes behind it, and ends it.
+    append(&world.extents, &log, &log.now(), 1, 0, &[[b"other".as_ptr() as usize, 5]]).unwrap();
+    assert!(!grow(&growing, b"x"));
+    while world.work(3, false) {}
+    assert_eq!(content(&world.real[0]), b"first second third");
+    assert_eq!(content(&world.real[1]), b"other");
+    // Never beyond the end of a run, or of the ring.
+    for _ in 0..2 * RING / RUN {
+        let at = log.now().offset;
+        // SAFETY: as above.
+        unsafe { log.append(&log.now(), &to, at, &part, (0, at + 5)) }.unwrap();
+        let growing = log.growing(&to).unwrap();
+        assert!(growing.most < RUN);
+        assert!(grow(&growing, &vec![1; growing.most as usize]) && !grow(&growing, b"y"));
+        while world.work(u64::MAX, false) {}
+    }
+    assert_eq!(world.real[0].metadata().unwrap().len(), log.now().offset);
 }
 
 #[derive(Debug, Clone)]
@@ -218,11 +277,11 @@ fn a_handler_that_comes_in_between_is_first() {
     // It finds that it must not append, makes its own write, and has whom it interrupted begin again.
     assert!(!log.begin());
     assert!(log.hold(&log.now(), NONE, 0));
-    assert_eq!(append(&log, &before, 0, 0, &part(b"one.")), Err(Refused::Again));
-    append(&log, &log.now(), 0, 4, &part(b"two.")).unwrap();
+    assert_eq!(append(&world.extents, &log, &before, 0, 0, &part(b"one.")), Err(Refused::Again));
+    append(&world.extents, &log, &log.now(), 0, 4, &part(b"two.")).unwrap();
     log.end();
     assert!(log.begin());
-    assert_eq!(log.now().tail, 20);
+    assert_eq!(log.now().tail, 36);
     while world.work(u64::MAX, false) {}
     assert_eq!(content(&world.real[0]).escape_ascii().to_string(), r"\x00\x00\x00\x00two.");
     // Handlers that never come back take no more than their stage.
@@ -236,7 +295,7 @@ fn a_handler_that_comes_in_between_is_first() {
 fn no_log_is_refused() {
     let world = World::new(1);
     let log = world.log();
-    append(&log, &log.now(), 0, 0, &[[b"x".as_ptr() as usize, 1]]).unwrap();
+    append(&world.extents, &log, &log.now(), 0, 0, &[[b"x".as_ptr() as usize, 1]]).unwrap();
     for run in [8, 1 << 40] {
         log.segment.run.store(run, std::sync::atomic::Ordering::Relaxed);
         assert!(log.next().is_err());

@@ -1,17 +1,21 @@
-//! `hpcrt ioworker`: writes what the programs of a job on this node left in shared memory, each program's in its order. It depends on nobody's
-//! life but its own: programs may be killed at any moment, and another worker goes on where this one was.
+//! `hpcrt ioworker`: writes what the programs of a job on this node left in shared memory, each program's in its order and each file's in that of
+//! all programs. It depends on nobody's life but its own: programs may be killed at any moment, and another worker goes on where this one was.
+//! Every file system has a thread of its own, so that a slow one delays no other.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::files::{Work, Worked};
-use crate::sys::extents::{Log, NOBODY, Piece, RING, RUN, inode};
+use crate::sys::extents::{APPEND, Log, NOBODY, NONE, Piece, RING, RUN};
 use crate::sys::extents_map::{Extents, wait, wake};
 
 /// What is pending is written when it has been seen twice, this long after each other: within 50 ms.
@@ -19,6 +23,10 @@ const LOOK: Duration = Duration::from_millis(15);
 /// Without an agent the rest is written within this time, or not.
 const ORPHANED: Duration = Duration::from_secs(60);
 const EIO: i32 = 5;
+/// Shorter pieces say nothing about how fast a file system is.
+const TELLING: u64 = 64 << 10;
+/// Where a piece is looked for that a worker before this one may have appended.
+const LOOKED_AT: u64 = 64 << 20;
 
 /// What the agent told.
 #[derive(Debug, Default)]
@@ -63,6 +71,16 @@ pub fn run() -> Result<u8> {
     thread::Builder::new().name("agent".to_owned()).spawn(move || hearing.hear()).op("hear the agent")?;
     worker.work();
     Ok(0)
+}
+
+/// What a log holds and the file system does not have.
+fn pending<'a>(log: &'a Log<'a>) -> impl Iterator<Item = Piece> + 'a {
+    let (mut run, mut position) = (log.segment.run.load(Ordering::Relaxed), log.segment.upto.load(Ordering::Relaxed));
+    std::iter::from_fn(move || {
+        let piece = log.after(&mut run, position).ok()??;
+        position = piece.position + piece.len;
+        Some(piece)
+    })
 }
 
 impl Worker {
@@ -134,28 +152,66 @@ impl Worker {
         self.done();
     }
 
-    fn work(&self) {
+    fn ends(&self) -> bool {
+        self.finish.load(Ordering::SeqCst) || self.orphan.load(Ordering::SeqCst)
+    }
+
+    /// Has every file system's thread write, and returns when they have ended.
+    fn work(self: &Arc<Self>) {
+        let mut queues: BTreeMap<u64, Option<JoinHandle<()>>> = BTreeMap::new();
+        loop {
+            let seen = self.extents.head().bell.load(Ordering::SeqCst);
+            let ends = self.ends();
+            if self.ready.load(Ordering::SeqCst) {
+                let segments: Vec<_> = self.told().segments.iter().map(|(segment, over)| (*segment, *over)).collect();
+                // A program that kept nothing is nobody's.
+                let unused =
+                    |(segment, over): &(u32, bool)| (*over && self.device(*segment).is_none()).then_some(*segment);
+                for segment in segments.iter().filter_map(unused) {
+                    self.extents.log(segment).iter().for_each(|log| self.close(segment, log));
+                }
+                for device in segments.into_iter().filter_map(|(segment, _)| self.device(segment)) {
+                    queues.entry(device).or_insert_with(|| {
+                        let worker = Arc::clone(self);
+                        let queue = thread::Builder::new().name(format!("device {device:x}"));
+                        queue.spawn(move || worker.serve(device)).ok()
+                    });
+                }
+                // What could not be begun is tried again.
+                queues.retain(|_, queue| queue.is_some());
+            } else if self.orphan.load(Ordering::SeqCst) {
+                return;
+            }
+            if ends && self.ready.load(Ordering::SeqCst) {
+                queues.into_values().flatten().for_each(|queue| _ = queue.join());
+                if !self.orphan.load(Ordering::SeqCst) {
+                    let _ = self.agent.send(&Worked::Finished, &[]);
+                }
+                return;
+            }
+            wait(&self.extents.head().bell, seen, LOOK);
+        }
+    }
+
+    fn device(&self, segment: u32) -> Option<u64> {
+        let device = self.extents.log(segment).map(|log| log.segment.device.load(Ordering::SeqCst));
+        device.filter(|device| *device != NONE)
+    }
+
+    /// Writes all that goes to one file system.
+    fn serve(&self, device: u64) {
         let mut waiting = BTreeMap::new();
         let mut alone = None;
         loop {
             let seen = self.extents.head().bell.load(Ordering::SeqCst);
-            if !self.ready.load(Ordering::SeqCst) {
-                if self.orphan.load(Ordering::SeqCst) {
-                    return;
-                }
-                wait(&self.extents.head().bell, seen, LOOK);
-                continue;
-            }
-            let ends = self.finish.load(Ordering::SeqCst) || self.orphan.load(Ordering::SeqCst);
-            let segments: Vec<_> = self.told().segments.iter().map(|(segment, over)| (*segment, *over)).collect();
-            let mut left = BTreeSet::new();
+            let ends = self.ends();
+            let mut segments: Vec<_> = self.told().segments.iter().map(|(segment, over)| (*segment, *over)).collect();
+            segments.retain(|(segment, _)| self.device(*segment) == Some(device));
+            let mut left = false;
             for (segment, over) in segments {
-                if self.visit(segment, over || ends, over, &mut waiting) {
-                    left.insert(segment);
-                }
+                left |= self.visit(segment, over || ends, over, &mut waiting);
             }
-            if ends && left.is_empty() {
-                let _ = self.agent.send(&Worked::Finished, &[]);
+            if ends && !left {
                 return;
             }
             if self.orphan.load(Ordering::SeqCst) && alone.get_or_insert_with(Instant::now).elapsed() > ORPHANED {
@@ -182,7 +238,14 @@ impl Worker {
                 break;
             }
             match log.next() {
-                Ok(Some(piece)) => budget = budget.saturating_sub(self.write(segment, &log, &piece)),
+                Ok(Some(piece)) => {
+                    let (first, piece) = self.first(segment, piece);
+                    let written = self.extents.log(first).map_or(0, |log| {
+                        let pieces = self.gather(first, &log, piece);
+                        self.write(first, &log, &pieces)
+                    });
+                    budget = budget.saturating_sub(written);
+                }
                 Ok(None) => break,
                 Err(_) => {
                     let tail = log.now().tail;
@@ -200,25 +263,131 @@ impl Worker {
         left
     }
 
-    /// Returns the bytes that are done with.
-    fn write(&self, segment: u32, log: &Log<'_>, piece: &Piece) -> u64 {
+    /// Another program's piece that covers some of what this one does and comes before a ticket: whose, and its ticket, the earliest.
+    fn earlier(&self, segment: u32, piece: &Piece, ticket: u64) -> Option<(u32, u64)> {
+        let inode = &self.extents.head().inodes[piece.inode as usize];
+        let others = inode.writers().filter(|other| *other != segment).filter_map(|other| {
+            let log = self.extents.log(other)?;
+            pending(&log)
+                .take_while(|other| other.ticket < ticket)
+                .find(|other| other.overlaps(piece))
+                .map(|earlier| (other, earlier.ticket))
+        });
+        others.min_by_key(|(_, ticket)| *ticket)
+    }
+
+    /// What has to be written before a piece: all that another program wrote up to where it covers some of the same bytes earlier, and what that
+    /// waits for; or the piece.
+    fn first(&self, mut segment: u32, mut piece: Piece) -> (u32, Piece) {
+        while let Some((other, _)) = self.earlier(segment, &piece, piece.ticket) {
+            let Some(next) = self.extents.log(other).and_then(|log| log.next().ok()?) else { break };
+            (segment, piece) = (other, next);
+        }
+        (segment, piece)
+    }
+
+    /// A piece that nothing has to be written before, and those of its program behind it that go on where it ends, for which that is so, too.
+    fn gather(&self, segment: u32, log: &Log<'_>, piece: Piece) -> Vec<Piece> {
+        let mut pieces = vec![piece];
+        if piece.offset == APPEND || piece.len >= RUN {
+            return pieces;
+        }
+        let mut all = piece;
+        for next in pending(log).skip(1) {
+            let follows = next.file == all.file && next.inode == all.inode && next.offset == all.offset + all.len;
+            if !follows || all.len + next.len > RUN {
+                break;
+            }
+            all.len += next.len;
+            all.ticket = next.ticket;
+            pieces.push(next);
+        }
+        if let Some((_, ticket)) = self.earlier(segment, &all, all.ticket) {
+            let known = pieces.iter().skip(1).take_while(|piece| piece.ticket < ticket).count();
+            pieces.truncate(1 + known);
+        }
+        pieces
+    }
+
+    /// Writes pieces that go on where the one before ends. Returns the bytes that are done with.
+    fn write(&self, segment: u32, log: &Log<'_>, pieces: &[Piece]) -> u64 {
+        let Some(piece) = pieces.first() else { return 0 };
         let state = log.segment.files.get(piece.file as usize);
         let failed = state.is_some_and(|file| file.error.load(Ordering::SeqCst) != 0);
         let fd = self.told().files.get(&(segment, piece.file)).cloned();
+        let lost = |errno: i32| {
+            let failed = &self.extents.head().inodes[piece.inode as usize].failed;
+            failed.store(errno.cast_unsigned(), Ordering::SeqCst);
+            self.lose(segment, log, piece.file, errno);
+            piece.len
+        };
+        let begun = Instant::now();
         let written = match fd.filter(|_| !failed) {
             None if failed => piece.len,
-            None => {
-                self.lose(segment, log, piece.file, EIO);
-                piece.len
+            None => lost(EIO),
+            Some(fd) => {
+                let written = match piece.offset {
+                    APPEND => self.append(log, piece, &fd),
+                    _ if pieces.len() > 1 => self.extents.write_all(log, pieces, fd.as_fd()),
+                    _ => self.extents.write(log, piece, fd.as_fd()),
+                };
+                written.unwrap_or_else(|error| lost(error.raw_os_error().unwrap_or(EIO)))
             }
-            Some(fd) => self.extents.write(log, piece, fd.as_fd()).unwrap_or_else(|error| {
-                self.lose(segment, log, piece.file, error.raw_os_error().unwrap_or(EIO));
-                piece.len
-            }),
         };
-        log.advance(written);
+        if written >= TELLING {
+            let pace = u32::try_from(begun.elapsed().as_nanos() as u64 * 1024 / written).unwrap_or(u32::MAX).max(1);
+            let before = log.segment.pace.load(Ordering::Relaxed);
+            log.segment.pace.store(if before == 0 { pace } else { before / 4 * 3 + pace / 4 }, Ordering::Relaxed);
+        }
+        log.segment.pieces.fetch_add(1, Ordering::Relaxed);
+        // Who finds nothing pending any more finds that something was done.
+        self.extents.head().done.fetch_add(1, Ordering::SeqCst);
+        let mut left = written;
+        for piece in pieces {
+            let len = piece.len.min(left);
+            if len > 0 && log.next().is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
+                log.advance(len);
+            }
+            left -= len;
+        }
         self.done();
         written
+    }
+
+    /// Writes a piece at its file's end, wherever that is for the file system, unless a worker before this one has.
+    fn append(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd) -> io::Result<u64> {
+        let segment = log.segment;
+        let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+        let offset = rustix::fs::tell(fd)?;
+        if segment.appends.load(Ordering::SeqCst) == piece.position + 1 {
+            let before = segment.append_size.load(Ordering::SeqCst);
+            // What is appended moves the open file's offset behind it: almost always to another place.
+            let moved = offset != segment.append_offset.load(Ordering::SeqCst) || offset == before + piece.len;
+            let done = if moved { self.appended(log, piece, fd, before, size) } else { 0 };
+            if done > 0 {
+                return Ok(done);
+            }
+        }
+        segment.append_size.store(size, Ordering::SeqCst);
+        segment.append_offset.store(offset, Ordering::SeqCst);
+        segment.appends.store(piece.position + 1, Ordering::SeqCst);
+        self.extents.write(log, piece, fd.as_fd())
+    }
+
+    /// How much of a piece is in the file from where it ended before: all of it behind what others appended meanwhile, or its beginning.
+    fn appended(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd, before: u64, size: u64) -> u64 {
+        let len = size.saturating_sub(before).min(piece.len);
+        let mut there = vec![0; usize::try_from(size.saturating_sub(before).min(LOOKED_AT)).unwrap_or(0)];
+        // Theirs may be open to write only.
+        let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        if file.and_then(|file| file.read_exact_at(&mut there, before)).is_err() {
+            return len;
+        }
+        let bytes = self.extents.bytes(log, piece);
+        if memchr::memmem::find(&there, &bytes).is_some() {
+            return piece.len;
+        }
+        if len > 0 && there.starts_with(&bytes[..usize::try_from(len).unwrap_or(0).min(bytes.len())]) { len } else { 0 }
     }
 
     /// A file's writes fail from here on, until the program has been told.
@@ -232,16 +401,12 @@ impl Worker {
 
     /// A program has ended, and everything of it is written.
     fn close(&self, segment: u32, log: &Log<'_>) {
-        for inode in &self.extents.head().inodes {
-            if inode.state.load(Ordering::SeqCst) != inode::FREE && inode.owner.load(Ordering::SeqCst) == segment {
-                inode.owner.store(NOBODY, Ordering::SeqCst);
-            }
-        }
         let mut told = self.told();
         told.segments.remove(&segment);
         told.files.retain(|(of, _), _| *of != segment);
         drop(told);
-        log.reset();
-        let _ = self.agent.send(&Worked::Drained { segment }, &[]);
+        let count = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let [writes, bytes, pieces] = [&log.segment.writes, &log.segment.bytes, &log.segment.pieces].map(count);
+        let _ = self.agent.send(&Worked::Drained { segment, writes, bytes, pieces }, &[]);
     }
 }

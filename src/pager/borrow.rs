@@ -8,65 +8,30 @@ use std::os::unix::fs::FileExt;
 use indicatif::HumanBytes;
 
 use crate::error::{Context, Error, Result};
-use crate::net::auth::{SessionKey, Tags, nonce};
+use crate::net::auth::{SessionKey, Tags, random_words};
 use crate::net::direct::{Direct, connect};
 use crate::net::link::LinkError;
 use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::page::Page;
 use crate::sys::page::{Bits, PAGE, op};
 use crate::sys::places::deal;
-use crate::sys::resident::{
-    ASK, DESCRIPTORS, Failure, Grant, LINKS, MARK, PLACE_MAX, SERVERS, Settings, WINDOW_BYTES, cause, step,
-};
+use crate::sys::resident::{ASK, DESCRIPTORS, Failure, Grant, LINKS, SERVERS, Settings, WINDOW_BYTES, cause, step};
 use crate::sys::without::{Ability, Without};
 
-/// The resident, as `build.rs` made it.
-#[cfg(target_arch = "x86_64")]
-static RESIDENT: Option<&[u8]> = Some(include_bytes!(env!("HPCRT_RESIDENT")));
-#[cfg(not(target_arch = "x86_64"))]
-static RESIDENT: Option<&[u8]> = None;
 /// Bytes of what is granted for a link: tagged, counter, two keys.
 const LINK: usize = 16 + 32 + 32;
 
-/// Bytes of settings behind the place.
-const NUMBERS: usize = size_of::<Settings>() - PLACE_MAX;
-
-/// The resident with its place and these numbers.
-fn settled(what: &'static str, place: &[u8], numbers: [u64; NUMBERS / 8]) -> Result<Vec<u8>> {
-    let only_there = || Error::new(what, "that is built for x86-64 only");
-    let mut bytes = RESIDENT.ok_or_else(only_there)?.to_vec();
-    if place.len() >= PLACE_MAX {
-        let error = Error::new("place the resident", format!("its path has more than {} bytes", PLACE_MAX - 1));
-        return Err(error.remedy("set XDG_RUNTIME_DIR to a shorter one"));
-    }
-    let at = memchr::memmem::find(&bytes, &MARK).map(|at| at + MARK.len());
-    let settings = at.and_then(|at| bytes.get_mut(at..at + PLACE_MAX + NUMBERS));
-    let settings = settings.expect("tests look into the resident that was built");
-    settings[..place.len()].copy_from_slice(place);
-    settings[PLACE_MAX..].copy_from_slice(&numbers.map(u64::to_le_bytes).concat());
-    Ok(bytes)
-}
-
-/// The resident for a job that writes files asynchronously, whose directory this is. `named`: only below certain directories.
+/// The resident's settings where programs keep so many bytes here.
 ///
 /// # Errors
-/// The directory's path is too long.
-pub fn resident_for_files(place: &[u8], named: bool) -> Result<Vec<u8>> {
-    settled("use --async-io", place, [0, 0, 0, 1 + u64::from(named)])
-}
-
-/// The resident for a job whose directory this is.
-///
-/// # Errors
-/// The directory's path is too long, or `HPCRT_WITHOUT` holds an unknown name.
-pub fn resident(place: &[u8], local: u64) -> Result<Vec<u8>> {
+/// `HPCRT_WITHOUT` holds an unknown name, or forbids userfaultfd.
+pub fn settings(local: u64) -> Result<Settings> {
     let without = Without::from_env()?;
     if without.has(Ability::Userfaultfd) {
         return Err(Error::new("use memory of other nodes", "HPCRT_WITHOUT forbids userfaultfd"));
     }
-    let user_mode_only = u64::from(without.has(Ability::KernelFaults));
-    let numbers = [local, user_mode_only, without.has(Ability::Move).into(), 0];
-    settled("use memory of other nodes", place, numbers)
+    let user_mode_only = without.has(Ability::KernelFaults).into();
+    Ok(Settings { local, user_mode_only, without_move: without.has(Ability::Move).into(), ..Settings::NONE })
 }
 
 /// The servers of one job.
@@ -102,18 +67,36 @@ impl Servers {
     /// # Errors
     /// The first that cannot be reached; with copies, when none can.
     pub async fn connect(&self, label: &str) -> Result<(Vec<u8>, Vec<OwnedFd>, Vec<Error>)> {
-        let random = nonce();
-        let word = |at: usize| random[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let client = Page::open([word(0), word(8)], label);
+        let (grant, fds, mut missing) = self.connect_to(label, !self.lost.get()).await?;
+        if missing.len() == self.all.len() {
+            return missing.pop().map_or(Ok((Vec::new(), Vec::new(), Vec::new())), Err);
+        }
+        Ok((grant, fds, missing))
+    }
+
+    /// As [`Servers::connect`], but only to those that a program has lost: what are there again.
+    ///
+    /// # Errors
+    /// The kernel has no descriptors.
+    pub async fn connect_again(&self, label: &str, question: &[u8]) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let lost = question.iter().rev().take(size_of::<u64>()).fold(0, |lost, byte| lost << 8 | u64::from(*byte));
+        let (grant, fds, _) = self.connect_to(label, lost).await?;
+        Ok((grant, fds))
+    }
+
+    /// `wanted`: a bit for each; the others are missing.
+    async fn connect_to(&self, label: &str, wanted: u64) -> Result<(Vec<u8>, Vec<OwnedFd>, Vec<Error>)> {
+        let client = Page::open(random_words(), label);
         let (mut links, mut fds, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         let (mut absent, mut shared, mut weights) = (0u64, 0u64, [0u64; SERVERS]);
         for (nth, server) in self.all.iter().enumerate() {
-            let opened = match self.lost.get() >> nth & 1 {
-                0 => self.open_all(server, client).await,
+            let opened = match wanted >> nth & 1 {
+                1 => self.open_all(server, client).await,
                 _ => Err(Error::new("borrow memory from", "another program has lost it").on(&server.name)),
             };
             match opened {
                 Ok((opened, file)) => {
+                    self.lost.set(self.lost.get() & !(1 << nth));
                     for (link, free) in opened {
                         // Who is full takes a share, too: its refusal names it.
                         weights[nth] = free.max(1);
@@ -134,9 +117,6 @@ impl Servers {
                 }
                 Err(error) => return Err(error),
             }
-        }
-        if missing.len() == self.all.len() {
-            return missing.pop().map_or(Ok((Vec::new(), Vec::new(), Vec::new())), Err);
         }
         let mut grant = ASK.to_vec();
         let [one, two, ..] = client.data;
@@ -247,6 +227,7 @@ impl Servers {
                     step::THREAD => "start the pager",
                     step::FILTER => "catch system calls",
                     step::PATCH => "catch requests for memory",
+                    step::DISPATCH => "catch the system calls of a statically linked program (Linux 5.11)",
                     step::FILL | step::MOVE => "bring memory back",
                     _ => "get memory for the pager",
                 };

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
-use crate::net::auth::nonce;
+use crate::net::auth::random_words;
 use crate::sys::page::{Bits, PAGE, SPAN, runs};
 use crate::sys::resident::{WINDOW, WINDOW_BYTES};
 use crate::sys::span::Span;
@@ -34,9 +34,7 @@ impl Shared {
             return None;
         }
         let file = File::from(memfd_create("hpcrt-shared", MemfdFlags::CLOEXEC).ok()?);
-        let random = nonce();
-        let word = |at: usize| random[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let mark = [word(0), word(8)];
+        let mark = random_words();
         file.write_all_at(&mark.map(u64::to_le_bytes).concat(), WINDOW_BYTES).ok()?;
         Some(Shared { file, mark, spans: Mutex::default() })
     }

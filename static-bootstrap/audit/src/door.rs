@@ -4,16 +4,10 @@ use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::size_of;
 
+use sys::socket::{AF_UNIX, Address, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
 use sys::syscall::{nr, syscall};
 use sys::table::{DOOR, MESSAGE_MAX};
 
-const AF_UNIX: u16 = 1;
-const SOCK_SEQPACKET: usize = 5;
-const SOCK_CLOEXEC: usize = 0o2_000_000;
-const SOL_SOCKET: usize = 1;
-const SO_RCVTIMEO: usize = 20;
-const SO_SNDTIMEO: usize = 21;
-const MSG_NOSIGNAL: usize = 0x4000;
 const EINTR: u32 = 4;
 /// After this time without an answer nobody is asked any more; the agent gives up before.
 static PATIENCE: [u64; 2] = [90, 0];
@@ -56,65 +50,52 @@ pub(super) fn path(directory: &[u8], file: &str) -> Option<&'static CStr> {
     join(&[directory, b"/", file.as_bytes()])
 }
 
-/// `struct sockaddr_un` (unix(7)).
-#[repr(C)]
-struct Address {
-    family: u16,
-    path: [u8; 108],
-}
-
 /// The way to the agent.
 pub(super) struct Door {
-    address: Address,
-    /// It did not answer once, and is not asked again.
-    closed: bool,
+    /// `None`: it has none, or did not answer once and is not asked again.
+    address: Option<Address>,
 }
 
 impl Door {
     pub(super) fn new(store: &[u8]) -> Door {
-        let mut address = Address { family: AF_UNIX, path: [0; 108] };
-        let path = path(store, DOOR).map(CStr::to_bytes_with_nul);
-        let place = path.and_then(|path| Some((address.path.get_mut(..path.len())?, path)));
-        let closed = place.map(|(place, path)| place.copy_from_slice(path)).is_none();
-        Door { address, closed }
+        Door { address: Address::new(store, DOOR) }
     }
 
     /// Asks; parts are separated by NUL. `None`: the agent is gone, or does not answer.
     pub(super) fn ask(&mut self, kind: u8, parts: &[&[u8]]) -> Option<&'static CStr> {
-        if self.closed {
-            return None;
-        }
+        let address = self.address.as_ref()?;
         let (first, second) = (parts.first()?, parts.get(1).copied());
         let (separator, second): (&[u8], &[u8]) = second.map_or((&[], &[]), |part| (&[0], part));
         let question = QUESTION.fill(&[&[kind], first, separator, second])?;
         // SAFETY: integer arguments only.
-        let socket =
-            unsafe { syscall(nr::SOCKET, [AF_UNIX.into(), SOCK_SEQPACKET | SOCK_CLOEXEC, 0, 0, 0, 0]) }.ok()?;
-        let answer = self.exchange(socket, question);
+        let socket = unsafe { syscall(nr::SOCKET, [AF_UNIX.into(), SEQPACKET_CLOEXEC, 0, 0, 0, 0]) }.ok()?;
+        let answer = exchange(address, socket, question);
         // SAFETY: ours, and not used any more.
         let _ = unsafe { syscall(nr::CLOSE, [socket, 0, 0, 0, 0, 0]) };
-        self.closed = answer.is_none();
+        if answer.is_none() {
+            self.address = None;
+        }
         answer
     }
+}
 
-    fn exchange(&self, socket: usize, question: &[u8]) -> Option<&'static CStr> {
-        let call = |number, args| loop {
-            // SAFETY: what is pointed to below lives across the calls and is as long as said.
-            match unsafe { syscall(number, args) } {
-                Err(EINTR) => {}
-                result => break result.ok(),
-            }
-        };
-        for option in [SO_RCVTIMEO, SO_SNDTIMEO] {
-            let time = &raw const PATIENCE as usize;
-            call(nr::SETSOCKOPT, [socket, SOL_SOCKET, option, time, size_of::<[u64; 2]>(), 0])?;
+fn exchange(address: &Address, socket: usize, question: &[u8]) -> Option<&'static CStr> {
+    let call = |number, args| loop {
+        // SAFETY: what is pointed to below lives across the calls and is as long as said.
+        match unsafe { syscall(number, args) } {
+            Err(EINTR) => {}
+            result => break result.ok(),
         }
-        call(nr::CONNECT, [socket, &raw const self.address as usize, size_of::<Address>(), 0, 0, 0])?;
-        call(nr::SENDTO, [socket, question.as_ptr() as usize, question.len(), MSG_NOSIGNAL, 0, 0])?;
-        let place = ANSWER.0.get() as usize;
-        let len = call(nr::RECVFROM, [socket, place, MESSAGE_MAX, 0, 0, 0])?;
-        // SAFETY: the buffer, under the linker's lock; the kernel filled `len` bytes of it.
-        let answer = unsafe { &*ANSWER.0.get() }.get(..len)?;
-        CStr::from_bytes_until_nul(answer).ok()
+    };
+    for option in TIMEOUTS {
+        let time = &raw const PATIENCE as usize;
+        call(nr::SETSOCKOPT, [socket, SOL_SOCKET, option, time, size_of::<[u64; 2]>(), 0])?;
     }
+    call(nr::CONNECT, [socket, &raw const *address as usize, size_of::<Address>(), 0, 0, 0])?;
+    call(nr::SENDTO, [socket, question.as_ptr() as usize, question.len(), MSG_NOSIGNAL, 0, 0])?;
+    let place = ANSWER.0.get() as usize;
+    let len = call(nr::RECVFROM, [socket, place, MESSAGE_MAX, 0, 0, 0])?;
+    // SAFETY: the buffer, under the linker's lock; the kernel filled `len` bytes of it.
+    let answer = unsafe { &*ANSWER.0.get() }.get(..len)?;
+    CStr::from_bytes_until_nul(answer).ok()
 }

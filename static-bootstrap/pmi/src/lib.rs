@@ -11,6 +11,7 @@ use core::slice;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use sys::plan::MEMBER_FD;
+use sys::socket::MSG_NOSIGNAL;
 use sys::syscall::{nr, syscall};
 
 const SUCCESS: c_int = 0;
@@ -18,7 +19,6 @@ const FAIL: c_int = -1;
 const ERR_INVALID_ARG: c_int = 3;
 const ERR_INVALID_LENGTH: c_int = 8;
 
-const MSG_NOSIGNAL: usize = 0x4000;
 const EINTR: u32 = 4;
 const LINE_MAX: usize = 256 << 10;
 

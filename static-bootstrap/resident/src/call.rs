@@ -1,5 +1,7 @@
 //! The system calls used here, with names.
 
+use core::sync::atomic::{AtomicUsize, Ordering};
+
 use sys::syscall::{nr, syscall};
 
 pub(super) const READ_WRITE: usize = 3;
@@ -82,6 +84,7 @@ pub(super) fn make_gate() -> Result<(), u32> {
     if at != GATE {
         return Err(ENOMEM);
     }
+    PASS.store(GATE, Ordering::Relaxed);
     // SAFETY: a fresh mapping; syscall, ret.
     unsafe {
         (GATE as *mut [u8; 3]).write([0x0f, 0x05, 0xc3]);
@@ -94,12 +97,39 @@ pub(super) fn make_gate() -> Result<(), u32> {
 /// # Safety
 /// As for [`syscall`]; [`make_gate`] has been called.
 pub(super) unsafe fn gated(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    // SAFETY: as the caller says.
+    let result = unsafe { through(GATE, number, args) };
+    if failed(result) { Err(result.unsigned_abs() as u32) } else { Ok(result as usize) }
+}
+
+/// Address of `syscall; ret` from which calls pass whatever stops the program's ([`super::dispatch`]); set before that is in force.
+pub(super) static PASS: AtomicUsize = AtomicUsize::new(0);
+
+/// A system call that is not stopped, as the kernel returns it: negative errno.
+///
+/// # Safety
+/// As for [`syscall`].
+pub(super) unsafe fn pass(number: usize, args: [usize; 6]) -> isize {
+    // SAFETY: as the caller says.
+    unsafe { through(PASS.load(Ordering::Relaxed), number, args) }
+}
+
+/// A system call as the kernel returns it (negative errno), made by the instructions `syscall; ret` at `gate`.
+///
+/// # Safety
+/// As for [`syscall`]; the instructions are there.
+pub(super) unsafe fn through(gate: usize, number: usize, args: [usize; 6]) -> isize {
     let result: isize;
     // SAFETY: the gate makes the call that the caller vouches for, and returns; the kernel clobbers rcx and r11 only.
     unsafe {
         core::arch::asm!("call r12", inlateout("rax") number => result, in("rdi") args[0], in("rsi") args[1],
-            in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5], in("r12") GATE,
+            in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5], in("r12") gate,
             lateout("rcx") _, lateout("r11") _);
     }
-    if (-4095..0).contains(&result) { Err(result.unsigned_abs() as u32) } else { Ok(result as usize) }
+    result
+}
+
+/// Whether a result of the kernel's is an error.
+pub(super) fn failed(result: isize) -> bool {
+    (-4095..0).contains(&result)
 }

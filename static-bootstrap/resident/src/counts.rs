@@ -39,13 +39,19 @@ pub(super) fn now() -> u64 {
     unsafe { _rdtsc() }
 }
 
-fn look(which: usize) {
+/// Nanoseconds since the machine was started.
+pub(super) fn clock() -> u64 {
     let mut time = [0u64; 2];
     // SAFETY: room for a `struct timespec`.
     let _ = unsafe { syscall(nr::CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    time[0] * 1_000_000_000 + time[1]
+}
+
+fn look(which: usize) {
+    let time = clock();
     if let Some(counts) = counts() {
         counts.clocks[which][0].store(now(), Ordering::Relaxed);
-        counts.clocks[which][1].store(time[0] * 1_000_000_000 + time[1], Ordering::Relaxed);
+        counts.clocks[which][1].store(time, Ordering::Relaxed);
     }
 }
 

@@ -1,27 +1,14 @@
 //! The agent of this node: gives sockets on which memory servers answer, and hears why a program ends.
 
-use sys::resident::{ASK, DESCRIPTORS, DOOR, Failure, Grant, PLACE_MAX, SERVERS};
+use sys::resident::{AGAIN, ASK, Again, DESCRIPTORS, DOOR, Failure, Grant, PLACE_MAX, SERVERS};
+use sys::socket::{AF_UNIX, Address, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
 use sys::syscall::{nr, syscall};
 
 use super::{call, settings};
 
-const AF_UNIX: u16 = 1;
-const SEQPACKET_CLOEXEC: usize = 5 | 0o2_000_000;
-const SOL_SOCKET: usize = 1;
-const SO_RCVTIMEO: usize = 20;
-const SO_SNDTIMEO: usize = 21;
-const MSG_NOSIGNAL: usize = 0x4000;
-const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
-/// The agent connects to every server meanwhile.
-const PATIENCE: u64 = 30;
+/// The agent connects to every server meanwhile. Milliseconds.
+const PATIENCE: u64 = 30_000;
 const FDS: usize = SERVERS * DESCRIPTORS;
-
-/// `struct sockaddr_un` (unix(7)).
-#[repr(C)]
-struct Address {
-    family: u16,
-    path: [u8; 108],
-}
 
 /// `struct msghdr` (recvmsg(2)).
 #[repr(C)]
@@ -53,22 +40,25 @@ impl Granted {
     }
 }
 
-/// Gives up sending and receiving after so many seconds.
-pub(super) fn set_patience(socket: i32, seconds: u64) {
-    let time = [seconds, 0];
-    for option in [SO_RCVTIMEO, SO_SNDTIMEO] {
+/// Gives up sending and receiving after so many milliseconds.
+pub(super) fn set_patience(socket: i32, milliseconds: u64) {
+    let time = [milliseconds / 1000, milliseconds % 1000 * 1000];
+    for option in TIMEOUTS {
         let args = [socket as usize, SOL_SOCKET, option, &raw const time as usize, size_of_val(&time), 0];
         // SAFETY: a `struct timeval` of that size.
         let _ = unsafe { syscall(nr::SETSOCKOPT, args) };
     }
 }
 
-fn connect() -> Result<i32, u32> {
+/// Where it is.
+pub(super) fn address() -> Option<Address> {
     let place = &settings::get().place;
     let len = place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX);
-    let mut address = Address { family: AF_UNIX, path: [0; 108] };
-    let name = place[..len].iter().chain(b"/").chain(DOOR.as_bytes());
-    address.path.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
+    Address::new(&place[..len], DOOR)
+}
+
+fn connect() -> Result<i32, u32> {
+    let address = address().ok_or(call::EINVAL)?;
     // SAFETY: integers, then an address of that size.
     unsafe {
         let socket = syscall(nr::SOCKET, [AF_UNIX.into(), SEQPACKET_CLOEXEC, 0, 0, 0, 0])?;
@@ -88,6 +78,32 @@ fn send(door: i32, bytes: usize, len: usize) -> Result<(), u32> {
 pub(super) fn ask() -> Result<Granted, u32> {
     let door = connect()?;
     send(door, ASK.as_ptr() as usize, ASK.len())?;
+    answer(door)
+}
+
+/// Asks for those of servers that were lost (a bit each), through a door of its own, which has [`answer`] when it [`is_answered`].
+pub(super) fn ask_again(lost: u32) -> Result<i32, u32> {
+    let door = connect()?;
+    let question = Again { asked: AGAIN, lost: lost.into() };
+    send(door, &raw const question as usize, size_of::<Again>()).inspect_err(|_| call::close(door))?;
+    Ok(door)
+}
+
+/// Whether something can be read there, if only the end.
+pub(super) fn is_answered(door: i32) -> bool {
+    const POLLIN: u32 = 1;
+    let mut polled = [door as u32, POLLIN];
+    // SAFETY: one `struct pollfd`.
+    let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, 0, 0, 0, 0]) };
+    found == Ok(1)
+}
+
+/// The sockets that were asked for.
+pub(super) fn answer(door: i32) -> Result<Granted, u32> {
+    receive(door).inspect_err(|_| call::close(door))
+}
+
+fn receive(door: i32) -> Result<Granted, u32> {
     // SAFETY: integers and arrays of them, for which zero is a value.
     let mut granted: Granted = unsafe { core::mem::zeroed() };
     granted.door = door;

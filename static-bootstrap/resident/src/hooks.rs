@@ -5,7 +5,7 @@ use core::arch::global_asm;
 use sys::page::PAGE;
 use sys::syscall::nr;
 
-use super::{call, entry, fork, pager, patch, trap, window};
+use super::{call, calls, entry, fork, pager, patch, segments, signals, trap, window};
 
 const FIXED: usize = call::FIXED | call::FIXED_NOREPLACE;
 /// What is reserved at once and is larger stays where it is, since little of it will be used.
@@ -15,6 +15,8 @@ const OTHER: usize = 0x1 | 0x100 | 0x2000 | 0x2_0000 | 0x4_0000;
 const PRIVATE_ANONYMOUS: usize = 0x22;
 /// What is smaller stays where it is.
 const SMALL: usize = 128 << 10;
+/// What is reserved in programs whose threads' stacks cannot be told by a flag, and is smaller, stays where it is.
+const STACKS: usize = 32 << 20;
 const MAY_MOVE: usize = 1;
 const MOVE_FIXED: usize = 2;
 const FAILED: usize = usize::MAX;
@@ -27,20 +29,22 @@ const NOHUGE: usize = 15;
 // Addresses of libc's, or zero.
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".weak __curbrk, __errno_location, _Fork, fork",
+    ".weak preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork, dl_iterate_phdr, __tls_get_addr",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".quad __curbrk, __errno_location, _Fork, fork",
+    ".quad preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork, dl_iterate_phdr, __tls_get_addr",
     ".popsection",
 );
 
-const COUNT: usize = 16;
+const COUNT: usize = 21;
 /// Places among them.
-const CURBRK: usize = 12;
-const ERRNO: usize = 13;
+const CURBRK: usize = 15;
+const ERRNO: usize = 16;
+const WALKER: usize = 19;
+const LINKER: usize = 20;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -50,6 +54,15 @@ unsafe extern "C" {
 fn libc() -> &'static [usize; COUNT] {
     // SAFETY: written by the dynamic linker, before this code runs.
     unsafe { &*core::ptr::addr_of!(LIBC) }
+}
+
+/// Where libc's dl_iterate_phdr is, or 0; and a place in the dynamic linker.
+pub(super) fn walker() -> usize {
+    libc()[WALKER]
+}
+
+pub(super) fn linker() -> usize {
+    libc()[LINKER]
 }
 
 /// Puts all of them in place.
@@ -67,10 +80,15 @@ pub(super) fn install() -> Result<(), u32> {
         writev,
         recvmsg,
         sendmsg,
+        preadv,
+        pwritev,
+        execve,
         curbrk,
         errno,
         in_fork,
         fork,
+        _,
+        _,
     ] = *libc();
     // Another libc, in which nothing has these names.
     if mmap == 0 || munmap == 0 || errno == 0 {
@@ -89,6 +107,9 @@ pub(super) fn install() -> Result<(), u32> {
         (writev, our_writev as *const () as usize),
         (recvmsg, our_recvmsg as *const () as usize),
         (sendmsg, our_sendmsg as *const () as usize),
+        (preadv, our_preadv as *const () as usize),
+        (pwritev, our_pwritev as *const () as usize),
+        (execve, our_execve as *const () as usize),
     ];
     for (from, to) in all.into_iter().filter(|(from, _)| *from != 0) {
         // SAFETY: libc's functions, and ones that do the same; no thread but this one exists.
@@ -128,42 +149,71 @@ fn raw(number: usize, args: [usize; 6]) -> Result<usize, u32> {
 }
 
 extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, fd: usize, offset: usize) -> usize {
+    returned(mmap([at, len, protection, flags, fd, offset]))
+}
+
+extern "C" fn our_mprotect(at: usize, len: usize, protection: usize) -> usize {
+    returned(mprotect(at, len, protection))
+}
+
+extern "C" fn our_munmap(at: usize, len: usize) -> usize {
+    returned(munmap(at, len))
+}
+
+extern "C" fn our_mremap(at: usize, len: usize, new: usize, flags: usize, to: usize) -> usize {
+    returned(mremap(at, len, new, flags, to))
+}
+
+extern "C" fn our_madvise(at: usize, len: usize, advice: usize) -> usize {
+    returned(madvise(at, len, advice))
+}
+
+extern "C" fn our_brk(to: usize) -> usize {
+    let end = set_break(to);
+    // SAFETY: libc's own word.
+    unsafe { (libc()[CURBRK] as *mut usize).write_volatile(end) };
+    if end < to { returned(Err(call::ENOMEM)) } else { 0 }
+}
+
+pub(super) fn mmap(args: [usize; 6]) -> Result<usize, u32> {
+    let [at, len, protection, flags, ..] = args;
     let anonymous = flags & PRIVATE_ANONYMOUS == PRIVATE_ANONYMOUS && flags & OTHER == 0;
-    let call = || raw(nr::MMAP, [at, len, protection, flags, fd, offset]);
+    let call = || raw(nr::MMAP, args);
     if anonymous && flags & FIXED == 0 && protection == call::READ_WRITE && len >= SMALL {
         let given = entry::enter(move || {
             pager::before_growth(len);
             window::allocate(len)
         });
-        return returned(given.or_else(|_| call()));
+        return given.or_else(|_| call());
     }
-    if anonymous && flags & FIXED == 0 && protection == window::NO_ACCESS && (SMALL..RESERVED).contains(&len) {
+    let least = if calls::are_ours() { STACKS } else { SMALL };
+    if anonymous && flags & FIXED == 0 && protection == window::NO_ACCESS && (least..RESERVED).contains(&len) {
         // To be made accessible bit by bit.
-        return returned(entry::enter(move || window::reserve_for(len)).or_else(|_| call()));
+        return entry::enter(move || window::reserve_for(len)).or_else(|_| call());
     }
     if flags & FIXED == 0 || !window::contains(at) {
-        return returned(call());
+        return call();
     }
     // Over what it has: that is gone.
     if flags & call::FIXED_NOREPLACE != 0 || !at.is_multiple_of(PAGE) || len == 0 {
-        return returned(Err(if flags & call::FIXED_NOREPLACE != 0 { call::EEXIST } else { call::EINVAL }));
+        return Err(if flags & call::FIXED_NOREPLACE != 0 { call::EEXIST } else { call::EINVAL });
     }
     if !anonymous || window::is_left(at, len) {
         entry::enter(move || window::leave(at, len));
-        return returned(call());
+        return call();
     }
     let changed = entry::enter(move || {
         window::forget(at, len, true);
         open(at, len, protection)
     });
-    returned(changed.map(|()| at))
+    changed.map(|()| at)
 }
 
-extern "C" fn our_mprotect(at: usize, len: usize, protection: usize) -> usize {
-    if !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
-        return returned(raw(nr::MPROTECT, [at, len, protection, 0, 0, 0]));
+pub(super) fn mprotect(at: usize, len: usize, protection: usize) -> Result<usize, u32> {
+    if segments::contains(at) || !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
+        return raw(nr::MPROTECT, [at, len, protection, 0, 0, 0]);
     }
-    returned(entry::enter(move || open(at, len, protection)).map(|()| 0))
+    entry::enter(move || open(at, len, protection)).map(|()| 0)
 }
 
 fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
@@ -173,67 +223,75 @@ fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
     window::open(at, len, protection)
 }
 
-extern "C" fn our_munmap(at: usize, len: usize) -> usize {
+pub(super) fn munmap(at: usize, len: usize) -> Result<usize, u32> {
     if !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
-        return returned(raw(nr::MUNMAP, [at, len, 0, 0, 0, 0]));
+        return raw(nr::MUNMAP, [at, len, 0, 0, 0, 0]);
+    }
+    if segments::contains(at) {
+        entry::enter(move || window::leave(at, len));
+        return raw(nr::MUNMAP, [at, len, 0, 0, 0, 0]);
     }
     entry::enter(move || window::release(at, len));
-    0
+    Ok(0)
 }
 
-extern "C" fn our_mremap(at: usize, len: usize, new: usize, flags: usize, to: usize) -> usize {
+pub(super) fn mremap(at: usize, len: usize, new: usize, flags: usize, to: usize) -> Result<usize, u32> {
     if !window::contains(at) {
-        return returned(raw(nr::MREMAP, [at, len, new, flags, to, 0]));
+        return raw(nr::MREMAP, [at, len, new, flags, to, 0]);
     }
-    if flags & MOVE_FIXED != 0 || new == 0 || len == 0 || !at.is_multiple_of(PAGE) {
-        return returned(Err(call::EINVAL));
+    if flags & MOVE_FIXED != 0 || new == 0 || len == 0 || !at.is_multiple_of(PAGE) || segments::contains(at) {
+        return Err(call::EINVAL);
     }
     let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
     if pages(new) <= pages(len) {
         if pages(new) < pages(len) {
             entry::enter(move || window::release(at + pages(new), pages(len) - pages(new)));
         }
-        return at;
+        return Ok(at);
     }
     let longer = entry::enter(move || {
         pager::before_growth(new - len);
         window::extend(at, len, new)
     });
     if longer {
-        return at;
+        return Ok(at);
     }
     if flags & MAY_MOVE == 0 {
-        return returned(Err(call::ENOMEM));
+        return Err(call::ENOMEM);
     }
-    let Ok(fresh) = entry::enter(move || window::allocate(new)) else { return returned(Err(call::ENOMEM)) };
+    let fresh = entry::enter(move || window::allocate(new)).map_err(|_| call::ENOMEM)?;
     // SAFETY: the program's memory, of these lengths; as it would copy it itself.
     unsafe { core::ptr::copy_nonoverlapping(at as *const u8, fresh as *mut u8, len) };
     entry::enter(move || window::release(at, len));
-    fresh
+    Ok(fresh)
 }
 
-extern "C" fn our_madvise(at: usize, len: usize, advice: usize) -> usize {
+pub(super) fn madvise(at: usize, len: usize, advice: usize) -> Result<usize, u32> {
     if window::contains(at) && at.is_multiple_of(PAGE) {
         match advice {
+            // It would be what the file says, which nobody knows any more.
+            call::DONTNEED | FREE | REMOVE if segments::contains(at) && !segments::was_zero(at, len) => {
+                return Err(call::EINVAL);
+            }
             call::DONTNEED | FREE | REMOVE => entry::enter(move || window::forget(at, len, false)),
-            HUGE | NOHUGE => return returned(raw(nr::MADVISE, [at, len, advice, 0, 0, 0])),
-            _ => {}
+            HUGE | NOHUGE => return raw(nr::MADVISE, [at, len, advice, 0, 0, 0]),
+            _ => {
+                entry::enter(move || pager::advise(at, window::mapped(at, len), advice));
+            }
         }
-        return 0;
+        return Ok(0);
     }
-    returned(raw(nr::MADVISE, [at, len, advice, 0, 0, 0]))
+    raw(nr::MADVISE, [at, len, advice, 0, 0, 0])
 }
 
-extern "C" fn our_brk(to: usize) -> usize {
-    let end = entry::enter(move || {
+/// Moves the program's break, if it can; returns where it is then.
+pub(super) fn set_break(to: usize) -> usize {
+    entry::enter(move || {
         if to > window::BASE {
             pager::before_growth(0);
         }
         window::set_end(to)
-    });
-    // SAFETY: libc's own word.
-    unsafe { (libc()[CURBRK] as *mut usize).write_volatile(end) };
-    if end < to { returned(Err(call::ENOMEM)) } else { 0 }
+    })
 }
 
 /// Without the signal by which [`trap`] works.
@@ -242,7 +300,7 @@ extern "C" fn our_sigmask(how: usize, set: *const u64, old: usize) -> usize {
     let mut given = 0;
     if !set.is_null() {
         // SAFETY: the program's set, of which the kernel knows the first word.
-        mask = unsafe { set.read() } & !trap::NEVER_BLOCKED;
+        mask = unsafe { set.read() } & !signals::NEVER_BLOCKED;
         given = &raw const mask as usize;
     }
     const UNBLOCK: usize = 1;
@@ -263,6 +321,20 @@ extern "C" fn our_readv(fd: usize, vector: usize, count: usize) -> usize {
 
 extern "C" fn our_writev(fd: usize, vector: usize, count: usize) -> usize {
     returned(trap::with_vector(vector, count, || raw(nr::WRITEV, [fd, vector, count, 0, 0, 0])))
+}
+
+extern "C" fn our_preadv(fd: usize, vector: usize, count: usize, at: usize) -> usize {
+    returned(trap::with_vector(vector, count, || raw(nr::PREADV, [fd, vector, count, at, 0, 0])))
+}
+
+extern "C" fn our_pwritev(fd: usize, vector: usize, count: usize, at: usize) -> usize {
+    returned(trap::with_vector(vector, count, || raw(nr::PWRITEV, [fd, vector, count, at, 0, 0])))
+}
+
+extern "C" fn our_execve(path: usize, arguments: usize, environment: usize) -> usize {
+    returned(trap::with_strings(path, [arguments, environment], || {
+        raw(nr::EXECVE, [path, arguments, environment, 0, 0, 0])
+    }))
 }
 
 extern "C" fn our_recvmsg(fd: usize, message: usize, flags: usize) -> usize {

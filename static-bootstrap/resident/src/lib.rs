@@ -1,8 +1,8 @@
 //! The resident: the one piece of code inside a program that uses memory of other nodes. Preloaded; no libc, no allocator, no thread-local
 //! storage; own threads with own stacks and descriptors, and raw system calls.
 //!
-//! Services that features share: address space that can be told from all other ([`window`]), what libc is asked for ([`hooks`], put there by
-//! [`patch`]), system calls on memory that is not here ([`trap`]), threads ([`thread`]), the agent's [`door`]. The pager
+//! Services that features share: address space that can be told from all other ([`window`]), static arrays ([`segments`]), what libc is asked for ([`hooks`], put there by
+//! [`patch`]; in a program without one, [`calls`]), system calls on memory that is not here ([`trap`]), threads ([`thread`]), the agent's [`door`]. The pager
 //! stands on them ([`pager`]); it begins when the program has asked for more than it may keep here, and until then nothing differs.
 //!
 //! Hazards. Nothing in here may touch the window except where a fault is wanted: who answers faults would wait for himself. No lock may be held by a
@@ -11,21 +11,28 @@
 #![cfg(target_arch = "x86_64")]
 
 mod call;
+mod calls;
 mod counts;
 mod digest;
+mod dispatch;
 mod door;
 mod entry;
 mod fatal;
 mod files;
+mod filter;
 mod fork;
 mod hooks;
 mod lenders;
 mod link;
 mod lock;
+mod objects;
 mod pager;
 mod patch;
 mod processors;
+mod segments;
 mod settings;
+mod signals;
+mod start;
 mod table;
 mod thread;
 mod trap;
@@ -47,13 +54,14 @@ extern "C" fn begin() {
     if settings::get().files != 0 {
         return files::begin();
     }
-    if let Err(errno) = window::reserve() {
+    if let Err(errno) = window::reserve(None) {
         fatal::say(cause::KERNEL, 0, [step::WINDOW, errno.into()]);
     }
     trap::inherit();
     if let Err(errno) = hooks::install() {
         fatal::say(cause::KERNEL, 0, [step::PATCH, errno.into()]);
     }
+    segments::take();
 }
 
 #[used]

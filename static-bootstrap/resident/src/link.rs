@@ -3,18 +3,21 @@
 use sys::blake3::Hasher;
 use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, TAG, count, op, prefix, runs};
 use sys::resident::{Link as Granted, cause};
+use sys::socket::MSG_NOSIGNAL;
 use sys::syscall::{nr, syscall};
 
 use super::{call, counts, door};
 
-const MSG_NOSIGNAL: usize = 0x4000;
 const MSG_WAITALL: usize = 0x100;
 const MSG_MORE: usize = 0x8000;
 const MSG_DONTWAIT: usize = 0x40;
 /// So often an answer is looked for before its receiver sleeps: to be woken takes longer than most answers.
 const LOOKS: usize = 100;
-/// A server that does not answer for so many seconds is lost.
-const PATIENCE: u64 = 4;
+/// A server from which nothing comes, and to which nothing goes, for so many milliseconds at a time is looked at; it is lost after so many such times, which must have
+/// been so many nanoseconds: on a busy machine each takes longer, and who was stopped himself has not waited.
+const PATIENCE: u64 = 250;
+const IDLE: usize = 8;
+const SILENT: u64 = 3_250_000_000;
 /// Prefix and header, every other page by itself, two tags.
 const VECTOR: usize = 1 + 128 + 2;
 
@@ -223,10 +226,26 @@ fn lost(errno: u32) -> Gone {
     Gone { cause, detail: [errno.into(), 0] }
 }
 
+/// Bytes that the peer's kernel has of us, and we of it: a server on a slow way is not silent while these become more.
+fn progress(fd: i32) -> u64 {
+    const IPPROTO_TCP: usize = 6;
+    const TCP_INFO: usize = 11;
+    /// Words of `struct tcp_info`, and where those are that count.
+    const WORDS: usize = 17;
+    const ACKED: usize = 15;
+    const RECEIVED: usize = 16;
+    let (mut info, mut len) = ([0u64; WORDS], size_of::<[u64; WORDS]>() as u32);
+    let args = [fd as usize, IPPROTO_TCP, TCP_INFO, info.as_mut_ptr() as usize, &raw mut len as usize, 0];
+    // SAFETY: room for as many bytes as `len` says.
+    let _ = unsafe { syscall(nr::GETSOCKOPT, args) };
+    info[ACKED].wrapping_add(info[RECEIVED])
+}
+
 /// Sends or receives all of it.
 fn transfer(fd: i32, number: usize, vector: &Vector, flags: usize) -> Result<(), Gone> {
     let (mut parts, len) = (vector.parts, vector.len);
     let (mut first, mut left, mut looks) = (0, vector.bytes(), if number == nr::RECVMSG { LOOKS } else { 0 });
+    let (mut idle, mut since, mut before) = (0, 0, None);
     while left > 0 {
         let flags = if looks > 0 { flags | MSG_DONTWAIT } else { flags };
         let message = door::Message {
@@ -239,8 +258,8 @@ fn transfer(fd: i32, number: usize, vector: &Vector, flags: usize) -> Result<(),
             flags: 0,
         };
         // SAFETY: buffers that are there for as long as the call takes, for the kernel to read or to write.
-        let moved = unsafe { syscall(number, [fd as usize, &raw const message as usize, flags, 0, 0, 0]) };
-        let mut moved = match moved {
+        let result = unsafe { syscall(number, [fd as usize, &raw const message as usize, flags, 0, 0, 0]) };
+        let mut moved = match result {
             Ok(0) => return Err(lost(0)),
             Ok(moved) => moved,
             Err(call::EINTR) => continue,
@@ -251,8 +270,17 @@ fn transfer(fd: i32, number: usize, vector: &Vector, flags: usize) -> Result<(),
                 let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
                 continue;
             }
+            Err(call::EAGAIN) if idle < IDLE || counts::clock() - since < SILENT => {
+                let now = progress(fd);
+                if before.replace(now) != Some(now) {
+                    (idle, since) = (0, counts::clock() - PATIENCE * 1_000_000);
+                }
+                idle += 1;
+                continue;
+            }
             Err(errno) => return Err(lost(errno)),
         };
+        idle = 0;
         left -= moved.min(left);
         looks = if looks > 0 { LOOKS } else { 0 };
         while let Some(part) = parts.get_mut(first).filter(|part| part[1] <= moved && part[1] > 0) {

@@ -1,11 +1,9 @@
 //! Where threads run, and may.
 
-use sys::syscall::{nr, syscall};
+use core::ffi::CStr;
 
-use super::call;
+use sys::syscall::{nr, read_file, syscall};
 
-const AT_FDCWD: usize = -100_isize as usize;
-const O_RDONLY_CLOEXEC: usize = 0o2_000_000;
 /// 1,024 processors.
 const WORDS: usize = 16;
 
@@ -53,14 +51,7 @@ pub(super) fn of(thread: u32) -> Option<usize> {
     let name = digits[at..].iter().chain(b"/stat");
     path[16..].iter_mut().zip(name).for_each(|(to, from)| *to = *from);
     let mut text = [0u8; 512];
-    // SAFETY: a path that ends with NUL, room for as many bytes.
-    let len = unsafe {
-        let file = syscall(nr::OPENAT, [AT_FDCWD, path.as_ptr() as usize, O_RDONLY_CLOEXEC, 0, 0, 0]).ok()?;
-        let len = syscall(nr::READ, [file, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
-        call::close(file as i32);
-        len.ok()?
-    };
-    let text = text.get(..len)?;
+    let text = read_file(CStr::from_bytes_until_nul(&path).ok()?, &mut text)?;
     let fields = text.get(text.iter().rposition(|byte| *byte == b')')? + 2..)?;
     let field = fields.split(|byte| *byte == b' ').nth(PLACE)?;
     field.iter().try_fold(0usize, |value, byte| byte.is_ascii_digit().then(|| value * 10 + usize::from(byte - b'0')))

@@ -11,10 +11,7 @@ struct Marked {
 }
 
 #[used]
-static MARKED: Marked = Marked {
-    mark: MARK,
-    settings: Settings { place: [0; 88], local: 0, user_mode_only: 0, without_move: 0, files: 0 },
-};
+static MARKED: Marked = Marked { mark: MARK, settings: Settings::NONE };
 
 /// As they are in the file, which is not what the compiler saw.
 pub(super) fn get() -> &'static Settings {

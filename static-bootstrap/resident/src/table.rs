@@ -3,7 +3,7 @@
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES};
 
 use super::lock::Lock;
-use super::{call, window};
+use super::{call, segments, window};
 
 /// A span of the window.
 #[repr(C)]
@@ -57,8 +57,9 @@ impl Table {
     }
 }
 
-/// The spans of a range of pages in the window, each with its pages of that range.
+/// The spans of a range of captured pages, each with its pages of that range.
 pub(super) fn spans(at: usize, len: usize) -> impl Iterator<Item = (usize, Bits)> {
+    let at = segments::to_window(at);
     let (first, last) = ((at - window::BASE) / PAGE, (at - window::BASE + len).div_ceil(PAGE));
     (first / SPAN_PAGES..last.div_ceil(SPAN_PAGES)).map(move |span| {
         let from = first.max(span * SPAN_PAGES) - span * SPAN_PAGES;
@@ -94,7 +95,7 @@ pub(super) fn both(a: Bits, b: Bits) -> Bits {
     core::array::from_fn(|at| a[at] & b[at])
 }
 
-/// Where a page of a span is.
+/// Where a page of a span is, or would be.
 pub(super) fn address(span: usize, page: usize) -> usize {
-    window::BASE + span * SPAN + page * PAGE
+    segments::from_window(window::BASE + span * SPAN + page * PAGE)
 }

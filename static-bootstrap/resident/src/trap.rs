@@ -1,31 +1,24 @@
 //! System calls on memory that is not here, where the kernel does not tell its own faults: a filter stops those with an address in the window,
 //! before they begin, and the program's thread brings the pages here and holds them meanwhile.
 //!
-//! The filter names nothing but addresses in the window, so whatever the program executes never meets it.
+//! What the program executes keeps its filters ([`filter`]) and never meets them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN_PAGES};
 use sys::syscall::{nr, syscall};
 
+use super::filter::{self, Step};
+use super::signals::{self, NEVER_BLOCKED, SIGSYS};
 use super::table::{NONE, range, with};
-use super::{call, entry, settings, window};
+use super::{call, calls, entry, settings, window};
 
-const SIGSYS: usize = 31;
-/// Signal 31 as a bit of a set.
-pub(super) const NEVER_BLOCKED: u64 = 1 << (SIGSYS - 1);
 /// SA_SIGINFO, SA_RESTORER, SA_RESTART, SA_NODEFER.
 const FLAGS: usize = 0x4 | 0x400_0000 | 0x1000_0000 | 0x4000_0000;
 const SET_FILTER: usize = 1;
 /// For all threads at once.
 const TSYNC: usize = 1;
 const NO_NEW_PRIVS: usize = 38;
-const ALLOW: u32 = 0x7fff_0000;
-const TRAP: u32 = 0x3_0000;
-/// Offsets in `struct seccomp_data`.
-const NUMBER: u32 = 0;
-const POINTER: u32 = 8;
-const ARGUMENTS: u32 = 16;
 const TRIES: usize = 12;
 
 /// It is in force.
@@ -62,23 +55,25 @@ struct Hold(Option<&'static AtomicU64>);
 
 impl Hold {
     fn new(at: usize, len: usize) -> Hold {
-        if !window::contains(at) {
-            return Hold(None);
-        }
+        let Some(first) = window::page(at) else { return Hold(None) };
         let len = entry::enter(move || window::mapped(at, len));
         if len == 0 {
             return Hold(None);
         }
-        let first = (at - window::BASE) / PAGE;
-        let count = (at - window::BASE + len).div_ceil(PAGE) - first;
+        let count = (at % PAGE + len).div_ceil(PAGE);
         let word = (first as u64) << COUNT_BITS | count as u64;
         let taken = |slot: &&AtomicU64| slot.compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         let slot = HELD.iter().find(taken);
-        for page in 0..count {
-            // SAFETY: the program's memory. This is where its thread waits for the page.
-            unsafe { ((window::BASE + (first + page) * PAGE) as *const u8).read_volatile() };
-        }
+        touch(at & !(PAGE - 1), count * PAGE);
         Hold(slot)
+    }
+}
+
+/// Brings a range of the program's memory here.
+fn touch(at: usize, len: usize) {
+    for page in (at..at + len).step_by(PAGE) {
+        // SAFETY: the program's memory. This is where its thread waits for the page.
+        unsafe { (page as *const u8).read_volatile() };
     }
 }
 
@@ -103,6 +98,22 @@ fn buffer(number: usize) -> Option<(usize, usize)> {
         nr::READLINKAT => Some((2, 3)),
         _ => None,
     }
+}
+
+/// Makes a system call of a program all of whose calls come to us.
+pub(super) fn make(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    if ON.load(Ordering::Relaxed) && args.iter().any(|at| window::contains(*at)) {
+        return resolve(number, args);
+    }
+    // SAFETY: the program's own call.
+    unsafe { call::gated(number, args) }
+}
+
+/// Makes a call with two pointers to so many bytes.
+pub(super) fn with_parts<T>(parts: [usize; 2], len: usize, call: impl FnOnce() -> T) -> T {
+    let on = ON.load(Ordering::Relaxed);
+    let _held = parts.map(|at| if on { Hold::new(at, len) } else { Hold(None) });
+    call()
 }
 
 /// Makes a system call that the filter stopped.
@@ -178,6 +189,29 @@ pub(super) fn with_vector<T>(vector: usize, count: usize, call: impl FnOnce() ->
     call()
 }
 
+/// Makes a call with lists of strings that ends the program if it succeeds: nothing is held, because nobody would let go of it.
+pub(super) fn with_strings(
+    path: usize,
+    lists: [usize; 2],
+    call: impl Fn() -> Result<usize, u32>,
+) -> Result<usize, u32> {
+    // SAFETY: the program says that these are strings, and lists of them that end with a null pointer.
+    let string = |at: usize| (at..).find(|at| unsafe { (*at as *const u8).read_volatile() } == 0);
+    // SAFETY: as above.
+    let word = |at: usize| unsafe { (at as *const usize).read_volatile() };
+    for _ in 0..TRIES {
+        match call() {
+            Err(call::EFAULT) if ON.load(Ordering::Relaxed) => {}
+            result => return result,
+        }
+        let _ = string(path);
+        for list in lists.into_iter().filter(|list| *list != 0) {
+            (list..).step_by(size_of::<usize>()).map(word).take_while(|at| *at != 0).for_each(|at| _ = string(at));
+        }
+    }
+    Err(call::EFAULT)
+}
+
 /// Makes a call with a `struct msghdr`.
 pub(super) fn with_message<T>(message: usize, call: impl FnOnce() -> T) -> T {
     if !ON.load(Ordering::Relaxed) || message == 0 {
@@ -207,11 +241,12 @@ extern "C" fn stopped(_: i32, _: usize, frame: *mut usize) {
             Ok(value) => value,
             Err(errno) => (errno as usize).wrapping_neg(),
         };
+        signals::keep(number, frame);
     }
 }
 
 #[unsafe(naked)]
-extern "C" fn restore() {
+pub(super) extern "C" fn restore() {
     core::arch::naked_asm!("mov eax, {sigreturn}", "syscall", sigreturn = const nr::RT_SIGRETURN)
 }
 
@@ -243,14 +278,20 @@ pub(super) fn inherit() {
     }
 }
 
-/// Puts the filter in force, for all threads.
+/// Puts the filters in force, for all threads.
 pub(super) fn install() -> Result<(), u32> {
     ON.store(true, Ordering::SeqCst);
-    // Who executed this program has put it in force.
-    if catch()? {
+    if calls::are_ours() {
         return Ok(());
     }
-    let filter = filter();
+    // Who executed this program may have put the window's in force, but not that of its segments.
+    if !catch()? {
+        set(&filter::of_window())?;
+    }
+    filter::of_segments(|filter| if filter.is_empty() { Ok(()) } else { set(filter) })
+}
+
+fn set(filter: &[Step]) -> Result<(), u32> {
     let program = [filter.len(), filter.as_ptr() as usize];
     // SAFETY: a `struct sock_fprog`, whose instructions are there.
     unsafe {
@@ -261,48 +302,4 @@ pub(super) fn install() -> Result<(), u32> {
             _ => Err(call::EINVAL),
         }
     }
-}
-
-/// One instruction of a filter: operation, jumps, operand.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Step(u16, u8, u8, u32);
-
-/// Calls that go on elsewhere, or on another stack, are left alone: leftovers in registers would stop them.
-const LEFT_ALONE: [usize; 7] = [nr::RT_SIGRETURN, nr::CLONE, nr::CLONE3, nr::FORK, nr::VFORK, nr::EXIT, nr::EXIT_GROUP];
-const STEPS: usize = 1 + LEFT_ALONE.len() + 4 + 6 * 3 + 2;
-
-fn filter() -> [Step; STEPS] {
-    const LOAD: u16 = 0x20;
-    const AND: u16 = 0x54;
-    const EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    const HIGH: u32 = 4;
-    // The window as the high halves of its addresses: a power of two.
-    const MASK: u32 = !((window::SIZE >> 32) as u32 - 1);
-    const VALUE: u32 = (window::BASE >> 32) as u32;
-    let mut steps = [Step(RETURN, 0, 0, ALLOW); STEPS];
-    steps[STEPS - 1] = Step(RETURN, 0, 0, TRAP);
-    let (allow, trap) = (STEPS - 2, STEPS - 1);
-    let mut at = 0;
-    let mut put = |step: Step| {
-        steps[at] = step;
-        at += 1;
-        at
-    };
-    let mut next = put(Step(LOAD, 0, 0, NUMBER));
-    for number in LEFT_ALONE {
-        next = put(Step(EQUAL, (allow - next - 1) as u8, 0, number as u32));
-    }
-    put(Step(LOAD, 0, 0, POINTER));
-    put(Step(EQUAL, 0, 2, call::GATE_NEXT as u32));
-    next = put(Step(LOAD, 0, 0, POINTER + HIGH));
-    next = put(Step(EQUAL, (allow - next - 1) as u8, 0, (call::GATE_NEXT >> 32) as u32));
-    for argument in 0..6 {
-        put(Step(LOAD, 0, 0, ARGUMENTS + 8 * argument + HIGH));
-        next = put(Step(AND, 0, 0, MASK));
-        next = put(Step(EQUAL, (trap - next - 1) as u8, 0, VALUE));
-    }
-    let _ = next;
-    steps
 }

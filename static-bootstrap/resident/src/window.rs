@@ -5,7 +5,7 @@ use sys::page::{PAGE, SPAN, count, runs};
 use sys::resident::WINDOW_BYTES;
 
 use super::table::{TABLE, Table, both, spans, with, without};
-use super::{call, pager};
+use super::{call, pager, segments};
 
 /// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.
 pub(super) const BASE: usize = 0x6800_0000_0000;
@@ -16,8 +16,13 @@ const HEAP: usize = 256 << 30;
 const RANGES: usize = 512;
 pub(super) const NO_ACCESS: usize = 0;
 
+/// What a libc puts beside its thread-local storage, at most.
+const BESIDE: usize = 64 << 10;
+
 /// Guarded by the table's lock.
 pub(super) struct State {
+    /// The break's first growth stays here, if it is no larger.
+    first: usize,
     /// The program's break; and up to where its memory can be reached.
     end: usize,
     reachable: usize,
@@ -31,20 +36,39 @@ pub(super) struct State {
 
 impl State {
     pub(super) const NEW: State =
-        State { end: BASE, reachable: BASE, fresh: BASE + HEAP, free: [(0, 0); RANGES], pages: 0 };
+        State { first: 0, end: BASE, reachable: BASE, fresh: BASE + HEAP, free: [(0, 0); RANGES], pages: 0 };
 }
 
-/// Takes the window before anybody else does.
-pub(super) fn reserve() -> Result<(), u32> {
+/// Takes the window before anybody else does. `thread_local`: bytes that the first thread of a statically linked program has for itself. It asks for them with the
+/// break's first growth, and the kernel writes there whenever it likes (rseq(2)), so they stay here.
+pub(super) fn reserve(thread_local: Option<usize>) -> Result<(), u32> {
     call::make_gate()?;
     let at = call::map(BASE, SIZE, NO_ACCESS, call::FIXED_NOREPLACE)?;
-    TABLE.lock().make()?;
+    let mut table = TABLE.lock();
+    table.make()?;
+    table.window.first = thread_local.map_or(0, |bytes| bytes + BESIDE);
     // Kernels that do not know the flag take the address for a wish.
     if at == BASE { Ok(()) } else { Err(call::ENOMEM) }
 }
 
+/// Whether an address is captured: in the window, or in a large segment.
 pub(super) fn contains(address: usize) -> bool {
-    (BASE..BASE + SIZE).contains(&address)
+    (BASE..BASE + SIZE).contains(&address) || segments::contains(address)
+}
+
+/// The number of a captured page, from the window's beginning.
+pub(super) fn page(address: usize) -> Option<usize> {
+    contains(address).then(|| (segments::to_window(address) - BASE) / PAGE)
+}
+
+/// All that is captured, or will be: addresses and bytes.
+pub(super) fn ranges() -> impl Iterator<Item = (usize, usize)> {
+    segments::ranges().chain([(BASE, SIZE)])
+}
+
+/// The program has this part of a segment from now on, not from the window.
+pub(super) fn capture(at: usize, len: usize) {
+    TABLE.lock().mark(at, len);
 }
 
 /// Memory for the program, zero.
@@ -129,7 +153,11 @@ pub(super) fn set_end(to: usize) -> usize {
     }
     table.window.end = to;
     let (old, new) = (before.next_multiple_of(PAGE), to.next_multiple_of(PAGE));
-    if new > old {
+    if before == BASE && to - BASE <= table.window.first {
+        drop(table);
+        // SAFETY: memory of the program that nobody uses yet. What is here, and was never the table's, stays.
+        (old..new).step_by(PAGE).for_each(|page| unsafe { (page as *mut u8).write_volatile(0) });
+    } else if new > old {
         table.mark(old, new - old);
     } else if new < old {
         drop(table);
@@ -232,7 +260,7 @@ pub(super) fn mapped(at: usize, len: usize) -> usize {
     if !contains(at) {
         return 0;
     }
-    let len = len.min(BASE + SIZE - at);
+    let len = len.min(BASE + SIZE - segments::to_window(at));
     let mut table = TABLE.lock();
     let mut good = 0;
     for (number, pages) in spans(at, len) {

@@ -1,19 +1,23 @@
 //! Memory that programs with asynchronous I/O share with the I/O worker of their node: what they wrote and the file system does not have yet.
 //!
-//! Every program has a segment with one log, a ring of runs in program order. A run is a header and the bytes that follow each other in one file;
-//! the last one may still grow. The program changes its log by one store, so that what a kill leaves is a prefix of what it wrote. The worker
-//! alone moves [`Segment::run`] and [`Segment::upto`].
+//! A program has a segment with a log for every file system that it writes to, a ring of runs in program order. A run is a header and the bytes that
+//! follow each other in one file; the last one may still grow. The program changes its log by one store, so that what a kill leaves is a prefix of what
+//! it wrote. The worker alone moves [`Segment::run`] and [`Segment::upto`], the agent alone the table of files ([`Head::inodes`]).
+//!
+//! Where several programs write one file, tickets say in which order: whoever writes to it makes himself its [`Inode::writer`] and begins a run with
+//! a ticket of its own; who finds somebody else there no longer lets his run grow. So what was written after another write had returned is in a run
+//! with a later ticket, or in the same one behind it.
 #![allow(unsafe_code, reason = "a ring that two processes use")]
 
-use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
-/// Programs of a job on one node that write asynchronously at the same time.
+/// Logs of a job on one node that are written at the same time.
 pub const SEGMENTS: usize = 256;
-/// Bytes of a program's log, and of one run.
-pub const RING: u64 = 4 << 20;
+/// Bytes of a log, of its beginning that suffices while the worker keeps up, and of one run.
+pub const RING: u64 = 64 << 20;
+pub const HOT: u64 = 4 << 20;
 pub const RUN: u64 = 1 << 20;
-/// What is larger is not kept: it gains nothing.
+/// What is larger is kept only where writing it takes long.
 pub const SMALL: usize = 64 << 10;
 /// Open files of a program that are written asynchronously at the same time.
 pub const FILES: usize = 512;
@@ -21,10 +25,19 @@ pub const FILES: usize = 512;
 pub const INODES: usize = 4096;
 /// The file offsets that are kept, at most.
 pub const OFFSETS: u64 = 1 << 42;
-const HEADER: u64 = 16;
-const SPINS: u32 = 10_000;
+/// In the place of an offset: at the file's end, wherever that is (O_APPEND).
+pub const APPEND: u64 = u64::MAX;
+const HEADER: u64 = 32;
+/// Places in the table of files in which one is looked for.
+const REACH: usize = 64;
+const WORDS: usize = SEGMENTS / 64;
 /// One counts; the others are for a program's thread and for signal handlers that interrupt each other.
 const STAGES: usize = 8;
+/// Bits of [`Segment::sequence`]: which stage counts, and by how many bytes what it says has grown since. The rest counts changes.
+const STAGE: u64 = STAGES as u64 - 1;
+pub const GROWN_SHIFT: u32 = 3;
+pub const GROWN: u64 = (2 * RUN - 1) << GROWN_SHIFT;
+const CHANGE: u64 = GROWN + STAGE + 1;
 /// In the place of a file: the rest of the ring is unused.
 const SKIP: u32 = u32::MAX;
 /// In the place of a segment: of a program that has ended, or that keeps nothing.
@@ -42,38 +55,66 @@ pub struct Head {
     pub done: AtomicU32,
     /// Not 0: there is no worker any more, and none will come.
     pub broken: AtomicU32,
-    /// Files that have an owner.
+    /// Files that somebody keeps.
     pub owned: AtomicU32,
+    /// Bytes that a log may hold.
+    pub limit: AtomicU64,
+    /// The next run's.
+    ticket: AtomicU64,
+    /// Not 0, in jobs on several hosts: a program may tell programs elsewhere without being seen: who shares memory with others keeps nothing.
+    pub unseen: AtomicU32,
+    _unused: AtomicU32,
+    /// A bit for each segment whose program shares memory with others and may have something pending; in jobs on several hosts.
+    sharing: [AtomicU64; WORDS],
     pub inodes: [Inode; INODES],
 }
 
-/// Who writes a file.
+/// A file that programs keep, or must not.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Inode {
     /// One of [`inode`].
     pub state: AtomicU32,
-    /// Number of the segment.
-    pub owner: AtomicU32,
+    /// Segment of who wrote last.
+    writer: AtomicU32,
     pub device: AtomicU64,
     pub number: AtomicU64,
+    /// A bit for each segment whose program keeps it.
+    writers: [AtomicU64; WORDS],
+    /// Not 0: the errno because of which something is missing in it.
+    pub failed: AtomicU32,
+    _unused: AtomicU32,
 }
 
 pub mod inode {
     pub const FREE: u32 = 0;
-    /// Its names are being written.
-    pub const TAKEN: u32 = 1;
-    /// One program keeps what it writes.
-    pub const OWNED: u32 = 2;
-    /// Nobody does: several write it, or it is locked or mapped.
+    /// Free, but others may be found behind it.
+    pub const GONE: u32 = 1;
+    /// Programs keep what they write to it.
+    pub const KEPT: u32 = 2;
+    /// Nobody does: it is locked or mapped.
     pub const DIRECT: u32 = 3;
 }
 
-/// What one program has.
+/// What one program has for one file system.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Segment {
-    /// Which of the stages counts, in the lowest bits, and how often that changed.
+    /// The file system; [`NONE`] until it is known.
+    pub device: AtomicU64,
+    /// Grows when the log begins anew: positions from before mean nothing.
+    pub epoch: AtomicU64,
+    /// Writes that were kept, their bytes, and the calls that the worker made for them.
+    pub writes: AtomicU64,
+    pub bytes: AtomicU64,
+    pub pieces: AtomicU64,
+    /// What appending the piece at this position, counted from 1, found as the file's size and as the open file's offset.
+    pub appends: AtomicU64,
+    pub append_size: AtomicU64,
+    pub append_offset: AtomicU64,
+    /// Nanoseconds that the file system takes for a KiB, lately; 0: unknown.
+    pub pace: AtomicU32,
+    /// Which of the stages counts, by how much its run has grown, its offset with it, and how often anything else changed.
     sequence: AtomicU64,
     stages: [Stage; STAGES],
     /// A bit for each stage that is being written: by who was interrupted, too.
@@ -105,6 +146,7 @@ struct Stage {
     tail: AtomicU64,
     /// Position of the header of the run that may grow.
     run: AtomicU64,
+    /// The open file, and above it its file's place in the table.
     file: AtomicU64,
     /// Offset in the file at which it would go on.
     next: AtomicU64,
@@ -138,29 +180,110 @@ pub enum Refused {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub file: u32,
+    /// Place of its file in the table.
+    pub inode: u32,
     pub offset: u64,
     pub at: u64,
     pub len: u64,
+    pub ticket: u64,
+    /// Position of its first byte.
+    pub position: u64,
 }
+
+/// Where something is appended to.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    pub head: &'a Head,
+    /// Whose log it is.
+    pub segment: u32,
+    /// The open file, its file, and the place of that in the table.
+    pub file: u32,
+    pub inode: &'a Inode,
+    pub place: u32,
+    /// Bytes that may be pending, and those that one run may hold.
+    pub limit: u64,
+    pub run: u64,
+}
+
+/// How a run grows by one store: bytes are put behind its last, and [`GROWN`] of the sequence says how many.
+#[derive(Clone, Copy, Debug)]
+pub struct Growing {
+    /// Address of the segment, and what its sequence is but for its growth.
+    pub segment: u64,
+    pub sequence: u64,
+    /// Address of what comes behind the last byte, how many more there may be, and where in the file that is.
+    pub bytes: u64,
+    pub most: u64,
+    pub offset: u64,
+    /// Address of the file's place in the table, and what its first words are as long as the run may grow.
+    pub inode: u64,
+    pub fit: u64,
+    /// Address of what is 0 as long as nothing was lost.
+    pub error: u64,
+}
+
+/// Where words of a segment are that [`Growing`] leads to.
+pub const SEQUENCE_AT: usize = core::mem::offset_of!(Segment, sequence);
+pub const BUSY_AT: usize = core::mem::offset_of!(Segment, busy);
+pub const WRITES_AT: usize = core::mem::offset_of!(Segment, writes);
+pub const BYTES_AT: usize = core::mem::offset_of!(Segment, bytes);
 
 /// The log holds what no program writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt;
 
-/// Where a segment begins, and its ring behind it.
+/// Where a segment begins, and its ring behind all segments.
 pub const fn segment_at(nth: usize) -> usize {
     HEAD_BYTES + nth * SEGMENT_BYTES
 }
+pub const fn ring_at(nth: usize) -> usize {
+    CONTROL + nth * RING as usize
+}
 const HEAD_BYTES: usize = size_of::<Head>().next_multiple_of(4096);
-pub const RING_AT: usize = size_of::<Segment>().next_multiple_of(4096);
-pub const SEGMENT_BYTES: usize = RING_AT + RING as usize;
-/// All of it.
-pub const BYTES: usize = segment_at(SEGMENTS);
+const SEGMENT_BYTES: usize = size_of::<Segment>().next_multiple_of(4096);
+/// What everybody maps, and all of it.
+pub const CONTROL: usize = segment_at(SEGMENTS);
+pub const BYTES: usize = ring_at(SEGMENTS);
+
+impl Piece {
+    /// Whether both write to the same bytes of a file, or one to its end.
+    pub fn overlaps(&self, other: &Piece) -> bool {
+        let apart = |one: &Piece, other: &Piece| one.offset.saturating_add(one.len) <= other.offset;
+        let appends = self.offset == APPEND || other.offset == APPEND;
+        self.inode == other.inode && (appends || !apart(self, other) && !apart(other, self))
+    }
+}
 
 impl Inode {
-    /// Whether it is this file's.
     fn is(&self, device: u64, number: u64) -> bool {
         self.number.load(Ordering::Relaxed) == number && self.device.load(Ordering::Relaxed) == device
+    }
+
+    /// Segments whose programs keep it.
+    pub fn writers(&self) -> impl Iterator<Item = u32> {
+        members(&self.writers)
+    }
+
+    /// Whether this segment's program is the only one.
+    #[inline]
+    pub fn is_alone(&self, segment: u32) -> bool {
+        let own = |word: usize| if word == segment as usize / 64 { 1 << (segment % 64) } else { 0u64 };
+        self.writers.iter().enumerate().all(|(nth, word)| word.load(Ordering::SeqCst) & !own(nth) == 0)
+    }
+
+    /// For the agent: this segment's program keeps it, or does not any more; true: nobody does.
+    pub fn set_writer(&self, segment: u32, keeps: bool) -> bool {
+        if let Some(word) = self.writers.get(segment as usize / 64) {
+            let bit = 1 << (segment % 64);
+            _ = if keeps { word.fetch_or(bit, Ordering::SeqCst) } else { word.fetch_and(!bit, Ordering::SeqCst) };
+        }
+        self.writers.iter().all(|word| word.load(Ordering::SeqCst) == 0)
+    }
+
+    /// Whether a run of this segment's may grow.
+    #[inline]
+    pub fn is_last(&self, segment: u32) -> bool {
+        self.writer.load(Ordering::SeqCst) == segment
     }
 }
 
@@ -168,11 +291,11 @@ impl Head {
     /// The place of a file, if it has one.
     pub fn find(&self, device: u64, number: u64) -> Option<&Inode> {
         let first = first(device, number);
-        for nth in 0..INODES {
+        for nth in 0..REACH {
             let inode = &self.inodes[(first + nth) % INODES];
             match inode.state.load(Ordering::SeqCst) {
                 inode::FREE => return None,
-                inode::TAKEN => {}
+                inode::GONE => {}
                 _ if inode.is(device, number) => return Some(inode),
                 _ => {}
             }
@@ -180,30 +303,70 @@ impl Head {
         None
     }
 
-    /// The place of a file, made if it has none: with this state and owner then. `None`: there is no room, or somebody else is at it.
-    pub fn claim(&self, device: u64, number: u64, state: u32, owner: u32) -> Option<&Inode> {
+    /// For the agent, which alone changes the table: the number of a file's place, made in this state if it has none. `None`: there is no room.
+    pub fn claim(&self, device: u64, number: u64, state: u32) -> Option<usize> {
         let first = first(device, number);
-        for nth in 0..INODES {
-            let inode = &self.inodes[(first + nth) % INODES];
-            // Who was killed at it leaves it so.
-            (0..SPINS).take_while(|_| inode.state.load(Ordering::SeqCst) == inode::TAKEN).for_each(|_| spin_loop());
-            let free = inode.state.compare_exchange(inode::FREE, inode::TAKEN, Ordering::SeqCst, Ordering::SeqCst);
-            match free {
-                Ok(_) => {
-                    inode.device.store(device, Ordering::Relaxed);
-                    inode.number.store(number, Ordering::Relaxed);
-                    inode.owner.store(owner, Ordering::Relaxed);
-                    inode.state.store(state, Ordering::SeqCst);
-                    return Some(inode);
-                }
-                // It may be made for the same file: not to be known is safe for who asks, if he then does not keep anything.
-                Err(inode::TAKEN) => return None,
-                Err(_) if inode.is(device, number) => return Some(inode),
-                Err(_) => {}
+        let places = || (0..REACH).map(|nth| (first + nth) % INODES);
+        let is_free = |nth: &usize| self.inodes[*nth].state.load(Ordering::SeqCst) < inode::KEPT;
+        if let Some(nth) = places().find(|nth| !is_free(nth) && self.inodes[*nth].is(device, number)) {
+            return Some(nth);
+        }
+        let nth = places().find(is_free)?;
+        let inode = &self.inodes[nth];
+        inode.device.store(device, Ordering::SeqCst);
+        inode.number.store(number, Ordering::SeqCst);
+        inode.writer.store(NOBODY, Ordering::SeqCst);
+        inode.failed.store(0, Ordering::SeqCst);
+        inode.state.store(state, Ordering::SeqCst);
+        Some(nth)
+    }
+
+    /// For the agent: the place is free.
+    pub fn release(&self, nth: usize) {
+        let state = |nth: usize| &self.inodes[nth % INODES].state;
+        state(nth).store(inode::GONE, Ordering::SeqCst);
+        // Who looks for another file need not look beyond the last.
+        let mut last = nth;
+        while state(last + 1).load(Ordering::SeqCst) == inode::FREE
+            && state(last).compare_exchange(inode::GONE, inode::FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            last += INODES - 1;
+        }
+    }
+
+    /// Segments of programs that share memory with others and may have something pending.
+    pub fn sharing(&self) -> impl Iterator<Item = u32> {
+        members(&self.sharing)
+    }
+
+    /// This segment's program is one of them, or not any more.
+    #[inline]
+    pub fn set_sharing(&self, segment: u32, does: bool) {
+        let Some(word) = self.sharing.get(segment as usize / 64) else { return };
+        let bit = 1 << (segment % 64);
+        if (word.load(Ordering::Relaxed) & bit != 0) != does {
+            _ = if does { word.fetch_or(bit, Ordering::SeqCst) } else { word.fetch_and(!bit, Ordering::SeqCst) };
+        }
+    }
+
+    /// Makes this segment's program the one that wrote last, and returns its run's ticket.
+    pub fn turn(&self, inode: &Inode, segment: u32) -> u64 {
+        loop {
+            inode.writer.store(segment, Ordering::SeqCst);
+            let ticket = self.ticket.fetch_add(1, Ordering::SeqCst);
+            // Otherwise another one's ticket may be an earlier one, and his run grow.
+            if inode.is_last(segment) {
+                return ticket;
             }
         }
-        None
     }
+}
+
+/// The bits that are set.
+fn members(words: &[AtomicU64; WORDS]) -> impl Iterator<Item = u32> {
+    (0..)
+        .zip(words.iter().map(|word| word.load(Ordering::SeqCst)))
+        .flat_map(|(word, bits)| (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit))
 }
 
 fn first(device: u64, number: u64) -> usize {
@@ -219,25 +382,28 @@ pub struct Log<'a> {
 
 impl<'a> Log<'a> {
     /// # Safety
-    /// `ring` has [`RING`] bytes, aligned to 16, mapped for as long as the segment, and used through this type only.
+    /// `ring` has [`RING`] bytes, aligned to a page, mapped for as long as the segment, and used through this type only; or it is null, and nothing
+    /// is appended or taken.
     pub unsafe fn new(segment: &'a Segment, ring: *mut u8) -> Log<'a> {
         Log { segment, ring }
     }
 
     /// What counts now.
+    #[inline]
     pub fn now(&self) -> Now {
         loop {
             let sequence = self.segment.sequence.load(Ordering::SeqCst);
             let stage = &self.segment.stages[sequence as usize % STAGES];
             let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
+            let grown = (sequence & GROWN) >> GROWN_SHIFT;
             let now = Now {
                 sequence,
-                tail: get(&stage.tail),
+                tail: get(&stage.tail) + grown,
                 run: get(&stage.run),
                 file: get(&stage.file),
-                next: get(&stage.next),
+                next: get(&stage.next).wrapping_add(grown),
                 holder: get(&stage.holder),
-                offset: get(&stage.offset),
+                offset: get(&stage.offset).wrapping_add(grown),
             };
             fence(Ordering::Acquire);
             if self.segment.sequence.load(Ordering::Relaxed) == sequence {
@@ -248,6 +414,7 @@ impl<'a> Log<'a> {
 
     /// Begins an empty log. Nobody else knows of it.
     pub fn reset(&self) {
+        self.segment.epoch.fetch_add(1, Ordering::SeqCst);
         self.segment.sequence.store(0, Ordering::Relaxed);
         let stage = &self.segment.stages[0];
         for (word, value) in [(&stage.tail, 0), (&stage.run, NONE), (&stage.file, NONE), (&stage.holder, NONE)] {
@@ -256,10 +423,15 @@ impl<'a> Log<'a> {
         for word in [&self.segment.staging, &self.segment.busy] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.segment.wanted, &self.segment.run, &self.segment.upto] {
+        let segment = self.segment;
+        for word in [&segment.wanted, &segment.run, &segment.upto, &segment.appends] {
             word.store(0, Ordering::Relaxed);
         }
-        for file in &self.segment.files {
+        for word in [&segment.writes, &segment.bytes, &segment.pieces] {
+            word.store(0, Ordering::Relaxed);
+        }
+        segment.pace.store(0, Ordering::Relaxed);
+        for file in &segment.files {
             file.known.store(0, Ordering::Relaxed);
             file.error.store(0, Ordering::Relaxed);
         }
@@ -267,6 +439,7 @@ impl<'a> Log<'a> {
     }
 
     /// Has `next` count in place of `now`; false: something else does meanwhile.
+    #[inline]
     fn change(&self, now: &Now, next: &Now) -> bool {
         let staging = &self.segment.staging;
         let taken = staging.load(Ordering::Relaxed) | 1 << (now.sequence as usize % STAGES);
@@ -275,10 +448,10 @@ impl<'a> Log<'a> {
             free if free < STAGES => free,
             _ => (now.sequence as usize + 1) % STAGES,
         };
-        staging.fetch_or(1 << slot, Ordering::Relaxed);
+        local::set(staging, 1 << slot);
         // Before that a handler may have had its own change count, and there.
         if self.segment.sequence.load(Ordering::Relaxed) != now.sequence {
-            staging.fetch_and(!(1 << slot), Ordering::Relaxed);
+            local::clear(staging, 1 << slot);
             return false;
         }
         let stage = &self.segment.stages[slot];
@@ -292,14 +465,15 @@ impl<'a> Log<'a> {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        let to = (now.sequence / STAGES as u64 + 1) * STAGES as u64 + slot as u64;
-        let changed = self.segment.sequence.compare_exchange(now.sequence, to, Ordering::SeqCst, Ordering::Relaxed);
-        staging.fetch_and(!(1 << slot), Ordering::Relaxed);
-        changed.is_ok()
+        let to = (now.sequence & !(CHANGE - 1)).wrapping_add(CHANGE) + slot as u64;
+        let changed = local::replace(&self.segment.sequence, now.sequence, to);
+        local::clear(staging, 1 << slot);
+        changed
     }
 
     /// From here to [`Log::end`] nobody else appends: a signal handler that comes in between finds it so, and has to have [`Log::hold`] succeed
     /// before it does anything else to the file. False: this is such a handler.
+    #[inline]
     pub fn begin(&self) -> bool {
         if self.segment.busy.load(Ordering::Relaxed) != 0 {
             return false;
@@ -310,41 +484,51 @@ impl<'a> Log<'a> {
     }
 
     /// See [`Log::begin`].
+    #[inline]
     pub fn end(&self) {
         compiler_fence(Ordering::SeqCst);
         self.segment.busy.store(0, Ordering::Relaxed);
     }
 
     /// Keeps this offset for this open file.
+    #[inline]
     pub fn hold(&self, now: &Now, holder: u64, offset: u64) -> bool {
         self.change(now, &Now { holder, offset, ..*now })
     }
 
-    /// Appends bytes, given as addresses and lengths, at most [`SMALL`] of them, to be written at `offset` of a file.
+    /// Appends bytes, given as addresses and lengths, at most [`RUN`] of them, to be written at `offset` of a file, or [`APPEND`]. Returns
+    /// what is pending then.
     ///
     /// # Safety
     /// The addresses can be read. No other thread appends; [`Log::begin`] was true, and `now` is from after it.
+    #[inline]
     pub unsafe fn append(
         &self,
         now: &Now,
-        file: u32,
+        to: &Target<'_>,
         offset: u64,
         parts: &[[usize; 2]],
         held: (u64, u64),
-    ) -> Result<(), Refused> {
+    ) -> Result<u64, Refused> {
         let len: u64 = parts.iter().map(|part| part[1] as u64).sum();
-        let continues = now.file == u64::from(file)
+        let file = u64::from(to.file) | u64::from(to.place) << 32;
+        let continues = now.file == file
             && now.next == offset
-            && now.tail - now.run - HEADER + len <= RUN
-            && (now.run + HEADER) % RING + (now.tail - now.run - HEADER) + len <= RING;
+            && now.tail - now.run - HEADER + len <= to.run
+            && (now.run + HEADER) % RING + (now.tail - now.run - HEADER) + len <= RING
+            && to.inode.is_last(to.segment);
+        let upto = self.segment.upto.load(Ordering::Acquire);
         let start = now.tail.next_multiple_of(HEADER);
         let room = RING - start % RING;
-        let (run, at) = match (continues, room >= HEADER + len) {
+        // What the worker has written need not be kept in caches beyond the beginning of the ring.
+        let again = upto >= now.tail && start % RING >= HOT;
+        let (run, at) = match (continues, room >= HEADER + len && !again) {
             (true, _) => (now.run, now.tail),
             (false, true) => (start, start + HEADER),
             (false, false) => (start + room, start + room + HEADER),
         };
-        if at + len - self.segment.run.load(Ordering::Acquire) > RING {
+        let first = self.segment.run.load(Ordering::Acquire);
+        if at + len - first > RING || upto < now.tail && at + len - upto > to.limit {
             return Err(Refused::Full);
         }
         if !continues {
@@ -357,28 +541,56 @@ impl<'a> Log<'a> {
                 // SAFETY: behind the end, and free; there is room for a header wherever one may begin.
                 unsafe { self.ring.add((start % RING) as usize).cast::<u32>().write_volatile(SKIP) };
             }
+            let ticket = to.head.turn(to.inode, to.segment);
             // SAFETY: as above.
             unsafe {
                 let header = self.ring.add((run % RING) as usize);
-                header.cast::<[u32; 2]>().write_volatile([file, 0]);
-                header.add(8).cast::<u64>().write_volatile(offset);
+                header.cast::<[u32; 2]>().write_volatile([to.file, 0]);
+                header.add(8).cast::<[u64; 3]>().write_volatile([offset, ticket, to.place.into()]);
             }
         }
-        let mut to = (at % RING) as usize;
+        let mut into = (at % RING) as usize;
         for [from, len] in parts {
             // SAFETY: behind the end, free, and not beyond the end of the ring; the caller vouches for what is read.
-            unsafe { copy(*from as *const u8, self.ring.add(to), *len) };
-            to += len;
+            unsafe { copy(*from as *const u8, self.ring.add(into), *len) };
+            into += len;
         }
         let (holder, kept) = held;
-        let next = Now { tail: at + len, run, file: file.into(), next: offset + len, holder, offset: kept, ..*now };
-        if self.change(now, &next) { Ok(()) } else { Err(Refused::Again) }
+        let after = if offset == APPEND { APPEND } else { offset + len };
+        let next = Now { tail: at + len, run, file, next: after, holder, offset: kept, ..*now };
+        if self.change(now, &next) { Ok((at + len).saturating_sub(upto)) } else { Err(Refused::Again) }
     }
 
-    fn header(&self, run: u64) -> (u32, u64, u64) {
+    /// What has to be true, and is to be done, for the next bytes of the open file that was just written to at its offset to be put behind the last: `None`,
+    /// if something else was written.
+    #[inline]
+    pub fn growing(&self, to: &Target<'_>) -> Option<Growing> {
+        let now = self.now();
+        let file = u64::from(to.file) | u64::from(to.place) << 32;
+        let fits = now.file == file && now.holder == u64::from(to.file) && now.offset == now.next;
+        let begin = now.run + HEADER;
+        let grown = now.tail.checked_sub(begin).filter(|_| fits && now.sequence & GROWN == 0)?;
+        let upto = self.segment.upto.load(Ordering::Acquire);
+        let pending = now.tail.saturating_sub(upto);
+        // When there is a run for the worker, it is told, once more when it has written one.
+        let untold = if pending < RUN { RUN - pending } else { to.limit.saturating_sub(pending).min(RUN / 4) };
+        let most = [RUN - grown, RING - (begin % RING + grown), untold];
+        Some(Growing {
+            segment: core::ptr::from_ref(self.segment) as u64,
+            sequence: now.sequence,
+            bytes: self.address(now.tail) as u64,
+            most: most.into_iter().min().unwrap_or(0),
+            offset: now.offset,
+            inode: core::ptr::from_ref(to.inode) as u64,
+            fit: u64::from(inode::KEPT) | u64::from(to.segment) << 32,
+            error: self.segment.files[to.file as usize % FILES].error.as_ptr() as u64,
+        })
+    }
+
+    /// File and length, offset, ticket, place of the inode.
+    fn header(&self, run: u64) -> [u64; 4] {
         // SAFETY: headers are aligned to their size, as the ring's end is.
-        let [words, offset] = unsafe { self.ring.add((run % RING) as usize).cast::<[u64; 2]>().read_volatile() };
-        (words as u32, words >> 32, offset)
+        unsafe { self.ring.add((run % RING) as usize).cast::<[u64; 4]>().read_volatile() }
     }
 
     /// The next thing to be written, for the worker; `None`: the file system has everything.
@@ -386,35 +598,45 @@ impl<'a> Log<'a> {
     /// # Errors
     /// This is no log.
     pub fn next(&self) -> Result<Option<Piece>, Corrupt> {
+        let (mut run, upto) = (self.segment.run.load(Ordering::Relaxed), self.segment.upto.load(Ordering::Relaxed));
+        let next = self.after(&mut run, upto);
+        self.segment.run.store(run, Ordering::Release);
+        next
+    }
+
+    /// What comes after position `upto`, from the run `run` on, which becomes its run.
+    ///
+    /// # Errors
+    /// This is no log.
+    pub fn after(&self, run: &mut u64, upto: u64) -> Result<Option<Piece>, Corrupt> {
         let now = self.now();
-        let segment = self.segment;
-        let (mut run, upto) = (segment.run.load(Ordering::Relaxed), segment.upto.load(Ordering::Relaxed));
         loop {
             if upto >= now.tail {
                 return Ok(None);
             }
-            if run >= now.tail || now.tail - run > RING || !run.is_multiple_of(HEADER) {
+            if *run >= now.tail || now.tail - *run > RING || !run.is_multiple_of(HEADER) {
                 return Err(Corrupt);
             }
-            let (file, len, offset) = self.header(run);
-            let mut after = (run + HEADER).next_multiple_of(RING);
+            let [words, offset, ticket, inode] = self.header(*run);
+            let (file, len) = (words as u32, words >> 32);
+            let mut after = (*run + HEADER).next_multiple_of(RING);
             if file != SKIP {
-                let begin = run + HEADER;
-                let end = if run == now.run { now.tail } else { begin + len };
+                let begin = *run + HEADER;
+                let end = if *run == now.run { now.tail } else { begin + len };
                 let from = upto.max(begin);
                 if end > now.tail || end < begin || end - begin > RUN || begin % RING + (end - begin) > RING {
                     return Err(Corrupt);
                 }
                 if from < end {
-                    let offset = offset + (from - begin);
-                    return Ok(Some(Piece { file, offset, at: from % RING, len: end - from }));
+                    let offset = if offset == APPEND { APPEND } else { offset.saturating_add(from - begin) };
+                    let (at, inode) = (from % RING, inode as u32 % INODES as u32);
+                    return Ok(Some(Piece { file, inode, offset, at, len: end - from, ticket, position: from }));
                 }
                 after = end.next_multiple_of(HEADER);
             } else if run.is_multiple_of(RING) {
                 return Err(Corrupt);
             }
-            run = after;
-            segment.run.store(run, Ordering::Release);
+            *run = after;
         }
     }
 
@@ -427,6 +649,7 @@ impl<'a> Log<'a> {
     }
 
     /// Bytes that wait, headers included.
+    #[inline]
     pub fn pending(&self) -> u64 {
         self.now().tail.saturating_sub(self.segment.upto.load(Ordering::SeqCst))
     }
@@ -440,13 +663,71 @@ impl<'a> Log<'a> {
 
 /// # Safety
 /// As `copy_nonoverlapping`.
+#[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for it; overlapping halves cover every length between.
     unsafe {
-        if len == 8 {
-            to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned());
-        } else {
-            core::ptr::copy_nonoverlapping(from, to, len);
+        match len {
+            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+            16..=32 => {
+                let get = |at: usize| from.add(at).cast::<u128>().read_unaligned();
+                let (first, last) = (get(0), get(len - 16));
+                to.cast::<u128>().write_unaligned(first);
+                to.add(len - 16).cast::<u128>().write_unaligned(last);
+            }
+            33..=64 => {
+                let get = |at: usize| from.add(at).cast::<[u128; 2]>().read_unaligned();
+                let (first, last) = (get(0), get(len - 32));
+                to.cast::<[u128; 2]>().write_unaligned(first);
+                to.add(len - 32).cast::<[u128; 2]>().write_unaligned(last);
+            }
+            _ => core::ptr::copy_nonoverlapping(from, to, len),
         }
+    }
+}
+
+/// Read-modify-write that is one for the program's own signal handlers, which is all that may come in between.
+#[cfg(target_arch = "x86_64")]
+mod local {
+    use core::arch::asm;
+    use core::sync::atomic::{AtomicU32, AtomicU64};
+
+    #[inline]
+    pub(super) fn set(word: &AtomicU32, bits: u32) {
+        // SAFETY: one instruction on a live word.
+        unsafe { asm!("or dword ptr [{}], {:e}", in(reg) word.as_ptr(), in(reg) bits, options(nostack)) };
+    }
+
+    #[inline]
+    pub(super) fn clear(word: &AtomicU32, bits: u32) {
+        // SAFETY: as above.
+        unsafe { asm!("and dword ptr [{}], {:e}", in(reg) word.as_ptr(), in(reg) !bits, options(nostack)) };
+    }
+
+    #[inline]
+    pub(super) fn replace(word: &AtomicU64, old: u64, new: u64) -> bool {
+        let found: u64;
+        // SAFETY: as above; stores before it are seen before it on this architecture.
+        unsafe {
+            asm!("cmpxchg qword ptr [{}], {}", in(reg) word.as_ptr(), in(reg) new, inout("rax") old => found, options(nostack));
+        }
+        found == old
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod local {
+    use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    pub(super) fn set(word: &AtomicU32, bits: u32) {
+        word.fetch_or(bits, Ordering::Relaxed);
+    }
+
+    pub(super) fn clear(word: &AtomicU32, bits: u32) {
+        word.fetch_and(!bits, Ordering::Relaxed);
+    }
+
+    pub(super) fn replace(word: &AtomicU64, old: u64, new: u64) -> bool {
+        word.compare_exchange(old, new, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 }

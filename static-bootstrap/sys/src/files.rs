@@ -9,30 +9,41 @@ pub struct Question {
     pub op: u32,
     /// Number of the open file.
     pub file: u32,
+    /// A log of the program's.
     pub segment: u32,
     pub detail: u32,
+    /// The file system that a log is for; the file by its file system and number there.
+    pub device: u64,
+    pub number: u64,
 }
 
-pub const MARK: [u8; 8] = *b"files 01";
+pub const MARK: [u8; 8] = *b"files 02";
 
 pub mod op {
-    /// Take part; answered by [`Terms`](super::Terms), with the memory.
+    /// Take part, with a first log; answered by [`Terms`](super::Terms), with the memory.
     pub const ATTACH: u32 = 1;
-    /// Have the worker write this file, whose descriptor comes beside it; answered by a word, an errno or 0.
-    pub const KEEP: u32 = 2;
-    /// Forget it; answered likewise.
-    pub const DROP: u32 = 3;
+    /// Another log; answered likewise.
+    pub const MORE: u32 = 2;
+    /// Have the worker write this file, whose descriptor comes beside it; this and the others are answered by [`Answer`](super::Answer).
+    pub const KEEP: u32 = 3;
+    /// Forget it.
+    pub const DROP: u32 = 4;
+    /// Nobody is to keep the file whose descriptor comes beside it, as long as this program runs.
+    pub const DIRECT: u32 = 5;
     /// This program cannot be handled; `detail`: one of [`why`](super::why).
-    pub const REFUSE: u32 = 4;
+    pub const REFUSE: u32 = 6;
+    /// The user is to hear of `detail`, and the program goes on.
+    pub const SAY: u32 = 7;
 }
 
 pub mod why {
     pub const NO_LIBC: u32 = 1;
     pub const OTHER_LIBC: u32 = 2;
     pub const NO_DISPATCH: u32 = 3;
-    pub const NO_MEMORY: u32 = 4;
     /// There is no worker any more.
-    pub const NO_WORKER: u32 = 5;
+    pub const NO_WORKER: u32 = 4;
+    /// It may reach other hosts without system calls.
+    pub const UNSEEN: u32 = 5;
 }
 
 /// Bytes of the list of directories.
@@ -43,9 +54,18 @@ pub const ROOTS_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub mark: [u8; 8],
+    /// [`NOBODY`](super::extents::NOBODY): there is no log left.
     pub segment: u32,
     /// An errno, or 0.
     pub error: u32,
     /// Directories, each ended by NUL; none: file systems that hosts share, and FUSE.
     pub roots: [u8; ROOTS_MAX],
+}
+
+/// An errno or 0, and the place of the file in the table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Answer {
+    pub error: u32,
+    pub inode: u32,
 }

@@ -13,5 +13,6 @@ pub mod plan;
 pub mod policy;
 pub mod rank;
 pub mod resident;
+pub mod socket;
 pub mod syscall;
 pub mod table;

@@ -41,6 +41,8 @@ pub struct Plan {
     pub rank_table: u32,
     /// Not zero: stop before the program's first instruction, for the keeper as tracer.
     pub hold: u32,
+    /// Path of what the keeper puts into the program before its first instruction if it is statically linked; 0: nothing.
+    pub resident: u32,
 }
 
 /// What differs between the ranks of a node.

@@ -17,6 +17,18 @@ const CONFIDENT: u8 = 2;
 const NEAR: u64 = 8;
 /// A unit doubles when a run goes on, and halves when so many faults belong to none.
 const STEPS: u8 = 4;
+/// Ranges of which the program has said something that are remembered.
+const HINTS: usize = 32;
+
+/// What the program says of a range (madvise(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hint {
+    Nothing,
+    /// One page says nothing of the others.
+    Random,
+    /// It will be run through.
+    Sequential,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Stream {
@@ -41,6 +53,9 @@ pub struct Policy {
     streams: [Stream; STREAMS],
     /// Logarithms of units, in [`STEPS`].
     orders: [u8; REGIONS],
+    /// First pages and those after the last; empty: none. And where the next is put when there are too many.
+    hints: [(u64, u64, Hint); HINTS],
+    oldest: usize,
     now: u32,
     /// Pages of whole spans that come to a run by themselves, before one that is missed again.
     pub reach: u64,
@@ -50,9 +65,34 @@ impl Policy {
     pub const NEW: Policy = Policy {
         streams: [Stream { next: u64::MAX, hits: 0, last: 0 }; STREAMS],
         orders: [ORDER_FIRST * STEPS; REGIONS],
+        hints: [(0, 0, Hint::Nothing); HINTS],
+        oldest: 0,
         now: 0,
         reach: 0,
     };
+
+    /// The program says something of the pages from `first` up to `end`; it replaces what it said of them before.
+    pub fn hint(&mut self, first: u64, end: u64, hint: Hint) {
+        for (from, to, _) in self.hints.iter_mut().filter(|(from, to, _)| *from < end && *to > first) {
+            // Of what lies on both sides only the one before is still known.
+            if *from < first {
+                *to = first;
+            } else {
+                *from = (*to).min(end);
+            }
+        }
+        if hint != Hint::Nothing {
+            let free = self.hints.iter().position(|(from, to, _)| from >= to);
+            let place = free.unwrap_or(self.oldest);
+            self.oldest = (place + 1) % HINTS;
+            self.hints[place] = (first, end, hint);
+        }
+    }
+
+    fn hinted(&self, page: u64) -> Hint {
+        let holds = |(from, to, _): &&(u64, u64, Hint)| (*from..*to).contains(&page);
+        self.hints.iter().find(holds).map_or(Hint::Nothing, |(_, _, hint)| *hint)
+    }
 
     /// A page is missed.
     pub fn handle_fault(&mut self, page: u64) -> Choice {
@@ -66,6 +106,11 @@ impl Policy {
 
     fn handle(&mut self, page: u64, comes: Option<u64>) -> Choice {
         self.now = self.now.wrapping_add(1);
+        let hint = self.hinted(page);
+        if hint == Hint::Random {
+            return Choice { order: 0, ahead: None };
+        }
+        let sequential = hint == Hint::Sequential;
         let order = &mut self.orders[(page / REGION) as usize % REGIONS];
         let reach = self.reach;
         let follows = |stream: &&mut Stream| {
@@ -77,19 +122,20 @@ impl Policy {
             stream.hits = stream.hits.saturating_add(1);
             stream.last = self.now;
             *order = ((*order / STEPS + 1) * STEPS).min(ORDER_MAX * STEPS);
-            let order = *order / STEPS;
+            let order = if sequential { ORDER_MAX } else { *order / STEPS };
             stream.next = comes.unwrap_or(end(page, order));
             let ahead = (stream.hits >= CONFIDENT).then_some(stream.next);
             return Choice { order, ahead };
         }
         *order = order.saturating_sub(1);
-        let order = order.div_ceil(STEPS);
+        let order = if sequential { ORDER_MAX } else { order.div_ceil(STEPS) };
+        let next = comes.unwrap_or(end(page, order));
         let now = self.now;
         let oldest = self.streams.iter_mut().max_by_key(|stream| now.wrapping_sub(stream.last));
         if let Some(oldest) = oldest {
-            *oldest = Stream { next: comes.unwrap_or(end(page, order)), hits: 0, last: now };
+            *oldest = Stream { next, hits: if sequential { CONFIDENT } else { 0 }, last: now };
         }
-        Choice { order, ahead: None }
+        Choice { order, ahead: sequential.then_some(next) }
     }
 }
 

@@ -4,6 +4,7 @@
 //! no allocation, no lock, no thread-local storage, no panic, and nothing is mapped here.
 #![allow(unsafe_code, reason = "a mapped block of offsets, raw system calls, exec")]
 
+use core::ffi::CStr;
 use core::slice;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -53,6 +54,13 @@ impl Block {
         (index < self.plan.ranks).then(|| unsafe { &*table.wrapping_add(index as usize) })
     }
 
+    /// Whether ranks are held for a debugger; and what is put into them.
+    pub fn stops(&self) -> (bool, Option<&'static CStr>) {
+        // SAFETY: the writer of the block put a string there.
+        let resident = || unsafe { CStr::from_ptr(self.at(self.plan.resident).cast()) };
+        (self.plan.hold != 0, (self.plan.resident != 0).then(resident))
+    }
+
     /// The pointers for which [`Block::become_program`] needs room.
     pub fn pointers(&self, rank: &Rank) -> usize {
         self.plan.argc as usize + self.plan.envc as usize + rank.envc as usize + 2
@@ -91,7 +99,7 @@ impl Block {
         // SAFETY: as above; this is the rest of it.
         unsafe { self.pointers_to(envp, &[(plan.envc, plan.envp), (rank.envc, rank.envp)]) };
         // The next exec stops, so nothing may come in between.
-        if plan.hold != 0
+        if (plan.hold != 0 || plan.resident != 0)
             && let Err(errno) = call(nr::PTRACE, [PTRACE_TRACEME, 0, 0, 0, 0, 0])
         {
             return fail(hold, errno);

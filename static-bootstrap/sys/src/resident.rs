@@ -22,10 +22,29 @@ pub struct Settings {
     pub user_mode_only: u64,
     /// Not 0: pages are copied, even where they could be moved.
     pub without_move: u64,
-    /// Not 0: the file layer, in place of the pager. 2: only below certain directories.
+    /// Not 0: the file layer, in place of the pager; some of [`files`].
     pub files: u64,
 }
 
+impl Settings {
+    /// As the resident is built.
+    pub const NONE: Settings =
+        Settings { place: [0; PLACE_MAX], local: 0, user_mode_only: 0, without_move: 0, files: 0 };
+}
+
+/// Of the file layer.
+pub mod files {
+    pub const ON: u64 = 1;
+    /// Only below certain directories.
+    pub const NAMED: u64 = 2;
+    /// Whatever it costs.
+    pub const ALWAYS: u64 = 4;
+    /// The job has programs on other hosts.
+    pub const HOSTS: u64 = 8;
+}
+
+/// Where the resident is put in a statically linked program: nothing but it and its gate lies from here on up to the window.
+pub const PLACE: u64 = WINDOW - (32 << 20);
 /// Where captured memory begins.
 pub const WINDOW: u64 = 0x6800_0000_0000;
 /// And how long that part of the address space is.
@@ -38,6 +57,17 @@ pub const LINKS: usize = 3;
 
 /// What a program asks at the door.
 pub const ASK: [u8; 8] = *b"memory01";
+
+/// What a program asks there that has lost servers: whether they are there again. Answered as [`ASK`]; who is not among them is absent.
+pub const AGAIN: [u8; 8] = *b"again001";
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Again {
+    pub asked: [u8; 8],
+    /// A bit for each.
+    pub lost: u64,
+}
 
 /// Descriptors for each server: its links, and what it shares with this program.
 pub const DESCRIPTORS: usize = LINKS + 1;
@@ -112,4 +142,5 @@ pub mod step {
     pub const PATCH: u64 = 7;
     pub const MEMORY: u64 = 8;
     pub const MOVE: u64 = 9;
+    pub const DISPATCH: u64 = 10;
 }

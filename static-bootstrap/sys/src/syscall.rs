@@ -35,11 +35,13 @@ pub mod nr {
     pub const LSEEK: usize = 8;
     pub const MUNMAP: usize = 11;
     pub const GETPID: usize = 39;
+    pub const GETTID: usize = 186;
     pub const SOCKET: usize = 41;
     pub const CONNECT: usize = 42;
     pub const SENDTO: usize = 44;
     pub const RECVFROM: usize = 45;
     pub const SETSOCKOPT: usize = 54;
+    pub const GETSOCKOPT: usize = 55;
     pub const KILL: usize = 62;
     pub const WRITE: usize = 1;
     pub const MPROTECT: usize = 10;
@@ -49,6 +51,7 @@ pub mod nr {
     pub const IOCTL: usize = 16;
     pub const MREMAP: usize = 25;
     pub const MINCORE: usize = 27;
+    pub const SYSINFO: usize = 99;
     pub const MADVISE: usize = 28;
     pub const SENDMSG: usize = 46;
     pub const SHUTDOWN: usize = 48;
@@ -102,11 +105,13 @@ pub mod nr {
     pub const LSEEK: usize = 62;
     pub const MUNMAP: usize = 215;
     pub const GETPID: usize = 172;
+    pub const GETTID: usize = 178;
     pub const SOCKET: usize = 198;
     pub const CONNECT: usize = 203;
     pub const SENDTO: usize = 206;
     pub const RECVFROM: usize = 207;
     pub const SETSOCKOPT: usize = 208;
+    pub const GETSOCKOPT: usize = 209;
     pub const KILL: usize = 129;
     pub const OPENAT: usize = 56;
     pub const READLINKAT: usize = 78;

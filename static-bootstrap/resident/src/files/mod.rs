@@ -1,39 +1,38 @@
-//! The file layer: small writes go into memory that the node's I/O worker writes from; before any other system call by which they could be missed
-//! the program waits for them.
+//! The file layer: writes go into memory that the node's I/O worker writes from; before any other system call by which they could be missed the
+//! program waits for them.
 //!
-//! Kept are writes of at most [`SMALL`] bytes to regular files that the program opened itself, that nobody else of the job writes, and that no other
-//! process has open. For everything else the layer waits until nothing is pending, gives file offsets back to the kernel, and makes the call.
+//! Kept are small writes, and large ones where the file system is slow, to regular files that the program has open for writing. What concerns one
+//! file only waits for that file's; what others could notice, for everything.
 //!
 //! Hazards. In a program with one thread a signal handler may come in anywhere and write, too: what counts changes by one store, and who was
-//! interrupted begins again. In one with several threads a lock is held, with signals blocked.
+//! interrupted begins again. In one with several threads a lock is held ([`inside`]); what was seen before it was taken is looked at again.
 
+mod ahead;
+mod inside;
+mod keep;
 mod kernel;
 mod net;
+mod others;
 mod place;
 mod process;
+mod quick;
 mod sites;
 mod table;
 mod worker;
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use sys::extents::{Log, OFFSETS, RUN, Refused, SMALL};
 use sys::files::why;
 
-use self::kernel::{block_signals, failed, nr, raw, restore_signals};
+use self::inside::Inside;
+use self::kernel::{failed, nr, raw};
 use self::sites::{DIRTY, OFF};
-use crate::lock::{Guard, Lock};
+use crate::{dispatch, signals};
 
-/// A file is kept after so many small writes.
-const FEW: u8 = 3;
 const PARTS: usize = 64;
+const AT_FDCWD: usize = -100_isize as usize;
 /// FSIZE of setrlimit(2).
 const LIMIT_FSIZE: usize = 1;
-
-static SEVERAL: AtomicBool = AtomicBool::new(false);
-static INSIDE: Lock<()> = Lock::new(());
-/// Run of which the worker has been told.
-static TOLD: AtomicU64 = AtomicU64::new(u64::MAX);
 
 core::arch::global_asm!(
     ".weak write",
@@ -63,6 +62,7 @@ pub(super) extern "C" fn begin() {
         }
     }
     if limited() {
+        others::be_unseen();
         OFF.store(1, Ordering::SeqCst);
     }
 }
@@ -79,67 +79,55 @@ fn is_off() -> bool {
     OFF.load(Ordering::Relaxed) != 0
 }
 
-/// From now on there may be threads.
-fn several() {
-    SEVERAL.store(true, Ordering::SeqCst);
-}
-
 /// The program is one that this layer cannot follow from here on: it goes on as without it.
 fn step_aside() {
-    leave();
+    others::be_unseen();
+    settle();
+    let _inside = Inside::enter();
+    let_go();
     OFF.store(1, Ordering::SeqCst);
-    net::end();
+    dispatch::end();
 }
 
 /// What a child begins with.
-fn forget_all() {
-    table::forget();
+fn begin_again() {
+    table::inherit();
     worker::detach();
-    DIRTY.store(0, Ordering::Relaxed);
-    SEVERAL.store(false, Ordering::Relaxed);
-    TOLD.store(u64::MAX, Ordering::Relaxed);
-    INSIDE.reset();
+    quick::disarm();
+    others::set_clean();
+    inside::single();
 }
 
-/// Alone at what is kept.
-struct Inside(Option<(Guard<'static, ()>, u64)>);
-
-impl Inside {
-    fn enter() -> Inside {
-        if !SEVERAL.load(Ordering::Relaxed) {
-            return Inside(None);
-        }
-        let before = block_signals();
-        Inside(Some((INSIDE.lock(), before)))
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        if let Some((guard, before)) = self.0.take() {
-            drop(guard);
-            restore_signals(before);
-        }
-    }
-}
-
-/// Waits until nothing is pending.
+/// Waits until nothing is pending, here and with those who may have told us something.
 fn settle() {
-    if DIRTY.load(Ordering::Relaxed) != 0 {
+    if DIRTY.load(Ordering::Relaxed) & others::OWN != 0 {
         let _inside = Inside::enter();
-        worker::settle();
+        if DIRTY.load(Ordering::Relaxed) & others::OWN != 0 {
+            worker::settle();
+        }
     }
+    others::settle();
 }
 
 /// No open file of ours is known to the worker any more.
 fn leave() {
     settle();
     let _inside = Inside::enter();
+    let_go();
+}
+
+fn let_go() {
+    worker::settle();
     for (id, file) in table::all() {
-        file.state.store(table::DIRECT, Ordering::Relaxed);
-        if file.told.swap(0, Ordering::Relaxed) != 0 {
-            worker::drop_file(id);
-        }
+        drop_file(id, file);
+    }
+}
+
+/// The worker forgets an open file, if it knows it. Nothing is pending there.
+fn drop_file(id: usize, file: &table::File) {
+    let _ = file.state.compare_exchange(table::KEPT, table::FRESH, Ordering::Relaxed, Ordering::Relaxed);
+    if file.told.swap(0, Ordering::Relaxed) != 0 {
+        worker::drop_file(id, file);
     }
 }
 
@@ -152,54 +140,96 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
     let go = || unsafe { raw(number, args) };
     let [fd, second, third, fourth, ..] = args;
     match number {
-        nr::WRITE => write(number, args, &[[second, third]], None),
-        nr::PWRITE64 => write(number, args, &[[second, third]], Some(fourth)),
+        nr::WRITE => keep::write(number, args, &[[second, third]], None),
+        nr::PWRITE64 => keep::write(number, args, &[[second, third]], Some(fourth)),
         nr::WRITEV if third <= PARTS && second != 0 => {
             // SAFETY: the program says that there are so many.
-            write(number, args, unsafe { core::slice::from_raw_parts(second as *const [usize; 2], third) }, None)
+            keep::write(number, args, unsafe { core::slice::from_raw_parts(second as *const [usize; 2], third) }, None)
         }
-        nr::WRITEV | nr::PWRITEV | nr::PWRITEV2 | nr::FTRUNCATE | nr::FALLOCATE => touch(number, args, true),
-        nr::READ | nr::PREAD64 | nr::READV | nr::PREADV | nr::PREADV2 | nr::FSTAT | nr::IOCTL => {
-            touch(number, args, false)
+        nr::WRITEV | nr::PWRITEV | nr::PWRITEV2 | nr::FALLOCATE => change(number, args),
+        nr::FTRUNCATE => {
+            let result = change(number, args);
+            forgive(fd, result == 0 && second == 0);
+            result
         }
-        nr::LSEEK => seek(args),
-        nr::FSYNC | nr::FDATASYNC | nr::SYNC_FILE_RANGE => match (touch(number, args, false), take_error(fd)) {
-            (_, Some(error)) => error,
-            (result, None) => result,
-        },
+        nr::READ | nr::PREAD64 | nr::READV | nr::PREADV | nr::PREADV2 => keep::read(number, args),
+        nr::FSTAT => told(go, || place::of_stat(second as *const u64), fd, 0),
+        nr::IOCTL => change(number, args),
+        nr::LSEEK => keep::seek(args),
+        nr::FSYNC | nr::FDATASYNC | nr::SYNC_FILE_RANGE => {
+            others::settle();
+            let result = touch(number, args);
+            failure(fd).unwrap_or(result)
+        }
         nr::SENDFILE => {
-            touch_only(second, false);
-            touch(number, args, true)
+            settle_file(second);
+            change(number, args)
         }
         nr::SPLICE | nr::COPY_FILE_RANGE => {
-            touch_only(third, true);
-            touch(number, args, false)
+            settle_file(third);
+            change(number, args)
         }
         nr::MMAP => {
             const ANONYMOUS: usize = 0x20;
+            const SHARED: usize = 0x1;
             if fourth & ANONYMOUS == 0 {
-                make_direct(args[4]);
+                if fourth & SHARED != 0 {
+                    make_direct(args[4]);
+                    others::map(args[4]);
+                } else {
+                    settle_file(args[4]);
+                }
+            } else if fourth & SHARED != 0 {
+                others::share();
             }
             go()
+        }
+        nr::SHMAT => {
+            others::share();
+            settle();
+            go()
+        }
+        nr::WAIT4 => {
+            let result = go();
+            // SAFETY: what the kernel has just written.
+            let killed = result > 0 && (second == 0 || !matches!(unsafe { *(second as *const u32) } & 0x7f, 0 | 0x7f));
+            others::waited(killed);
+            result
+        }
+        nr::WAITID => {
+            const KILLED: i32 = 2;
+            const DUMPED: i32 = 3;
+            let result = go();
+            // SAFETY: a `siginfo_t` that the kernel has just written.
+            let killed = || third == 0 || matches!(unsafe { *((third + 8) as *const i32) }, KILLED | DUMPED);
+            others::waited(result == 0 && killed());
+            result
         }
         nr::FLOCK => {
             make_direct(fd);
             go()
         }
         nr::FCNTL => control(args),
-        nr::OPEN => opening(second, go),
-        nr::CREAT => opening(0o1001, go),
-        nr::OPENAT => opening(third, go),
+        nr::OPEN => opening(AT_FDCWD, fd, second, go),
+        nr::CREAT => opening(AT_FDCWD, fd, 0o1101, go),
+        nr::OPENAT => opening(fd, second, third, go),
         // SAFETY: the program's `struct open_how`, which begins with the flags.
-        nr::OPENAT2 if third != 0 => opening(unsafe { *(third as *const u64) } as usize, go),
+        nr::OPENAT2 if third != 0 => opening(fd, second, unsafe { *(third as *const u64) } as usize, go),
         nr::TRUNCATE => {
             settle();
-            worker::settle_all();
-            go()
+            let file = settle_path(AT_FDCWD, fd);
+            let result = go();
+            if result == 0
+                && second == 0
+                && let Some((device, number)) = file
+            {
+                worker::forgive(device, number);
+            }
+            result
         }
-        nr::STAT | nr::LSTAT => told(go, || place::of_stat(second as *const u64)),
-        nr::NEWFSTATAT => told(go, || place::of_stat(third as *const u64)),
-        nr::STATX => told(go, || place::of_statx(args[4] as *const u32)),
+        nr::STAT | nr::LSTAT => told(go, || place::of_stat(second as *const u64), AT_FDCWD, fd),
+        nr::NEWFSTATAT => told(go, || place::of_stat(third as *const u64), fd, second),
+        nr::STATX => told(go, || place::of_statx(args[4] as *const u32), fd, second),
         nr::CLOSE => close(fd, go),
         nr::CLOSE_RANGE => {
             const UNSHARE: usize = 2;
@@ -213,20 +243,28 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
         }
         nr::DUP => duplicated(fd, go),
         nr::DUP2 | nr::DUP3 => {
-            if fd == second || table::known(second).is_none() {
-                settle();
-            } else {
-                close(second, || 0);
+            if fd == second {
+                return go();
             }
-            if fd == second { go() } else { duplicated(fd, go) }
+            // Nobody is to find the new one as what the old one was.
+            let _inside = Inside::enter();
+            close(second, || 0);
+            duplicated(fd, go)
         }
         nr::SENDMSG | nr::SENDMMSG => {
             // Open files may go to another process.
-            settle();
             // SAFETY: the program's `struct msghdr`.
             if number == nr::SENDMMSG || second != 0 && unsafe { *((second + 40) as *const usize) } != 0 {
+                let _inside = Inside::enter();
+                worker::settle();
                 table::share(true);
             }
+            settle();
+            go()
+        }
+        nr::SYNC | nr::SYNCFS => {
+            settle();
+            worker::settle_all();
             go()
         }
         nr::EXECVE | nr::EXECVEAT | nr::EXIT_GROUP => {
@@ -254,10 +292,13 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
             go()
         }
         nr::RT_SIGACTION => net::set_action(args),
-        nr::RT_SIGPROCMASK => net::set_mask(args),
+        nr::RT_SIGPROCMASK => signals::set_mask(args),
+        nr::RT_SIGSUSPEND | nr::PPOLL | nr::EPOLL_PWAIT | nr::PSELECT6 => {
+            // SAFETY: the program's own call.
+            signals::waiting(number, args, |args| unsafe { raw(number, args) })
+        }
         nr::PRCTL => {
-            const SET_DISPATCH: usize = 59;
-            if fd == SET_DISPATCH {
+            if fd == dispatch::SET_DISPATCH {
                 step_aside();
             }
             go()
@@ -269,205 +310,104 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
     }
 }
 
-/// Everything that concerns this file is where it belongs: ours, and what others of the job wrote. `writes`: it is about to be changed.
-fn touch_only(fd: usize, writes: bool) {
-    settle();
-    let id = {
+/// The open file behind a descriptor, if it concerns us.
+fn look(fd: usize) -> Option<usize> {
+    table::known(fd).or_else(|| {
         let _inside = Inside::enter();
         table::look(fd)
-    };
-    if let Some(file) = id.map(table::file) {
-        let [device, number] = [&file.device, &file.number].map(|word| word.load(Ordering::Relaxed));
-        worker::settle_other(device, number, writes);
+    })
+}
+
+/// Everything that concerns this file is where it belongs: ours, and what others of the job wrote.
+fn settle_file(fd: usize) {
+    if let Some(file) = look(fd).map(table::file) {
+        let (device, number) = file.name();
+        worker::settle_inode(device, number);
     }
 }
 
-/// A call that reads a file, or changes it in a way that is not kept.
-fn touch(number: usize, args: [usize; 6], writes: bool) -> isize {
-    touch_only(args[0], writes);
-    let kept = table::known(args[0]).filter(|id| table::file(*id).state.load(Ordering::Relaxed) == table::KEPT);
-    // Of a file that is kept the offset must not move meanwhile.
-    let _inside = kept.map(|_| {
-        let inside = Inside::enter();
-        worker::settle();
-        inside
-    });
-    // SAFETY: the program's own call.
-    unsafe { raw(number, args) }
+/// The same of a file by its path; which it is.
+fn settle_path(directory: usize, path: usize) -> Option<(u64, u64)> {
+    let mut stat = [0u64; 18];
+    // SAFETY: the program's path, and room for a `struct stat`.
+    let result = unsafe { raw(nr::NEWFSTATAT, [directory, path, stat.as_mut_ptr() as usize, 0, 0, 0]) };
+    (result == 0).then(|| {
+        let told = place::of_stat(stat.as_ptr());
+        place::join(&told, directory, path);
+        worker::settle_inode(told.device, told.number);
+        (told.device, told.number)
+    })
 }
 
-/// The first error of the worker with this file that was not told.
+/// A call on a file that is not kept, and does not begin to be meanwhile: that would be with an offset that the call moves.
+struct UnderWay(Option<&'static AtomicU32>);
+
+impl UnderWay {
+    fn new(file: &'static table::File) -> UnderWay {
+        let count = inside::is_several().then_some(&file.under_way);
+        count.inspect(|count| _ = count.fetch_add(1, Ordering::SeqCst));
+        UnderWay(count)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.inspect(|count| _ = count.fetch_sub(1, Ordering::SeqCst));
+    }
+}
+
+/// A call that looks at an open file.
+fn touch(number: usize, args: [usize; 6]) -> isize {
+    settle_file(args[0]);
+    // SAFETY: the program's own call.
+    let go = || unsafe { raw(number, args) };
+    let Some(file) = table::known(args[0]).map(table::file) else { return go() };
+    let under_way = UnderWay::new(file);
+    if file.state.load(Ordering::SeqCst) <= table::FRESH {
+        return go();
+    }
+    drop(under_way);
+    // Of a file that is kept the kernel is given the offset, which must not move meanwhile.
+    let _inside = Inside::enter();
+    worker::settle();
+    go()
+}
+
+/// One that changes a file in a way that is not kept, or is noticed by others.
+fn change(number: usize, args: [usize; 6]) -> isize {
+    settle();
+    touch(number, args)
+}
+
+/// The first error of the worker with this open file that was not told.
 fn take_error(fd: usize) -> Option<isize> {
     let id = table::known(fd).filter(|id| table::file(*id).told.load(Ordering::Relaxed) != 0)?;
-    match worker::log()?.segment.files[id].error.swap(0, Ordering::SeqCst) {
+    let file = table::file(id);
+    let (log, _) = worker::log(file.log.load(Ordering::Relaxed).into())?;
+    match log.segment.files[id].error.swap(0, Ordering::SeqCst) {
         0 => None,
-        errno => Some(-(errno as isize)),
-    }
-}
-
-fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
-    let fd = args[0];
-    let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
-    if total > 0 && total <= SMALL {
-        let inside = Inside::enter();
-        if let Some(id) = table::known(fd)
-            && is_kept(id, fd)
-            && let Some(result) = keep(id, table::file(id), parts, total as u64, at)
-        {
-            return result;
-        }
-        drop(inside);
-    }
-    touch_only(fd, true);
-    if let Some(error) = take_error(fd) {
-        return error;
-    }
-    touch(number, args, true)
-}
-
-/// Whether a small write to this file is kept: from the third on.
-fn is_kept(id: usize, fd: usize) -> bool {
-    let file = table::file(id);
-    match file.state.load(Ordering::Relaxed) {
-        table::KEPT => true,
-        table::FRESH => file.small.fetch_add(1, Ordering::Relaxed) + 1 >= FEW && promote(id, fd),
-        _ => false,
-    }
-}
-
-/// Has the worker write this file from now on.
-fn promote(id: usize, fd: usize) -> bool {
-    let file = table::file(id);
-    let [device, number] = [&file.device, &file.number].map(|word| word.load(Ordering::Relaxed));
-    let ours = worker::log().is_some()
-        && match worker::own_inode(device, number) {
-            Some(inode) => {
-                file.inode.store(inode, Ordering::Relaxed);
-                worker::keep(id, fd as i32)
-            }
-            None => false,
-        };
-    if ours {
-        file.told.store(1, Ordering::Relaxed);
-    }
-    file.state.store(if ours { table::KEPT } else { table::DIRECT }, Ordering::Relaxed);
-    ours
-}
-
-/// Puts a write into the log; `None`: it must be made at once.
-fn keep(id: usize, file: &table::File, parts: &[[usize; 2]], total: u64, at: Option<usize>) -> Option<isize> {
-    let log = worker::log()?;
-    let inode = file.inode.load(Ordering::Relaxed);
-    loop {
-        if log.segment.files[id].error.load(Ordering::Relaxed) != 0 || !worker::is_ours(inode) {
-            return None;
-        }
-        DIRTY.store(1, Ordering::Relaxed);
-        if !log.begin() {
-            worker::settle();
-            return None;
-        }
-        let appended = append(&log, id, file, parts, total, at);
-        log.end();
-        match appended? {
-            Ok(()) => break,
-            Err(Refused::Again) => {}
-            Err(Refused::Full) => worker::settle(),
-        }
-    }
-    if !worker::is_ours(inode) {
-        worker::settle();
-    } else if log.pending() >= RUN && TOLD.swap(log.now().run, Ordering::Relaxed) != log.now().run {
-        worker::ring();
-    }
-    Some(total as isize)
-}
-
-fn append(
-    log: &Log<'_>,
-    id: usize,
-    file: &table::File,
-    parts: &[[usize; 2]],
-    total: u64,
-    at: Option<usize>,
-) -> Option<Result<(), Refused>> {
-    let now = log.now();
-    let (offset, held) = match at {
-        Some(at) => (at as u64, (now.holder, now.offset)),
-        None => {
-            let offset = offset_of(id, file, &now)?;
-            spill(id, &now);
-            (offset, (id as u64, offset + total))
-        }
-    };
-    if offset >= OFFSETS {
-        return None;
-    }
-    // SAFETY: the program's own buffers; the lock is held where there are threads.
-    Some(unsafe { log.append(&now, id as u32, offset, parts, held) })
-}
-
-/// Where an open file is, whoever knows it.
-fn offset_of(id: usize, file: &table::File, now: &sys::extents::Now) -> Option<u64> {
-    if now.holder == id as u64 {
-        return Some(now.offset);
-    }
-    match file.offset.load(Ordering::Relaxed) {
-        table::AWAY => table::kernel_offset(file.fd.load(Ordering::Relaxed) as usize),
-        offset => Some(offset),
-    }
-}
-
-/// Another open file's offset leaves the log for the table.
-fn spill(id: usize, now: &sys::extents::Now) {
-    if now.holder != id as u64 && now.holder != sys::extents::NONE {
-        table::file(now.holder as usize).offset.store(now.offset, Ordering::Relaxed);
-    }
-}
-
-fn seek(args: [usize; 6]) -> isize {
-    let inside = Inside::enter();
-    if let Some(offset) = seek_kept(args) {
-        return offset;
-    }
-    drop(inside);
-    touch(nr::LSEEK, args, false)
-}
-
-/// Moves an offset that is kept here; `None`: the kernel has to.
-fn seek_kept([fd, to, whence, ..]: [usize; 6]) -> Option<isize> {
-    let (id, log) = (table::known(fd)?, worker::log()?);
-    let file = table::file(id);
-    if file.state.load(Ordering::Relaxed) != table::KEPT {
-        return None;
-    }
-    loop {
-        DIRTY.store(1, Ordering::Relaxed);
-        if !log.begin() {
-            worker::settle();
-            return None;
-        }
-        let moved = moved(&log, id, file, to, whence);
-        log.end();
-        if let (target, true) = moved? {
-            return Some(target);
+        errno => {
+            file.failed.store(errno, Ordering::Relaxed);
+            Some(-(errno as isize))
         }
     }
 }
 
-/// Where to, and whether it is there now.
-fn moved(log: &Log<'_>, id: usize, file: &table::File, to: usize, whence: usize) -> Option<(isize, bool)> {
-    const SET: usize = 0;
-    const CURRENT: usize = 1;
-    let now = log.now();
-    let base = match whence {
-        SET => 0,
-        CURRENT => offset_of(id, file, &now)? as isize,
-        _ => return None,
-    };
-    let target = base.checked_add(to as isize).filter(|target| (0..OFFSETS as isize).contains(target))?;
-    spill(id, &now);
-    Some((target, log.hold(&now, id as u64, target as u64)))
+/// What fsync has to say: something is missing in this file, whoever wrote it and whoever was told.
+fn failure(fd: usize) -> Option<isize> {
+    let file = table::file(table::known(fd)?);
+    let (device, number) = file.name();
+    let told = || Some(file.failed.load(Ordering::Relaxed)).filter(|errno| *errno != 0);
+    take_error(fd).or_else(|| told().or_else(|| worker::failure(device, number)).map(|errno| -(errno as isize)))
+}
+
+/// The file is empty now.
+fn forgive(fd: usize, empty: bool) {
+    if empty && let Some(file) = table::known(fd).map(table::file) {
+        let (device, number) = file.name();
+        file.failed.store(0, Ordering::Relaxed);
+        worker::forgive(device, number);
+    }
 }
 
 /// Nobody keeps this file any more.
@@ -475,16 +415,16 @@ fn make_direct(fd: usize) {
     settle();
     let _inside = Inside::enter();
     worker::settle();
-    let Some(file) = table::look(fd).map(table::file) else { return };
-    let [device, number] = [&file.device, &file.number].map(|word| word.load(Ordering::Relaxed));
-    worker::make_direct(device, number);
-    table::share_one(fd);
-    // The worker's descriptor would hold the lock.
-    if file.told.swap(0, Ordering::Relaxed) != 0
-        && let Some(id) = table::known(fd)
-    {
-        worker::drop_file(id);
+    let Some(id) = table::look(fd) else { return };
+    let file = table::file(id);
+    if file.marked.load(Ordering::Relaxed) == 0 {
+        worker::mark_direct(file);
     }
+    let (device, number) = file.name();
+    worker::settle_inode(device, number);
+    file.state.store(table::DIRECT, Ordering::Relaxed);
+    // The worker's descriptor would hold the lock.
+    drop_file(id, file);
 }
 
 fn control(args: [usize; 6]) -> isize {
@@ -500,68 +440,88 @@ fn control(args: [usize; 6]) -> isize {
         DUPLICATE | DUPLICATE_CLOEXEC => duplicated(args[0], go),
         GETFD | SETFD | GETFL => go(),
         SETFL => {
-            settle();
             let _inside = Inside::enter();
             worker::settle();
-            table::share_one(args[0]);
+            if let Some(file) = table::known(args[0]).map(table::file) {
+                file.state.store(table::DIRECT, Ordering::Relaxed);
+            }
             go()
         }
-        // Locks, and what else there is.
-        _ => {
+        // Locks of records and leases (fcntl(2)).
+        5..=7 | 36..=38 | 1024 => {
             make_direct(args[0]);
             go()
         }
+        _ => change(nr::FCNTL, args),
     }
 }
 
-fn opening(flags: usize, go: impl FnOnce() -> isize) -> isize {
+fn opening(directory: usize, path: usize, flags: usize, go: impl FnOnce() -> isize) -> isize {
+    const CREATE: usize = 0o100;
+    const EXCLUSIVE: usize = 0o200;
     const TRUNCATE: usize = 0o1000;
-    settle();
-    if flags & TRUNCATE != 0 {
-        worker::settle_all();
+    if flags & (CREATE | TRUNCATE) != 0 {
+        settle();
+    }
+    if flags & TRUNCATE != 0 && worker::may_be_busy() {
+        settle_path(directory, path);
     }
     let fd = go();
     if !failed(fd) {
         let _inside = Inside::enter();
         table::opened(fd as usize, flags);
+        forgive(fd as usize, flags & (EXCLUSIVE | TRUNCATE) != 0);
     }
     fd
 }
 
-/// A call that tells of a file: again, if another program's writes to it were missing.
-fn told(go: impl Fn() -> isize, which: impl FnOnce() -> (u64, u64)) -> isize {
-    settle();
+/// A call that tells of a file: again, if something that was written may have been missing.
+fn told(go: impl Fn() -> isize, which: impl FnOnce() -> place::Told, directory: usize, path: usize) -> isize {
+    let done = worker::done();
     let result = go();
-    if result == 0 && worker::head().is_some_and(|head| head.owned.load(Ordering::SeqCst) != 0) {
-        let (device, number) = which();
-        worker::settle_other(device, number, false);
-        return go();
+    if result == 0 {
+        let told = which();
+        place::join(&told, directory, path);
+        // What was pending may have been written since it was told of.
+        if worker::settle_inode(told.device, told.number) || told.is_regular && worker::done() != done {
+            return go();
+        }
     }
     result
 }
 
 fn duplicated(old: usize, go: impl FnOnce() -> isize) -> isize {
-    settle();
     let _inside = Inside::enter();
     let new = go();
     if !failed(new) && table::known(old).is_some() {
-        worker::settle();
+        if new as usize >= table::DESCRIPTORS {
+            worker::settle();
+        }
         table::duplicate(old, new as usize);
     }
     new
 }
 
 fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
-    if table::known(fd).is_none() {
-        settle();
+    let inside = Inside::enter();
+    let Some(id) = table::known(fd) else {
         table::remove(fd);
+        drop(inside);
+        // Of a pipe or socket the other end may hear of it.
+        settle();
         return go();
+    };
+    let file = table::file(id);
+    if file.told.load(Ordering::Relaxed) != 0 {
+        others::settle();
     }
-    let _inside = Inside::enter();
-    worker::settle();
-    let error = take_error(fd);
-    if let Some(id) = table::is_last(fd).filter(|id| table::file(*id).told.swap(0, Ordering::Relaxed) != 0) {
-        worker::drop_file(id);
+    let mut error = None;
+    if file.told.load(Ordering::Relaxed) != 0 {
+        worker::settle();
+        error = take_error(fd);
+        if table::is_last(fd).is_some() {
+            drop_file(id, file);
+        }
     }
     table::remove(fd);
     let result = go();

@@ -2,6 +2,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use sys::resident::files;
+
+use super::inside::Inside;
 use super::kernel::{failed, nr, raw};
 use super::worker;
 use crate::settings;
@@ -36,17 +39,26 @@ const KERNEL: [u32; 10] = [
     0xcafe_4a11,
 ];
 
+const FORMAT: u32 = 0o170_000;
+const REGULAR: u32 = 0o100_000;
+const CHARACTER: u32 = 0o020_000;
+/// /dev/zero.
+const ZERO: [u32; 2] = [1, 5];
+/// Devices that are mapped and reach no other host.
+const LOCAL: [&[u8]; 3] = [b"/dev/nvidia", b"/dev/dri/", b"/dev/kfd"];
+const AT_FDCWD: i32 = -100;
+
 /// Devices that were asked about: number, and whether files on it concern us, in the lowest bit.
 static DEVICES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// Words of `struct statx`: mode at 28, number at 32, device at 136 and 140.
+/// Words of `struct statx`: mode at 28, number at 32, time of change at 112, device that it is at 128, device that it is on at 136.
 #[repr(C, align(8))]
 struct Statx([u32; 64]);
 
 fn statx(fd: usize) -> Option<Statx> {
-    /// AT_EMPTY_PATH, AT_STATX_DONT_SYNC; type and number.
+    /// AT_EMPTY_PATH, AT_STATX_DONT_SYNC; type, time of change and number.
     const FLAGS: usize = 0x1000 | 0x4000;
-    const MASK: usize = 0x1 | 0x100;
+    const MASK: usize = 0x1 | 0x40 | 0x100;
     let mut found = Statx([0; 64]);
     // SAFETY: a string, and room for the structure.
     let result = unsafe { raw(nr::STATX, [fd, c"".as_ptr() as usize, FLAGS, MASK, &raw mut found as usize, 0]) };
@@ -55,40 +67,71 @@ fn statx(fd: usize) -> Option<Statx> {
 
 /// Device and number of a file that concerns us.
 pub(super) fn of(fd: usize) -> Option<(u64, u64)> {
-    const FORMAT: u32 = 0o170_000;
-    const REGULAR: u32 = 0o100_000;
     let Statx(words) = statx(fd)?;
     if words[7] & FORMAT != REGULAR {
         return None;
     }
     let device = u64::from(words[34]) << 32 | u64::from(words[35]);
     let number = u64::from(words[9]) << 32 | u64::from(words[8]);
-    let named = settings::get().files > 1;
+    let named = settings::get().files & files::NAMED != 0;
+    // SAFETY: room for a `struct statfs`.
+    let of_fd = |found: usize| unsafe { raw(nr::FSTATFS, [fd, found, 0, 0, 0, 0]) };
     (if named {
-        worker::attach() && is_named(fd)? && concerns(fd, device)
+        worker::attach() && is_named(fd)? && concerns(device, of_fd)
     } else {
-        concerns(fd, device) && worker::attach()
+        concerns(device, of_fd) && worker::attach()
     })
     .then_some((device, number))
 }
 
-/// Of what stat(2) and its likes tell.
-pub(super) fn of_stat(stat: *const u64) -> (u64, u64) {
+/// What stat(2) and its likes tell.
+pub(super) struct Told {
+    pub(super) device: u64,
+    pub(super) number: u64,
+    pub(super) is_regular: bool,
+}
+
+/// Of stat(2).
+pub(super) fn of_stat(stat: *const u64) -> Told {
     // SAFETY: a `struct stat` that the kernel filled.
-    let [device, number] = unsafe { *stat.cast::<[u64; 2]>() };
+    let [device, number, _, mode] = unsafe { *stat.cast::<[u64; 4]>() };
     let major = device >> 8 & 0xfff | device >> 32 & !0xfff;
     let minor = device & 0xff | device >> 12 & 0xffff_ff00;
-    ((major & 0xffff_ffff) << 32 | minor & 0xffff_ffff, number)
+    let is_regular = mode as u32 & FORMAT == REGULAR;
+    Told { device: (major & 0xffff_ffff) << 32 | minor & 0xffff_ffff, number, is_regular }
 }
 
-/// Of what statx(2) tells.
-pub(super) fn of_statx(statx: *const u32) -> (u64, u64) {
+/// Of statx(2).
+pub(super) fn of_statx(statx: *const u32) -> Told {
     // SAFETY: as above.
     let at = |word: usize| u64::from(unsafe { *statx.add(word) });
-    (at(34) << 32 | at(35), at(9) << 32 | at(8))
+    Told { device: at(34) << 32 | at(35), number: at(9) << 32 | at(8), is_regular: at(7) as u32 & FORMAT == REGULAR }
 }
 
-fn concerns(fd: usize, device: u64) -> bool {
+/// Takes part if a file that was told of, below a directory or the directory itself, may concern us: others may have something pending there.
+pub(super) fn join(told: &Told, directory: usize, path: usize) {
+    if !told.is_regular || worker::head().is_some() {
+        return;
+    }
+    let named = settings::get().files & files::NAMED != 0;
+    let by_path = |found: usize| {
+        // SAFETY: the program's path, which the kernel has just read, or a descriptor; and room for a `struct statfs`.
+        unsafe {
+            if path != 0 && (directory as i32 == AT_FDCWD || *(path as *const u8) == b'/') {
+                raw(nr::STATFS, [path, found, 0, 0, 0, 0])
+            } else {
+                raw(nr::FSTATFS, [directory, found, 0, 0, 0, 0])
+            }
+        }
+    };
+    if named || concerns(told.device, by_path) {
+        let _inside = Inside::enter();
+        worker::attach();
+    }
+}
+
+/// Whether files of this file system concern us; `statfs` asks the kernel about it.
+fn concerns(device: u64, statfs: impl FnOnce(usize) -> isize) -> bool {
     let wanted = (device + 1) << 1;
     for slot in &DEVICES {
         let word = slot.load(Ordering::Relaxed);
@@ -96,24 +139,60 @@ fn concerns(fd: usize, device: u64) -> bool {
             return word & 1 != 0;
         }
         if word == 0 {
-            let yes = asks(fd);
+            let yes = asks(statfs);
             slot.store(wanted | u64::from(yes), Ordering::Relaxed);
             return yes;
         }
     }
-    asks(fd)
+    asks(statfs)
 }
 
-fn asks(fd: usize) -> bool {
+fn asks(statfs: impl FnOnce(usize) -> isize) -> bool {
     let mut found = [0u64; 15];
-    // SAFETY: room for a `struct statfs`.
-    let result = unsafe { raw(nr::FSTATFS, [fd, found.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    let result = statfs(found.as_mut_ptr() as usize);
     let kind = found[0] as u32;
-    !failed(result) && if settings::get().files < 2 { SHARED.contains(&kind) } else { !KERNEL.contains(&kind) }
+    let named = settings::get().files & files::NAMED != 0;
+    !failed(result) && if named { !KERNEL.contains(&kind) } else { SHARED.contains(&kind) }
+}
+
+/// When a file's content was changed, in seconds since 1970, as far as is known here.
+pub(super) fn changed(fd: usize) -> Option<u64> {
+    statx(fd).map(|Statx(words)| u64::from(words[28]) | u64::from(words[29]) << 32)
+}
+
+/// Whether what is stored in a mapping of it may be seen on other hosts without a system call.
+pub(super) fn tells(fd: usize) -> bool {
+    const GETFL: usize = 3;
+    const WRITES: isize = 3;
+    let Some(Statx(words)) = statx(fd) else { return false };
+    match words[7] & FORMAT {
+        CHARACTER => {
+            let mut path = [0; 4096];
+            let path = path_of(fd, &mut path).unwrap_or_default();
+            words[32..34] != ZERO && !LOCAL.iter().any(|name| path.starts_with(name))
+        }
+        // SAFETY: integers.
+        REGULAR if unsafe { raw(nr::FCNTL, [fd, GETFL, 0, 0, 0, 0]) } & WRITES != 0 => {
+            let mut found = [0u64; 15];
+            // SAFETY: room for a `struct statfs`.
+            let result = unsafe { raw(nr::FSTATFS, [fd, found.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+            !failed(result) && SHARED.contains(&(found[0] as u32)) || is_named(fd) == Some(true)
+        }
+        _ => false,
+    }
 }
 
 /// Whether its path is below a directory that the user named. `None`: there is no telling.
 fn is_named(fd: usize) -> Option<bool> {
+    let mut path = [0; 4096];
+    let path = path_of(fd, &mut path)?;
+    Some(worker::roots().split(|byte| *byte == 0).filter(|root| !root.is_empty()).any(|root| {
+        path.starts_with(root) && (root.ends_with(b"/") || path.get(root.len()).is_none_or(|byte| *byte == b'/'))
+    }))
+}
+
+/// The path of an open file.
+fn path_of(fd: usize, path: &mut [u8; 4096]) -> Option<&[u8]> {
     let mut link = *b"/proc/self/fd/\0\0\0\0\0\0\0\0";
     let (mut rest, mut digits) = (fd, [0u8; 7]);
     let mut count = 0;
@@ -125,14 +204,7 @@ fn is_named(fd: usize) -> Option<bool> {
     for (nth, digit) in digits[..count].iter().rev().enumerate() {
         link[14 + nth] = *digit;
     }
-    let mut path = [0u8; 4096];
     // SAFETY: a string, and room.
     let len = unsafe { raw(nr::READLINK, [link.as_ptr() as usize, path.as_mut_ptr() as usize, path.len(), 0, 0, 0]) };
-    if failed(len) {
-        return None;
-    }
-    let path = &path[..len as usize];
-    Some(worker::roots().split(|byte| *byte == 0).filter(|root| !root.is_empty()).any(|root| {
-        path.starts_with(root) && (root.ends_with(b"/") || path.get(root.len()).is_none_or(|byte| *byte == b'/'))
-    }))
+    if failed(len) { None } else { Some(&path[..len as usize]) }
 }

@@ -1,10 +1,11 @@
-//! Processes and threads that the program makes, and what its open files are afterwards. An open file that another process has, too, is no
-//! longer kept: both move its offset.
+//! Processes and threads that the program makes, and what its open files are afterwards. Of an open file that another process has, too, the kernel
+//! has the offset: both move it.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::kernel::{nr, raw, thread};
-use super::{net, step_aside, table};
+use super::{inside, step_aside, table, worker};
+use crate::dispatch;
 
 /// Ways on from [`super::sites`]: the call alone, a thread, a process that borrows this one's memory until it executes a program, a copy.
 pub(super) const PLAIN: usize = 0;
@@ -20,6 +21,8 @@ const CLONE_THREAD: usize = 0x1_0000;
 /// Threads whose child borrows our memory: where that runs, [`thread`] is the same as in its parent, which waits.
 static BORROWERS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// [`after`] a fork others are let in again, here and in the copy.
+static HELD: AtomicBool = AtomicBool::new(false);
 
 /// Whether this is a child that borrows our memory.
 pub(super) fn borrows() -> bool {
@@ -27,6 +30,12 @@ pub(super) fn borrows() -> bool {
         let own = thread();
         BORROWERS.iter().any(|slot| slot.load(Ordering::Relaxed) == own)
     }
+}
+
+/// Whether there is none now.
+#[inline]
+pub(super) fn none_borrows() -> bool {
+    COUNT.load(Ordering::Relaxed) == 0
 }
 
 /// Before something is made; returns the way on.
@@ -45,11 +54,14 @@ pub(super) fn before(number: usize, args: [usize; 6]) -> usize {
         if flags & CLONE_FILES == 0 {
             step_aside();
         }
-        super::several();
+        inside::several();
         return THREAD;
     }
     super::settle();
+    let alone = inside::Inside::enter();
+    worker::settle();
     if flags & CLONE_VM != 0 && flags & CLONE_VFORK == 0 || flags & CLONE_FILES != 0 {
+        drop(alone);
         step_aside();
         return PLAIN;
     }
@@ -58,6 +70,7 @@ pub(super) fn before(number: usize, args: [usize; 6]) -> usize {
         let own = thread();
         let free = |slot: &&AtomicUsize| slot.compare_exchange(0, own, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         if BORROWERS.iter().find(free).is_none() {
+            drop(alone);
             step_aside();
             return PLAIN;
         }
@@ -65,6 +78,7 @@ pub(super) fn before(number: usize, args: [usize; 6]) -> usize {
         return BORROWS;
     }
     table::share(true);
+    HELD.store(alone.stay(), Ordering::Relaxed);
     FORKS
 }
 
@@ -74,9 +88,15 @@ pub(super) extern "C" fn after(result: isize) {
     if let Some(slot) = BORROWERS.iter().find(|slot| slot.load(Ordering::Relaxed) == own) {
         slot.store(0, Ordering::SeqCst);
         COUNT.fetch_sub(1, Ordering::SeqCst);
-    } else if result == 0 {
-        super::forget_all();
-        net::begin_thread();
+        return;
+    }
+    let held = HELD.swap(false, Ordering::Relaxed);
+    if result == 0 {
+        super::begin_again();
+        dispatch::begin_thread();
+    }
+    if held {
+        inside::leave();
     }
 }
 

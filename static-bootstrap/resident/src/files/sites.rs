@@ -1,5 +1,5 @@
-//! The system calls of libc, rewritten where they are made: each becomes a jump to a stub of its own, which leaves for [`common`] or makes the
-//! call at once. What is found in no known form is left, and comes by way of [`super::net`].
+//! The system calls of libc, rewritten where they are made: each becomes a jump to a stub of its own, which leaves for [`quick::entry`] or makes the
+//! call at once. What is found in no known form is left, and comes by way of [`dispatch`].
 
 use core::arch::naked_asm;
 use core::arch::x86_64::{__m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
@@ -9,10 +9,11 @@ use sys::page::PAGE;
 use sys::syscall::{nr as early, syscall};
 
 use super::kernel::{GATE, nr};
-use super::{net, process};
-use crate::call;
+use super::{process, quick, table};
+use crate::{call, dispatch};
 
-const AREA: usize = 128 << 10;
+/// Bytes from [`BEGIN`] on.
+pub(super) const AREA: usize = 128 << 10;
 /// Sites of a libc, at least: with fewer it is none that we know.
 const FEW: usize = 300;
 pub(super) const CALLS: usize = 512;
@@ -21,38 +22,46 @@ pub(super) const CALLS: usize = 512;
 const HARMLESS: u8 = 0;
 const SETTLE: u8 = 1;
 const LOOK: u8 = 2;
+/// The first argument is a descriptor: look closer unless it is known not to concern us.
+const FILE: u8 = 3;
 
 static CLASS: [u8; CALLS] = classes();
 
 const fn classes() -> [u8; CALLS] {
     let mut all = [SETTLE; CALLS];
-    // munmap brk sched_yield mremap mincore madvise nanosleep getpid gettid set_tid_address clock_* get*id times uname getrusage ...
+    // Memory, clocks, sleeping, numbers of processes; what waits or only hears: poll select access recvfrom recvmsg getcwd getdents
+    // readlink epoll_wait ...
     let harmless = [
-        10, 11, 12, 24, 25, 27, 28, 35, 39, 63, 96, 98, 99, 100, 102, 104, 107, 108, 110, 111, 115, 118, 120, 121, 124,
-        127, 131, 158, 186, 202, 201, 203, 204, 218, 228, 229, 230, 273, 309, 318, 324, 334,
+        7, 10, 11, 12, 21, 23, 24, 25, 27, 28, 35, 39, 41, 45, 47, 51, 52, 55, 63, 78, 79, 89, 95, 96, 98, 99, 100,
+        102, 104, 107, 108, 110, 111, 115, 118, 120, 121, 124, 127, 131, 137, 138, 158, 186, 187, 202, 201, 203, 204,
+        213, 217, 218, 221, 228, 229, 230, 232, 233, 267, 269, 273, 291, 309, 318, 324, 334, 439,
     ];
     let mut nth = 0;
     while nth < harmless.len() {
         all[harmless[nth]] = HARMLESS;
         nth += 1;
     }
+    let file = [nr::READ, nr::WRITE, nr::FSTAT, nr::LSEEK, nr::IOCTL, nr::PREAD64, nr::PWRITE64, nr::READV, nr::WRITEV];
+    nth = 0;
+    while nth < file.len() {
+        all[file[nth]] = FILE;
+        nth += 1;
+    }
     let look = [
-        nr::READ,
-        nr::WRITE,
         nr::OPEN,
         nr::CLOSE,
         nr::STAT,
-        nr::FSTAT,
         nr::LSTAT,
-        nr::LSEEK,
         nr::MMAP,
+        nr::SHMAT,
+        nr::WAIT4,
+        nr::WAITID,
         nr::RT_SIGACTION,
         nr::RT_SIGPROCMASK,
-        nr::IOCTL,
-        nr::PREAD64,
-        nr::PWRITE64,
-        nr::READV,
-        nr::WRITEV,
+        nr::RT_SIGSUSPEND,
+        nr::PPOLL,
+        nr::PSELECT6,
+        nr::EPOLL_PWAIT,
         nr::DUP,
         nr::DUP2,
         nr::SENDFILE,
@@ -76,6 +85,8 @@ const fn classes() -> [u8; CALLS] {
         nr::NEWFSTATAT,
         nr::UNSHARE,
         nr::SPLICE,
+        nr::SYNC,
+        nr::SYNCFS,
         nr::SYNC_FILE_RANGE,
         nr::FALLOCATE,
         nr::DUP3,
@@ -101,7 +112,7 @@ const fn classes() -> [u8; CALLS] {
     all
 }
 
-/// Something is pending, or an offset is kept here.
+/// Something is pending, or an offset is kept here ([`super::others`]).
 pub(super) static DIRTY: AtomicU8 = AtomicU8::new(0);
 /// The layer has stepped aside.
 pub(super) static OFF: AtomicU8 = AtomicU8::new(0);
@@ -169,11 +180,15 @@ fn site(at: usize) -> Option<Site> {
     } else {
         return None;
     };
-    // Nobody may jump into the middle. Jumps over longer distances within a function to such a place do not exist in what was looked at.
-    let inside = |target: usize| target > found.start && target < found.start + found.len;
+    // test rax, rax; jl: as threads are made, by instructions that were written by hand, and nothing in them is a jump into the call.
+    if matches!(found.number, Some(nr::CLONE | nr::CLONE3)) && bytes::<4>(at + 2) == [0x48, 0x85, 0xc0, 0x7c] {
+        return Some(found);
+    }
+    // Nobody may jump to the second of the two instructions. Jumps over longer distances within a function to such a place do not exist in what was looked at.
+    let second = if found.start < at { at } else { at + 2 };
     let near = found.start - 130..found.start + found.len + 130;
     let jumps = |at: usize| match bytes::<2>(at) {
-        [0x70..=0x7f | 0xeb, distance] => inside((at + 2).wrapping_add_signed((distance as i8).into())),
+        [0x70..=0x7f | 0xeb, distance] => (at + 2).wrapping_add_signed((distance as i8).into()) == second,
         _ => false,
     };
     (!near.into_iter().any(jumps)).then_some(found)
@@ -223,7 +238,7 @@ pub(super) fn install(function: usize) -> Result<(), u32> {
     let base = area(begin, end)?;
     let mut code = Emitter { base, at: base + POINTERS * 8 };
     let pointers: [usize; POINTERS] = [
-        common as *const () as usize,
+        quick::entry as *const () as usize,
         create as *const () as usize,
         thread as *const () as usize,
         after as *const () as usize,
@@ -232,9 +247,9 @@ pub(super) fn install(function: usize) -> Result<(), u32> {
     unsafe { (base as *mut [usize; POINTERS]).write(pointers) };
     GATE.store(code.at, Ordering::Relaxed);
     code.put(&[0x0f, 0x05, 0xc3]);
-    net::RESTORE.store(code.at, Ordering::Relaxed);
-    // mov eax, rt_sigreturn; syscall
-    code.put(&[0xb8, nr::RT_SIGRETURN as u8, 0, 0, 0, 0x0f, 0x05]);
+    dispatch::RESTORE.store(code.at, Ordering::Relaxed);
+    // mov rax, rt_sigreturn; syscall: what unwinders and debuggers know by these bytes
+    code.put(&[0x48, 0xc7, 0xc0, nr::RT_SIGRETURN as u8, 0, 0, 0, 0x0f, 0x05]);
     BEGIN.store(base, Ordering::Relaxed);
     let (first, len) = (begin & !(PAGE - 1), end.next_multiple_of(PAGE) - (begin & !(PAGE - 1)));
     let protect = |at: usize, len: usize, protection: usize| {
@@ -367,9 +382,9 @@ macro_rules! saving {
     };
 }
 
-/// Where a stub goes: number in rax, its own call in rcx.
+/// All calls but quick ones: number in rax, the stub's own call in rcx.
 #[unsafe(naked)]
-extern "C" fn common() {
+pub(super) extern "C" fn normal() {
     naked_asm!(
         "cmp rax, {calls}",
         "jae 9f",
@@ -377,7 +392,15 @@ extern "C" fn common() {
         "movzx r11d, byte ptr [r11 + rax]",
         "cmp r11d, {settle}",
         "jb 9f",
+        "je 2f",
+        "cmp r11d, {file}",
         "jne 3f",
+        "cmp rdi, {descriptors}",
+        "jae 3f",
+        "lea r11, [rip + {descriptor}]",
+        "cmp word ptr [r11 + rdi * 2], {other}",
+        "jne 3f",
+        "2:",
         "cmp byte ptr [rip + {dirty}], 0",
         "je 9f",
         "3: cmp byte ptr [rip + {off}], 0",
@@ -388,12 +411,18 @@ extern "C" fn common() {
         "9: jmp rcx",
         calls = const CALLS,
         settle = const SETTLE,
+        file = const FILE,
+        descriptors = const table::DESCRIPTORS,
+        descriptor = sym table::DESCRIPTOR,
+        other = const table::OTHER as i16,
         class = sym CLASS,
         dirty = sym DIRTY,
         off = sym OFF,
         dispatch = sym dispatch,
     )
 }
+
+pub(super) use saving;
 
 /// The same where something is made; the way on is chosen, and the call made there.
 #[unsafe(naked)]
@@ -421,7 +450,7 @@ extern "C" fn after() {
 /// A new thread, on its stack.
 #[unsafe(naked)]
 extern "C" fn thread() {
-    naked_asm!(saving!("call {begin}", "xor eax, eax"), "jmp rcx", begin = sym net::begin_thread)
+    naked_asm!(saving!("call {begin}", "xor eax, eax"), "jmp rcx", begin = sym dispatch::begin_thread)
 }
 
 /// Registers as [`saving`] leaves them, from the last: rax, r9, r8, r10, rdx, rsi, rdi.

@@ -4,13 +4,14 @@ use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 
 use sys::extents::FILES;
 
+use super::ahead::Reading;
 use super::kernel::{failed, nr, raw};
 use super::place;
 
 pub(super) const DESCRIPTORS: usize = 4096;
 /// Nothing known; and: nothing that concerns us.
 const UNKNOWN: u16 = 0;
-const OTHER: u16 = u16::MAX;
+pub(super) const OTHER: u16 = u16::MAX;
 /// What an open file is to us.
 pub(super) const FREE: u8 = 0;
 pub(super) const TAKEN: u8 = 1;
@@ -18,8 +19,10 @@ pub(super) const TAKEN: u8 = 1;
 pub(super) const DIRECT: u8 = 2;
 /// Not kept yet.
 pub(super) const FRESH: u8 = 3;
+/// About to be kept: who finds that waits for it.
+pub(super) const BEGUN: u8 = 4;
 /// Kept.
-pub(super) const KEPT: u8 = 4;
+pub(super) const KEPT: u8 = 5;
 /// The kernel has the offset.
 pub(super) const AWAY: u64 = u64::MAX;
 
@@ -28,8 +31,21 @@ pub(super) struct File {
     pub(super) state: AtomicU8,
     /// The worker has it.
     pub(super) told: AtomicU8,
-    /// Small writes so far.
-    pub(super) small: AtomicU8,
+    /// Other processes may have it, too: the kernel has its offset, always.
+    pub(super) shared: AtomicU8,
+    /// O_APPEND.
+    pub(super) appends: AtomicU8,
+    /// The agent knows that nobody is to keep its file.
+    pub(super) marked: AtomicU8,
+    /// Which of our logs.
+    pub(super) log: AtomicU8,
+    /// Ticks that writes took that could have been kept, and nanoseconds for a KiB of a large one; 0: unknown.
+    pub(super) cost: AtomicU64,
+    pub(super) pace: AtomicU32,
+    /// The errno that was told: every fsync is told again.
+    pub(super) failed: AtomicU32,
+    /// Calls on it, of other threads, too, while it is not kept.
+    pub(super) under_way: AtomicU32,
     descriptors: AtomicU32,
     /// One of them.
     pub(super) fd: AtomicI32,
@@ -38,20 +54,29 @@ pub(super) struct File {
     /// Place in the table of all of them.
     pub(super) inode: AtomicU32,
     pub(super) offset: AtomicU64,
+    pub(super) reading: Reading,
 }
 
-static DESCRIPTOR: [AtomicU16; DESCRIPTORS] = [const { AtomicU16::new(UNKNOWN) }; DESCRIPTORS];
+pub(super) static DESCRIPTOR: [AtomicU16; DESCRIPTORS] = [const { AtomicU16::new(UNKNOWN) }; DESCRIPTORS];
 static FILE: [File; FILES] = [const {
     File {
         state: AtomicU8::new(FREE),
         told: AtomicU8::new(0),
-        small: AtomicU8::new(0),
+        shared: AtomicU8::new(0),
+        appends: AtomicU8::new(0),
+        marked: AtomicU8::new(0),
+        log: AtomicU8::new(0),
+        cost: AtomicU64::new(0),
+        pace: AtomicU32::new(0),
+        failed: AtomicU32::new(0),
+        under_way: AtomicU32::new(0),
         descriptors: AtomicU32::new(0),
         fd: AtomicI32::new(-1),
         device: AtomicU64::new(0),
         number: AtomicU64::new(0),
         inode: AtomicU32::new(0),
         offset: AtomicU64::new(AWAY),
+        reading: Reading::new(),
     }
 }; FILES];
 
@@ -73,23 +98,30 @@ pub(super) fn known(fd: usize) -> Option<usize> {
     }
 }
 
-/// [`known`], after a look at what nobody saw being opened: others may have it.
+/// [`known`], after a look at what nobody saw being opened: other processes may have it.
 pub(super) fn look(fd: usize) -> Option<usize> {
+    const GETFL: usize = 3;
     if DESCRIPTOR.get(fd)?.load(Ordering::Relaxed) == UNKNOWN {
-        enter(fd, DIRECT);
+        // SAFETY: integers.
+        let flags = unsafe { raw(nr::FCNTL, [fd, GETFL, 0, 0, 0, 0]) };
+        if failed(flags) {
+            return None;
+        }
+        enter(fd, flags as usize, true);
     }
     known(fd)
 }
 
 /// Opened by the program just now: nobody else has it. `flags` as for open(2).
 pub(super) fn opened(fd: usize, flags: usize) {
-    const WRITES: usize = 3;
-    /// O_APPEND, O_DIRECT, O_DSYNC and O_SYNC, O_PATH, O_NOATIME left out.
-    const NOT_KEPT: usize = 0o2000 | 0o40000 | 0o10000 | 0o4_000_000 | 0o10_000_000;
-    enter(fd, if flags & WRITES != 0 && flags & NOT_KEPT == 0 { FRESH } else { DIRECT });
+    enter(fd, flags, false);
 }
 
-fn enter(fd: usize, state: u8) {
+fn enter(fd: usize, flags: usize, shared: bool) {
+    const WRITES: usize = 3;
+    const APPEND: usize = 0o2000;
+    /// O_DIRECT, O_DSYNC and O_SYNC, O_PATH.
+    const NOT_KEPT: usize = 0o40000 | 0o10000 | 0o4_000_000 | 0o10_000_000;
     let Some(slot) = DESCRIPTOR.get(fd) else { return };
     let Some((device, number)) = place::of(fd) else { return slot.store(OTHER, Ordering::Relaxed) };
     let free = |(_, file): &(usize, &File)| {
@@ -97,13 +129,21 @@ fn enter(fd: usize, state: u8) {
     };
     // With no room it is looked at again at every call that asks.
     let Some((id, file)) = FILE.iter().enumerate().find(free) else { return };
-    file.told.store(0, Ordering::Relaxed);
-    file.small.store(0, Ordering::Relaxed);
+    for flag in [&file.told, &file.marked] {
+        flag.store(0, Ordering::Relaxed);
+    }
+    file.shared.store(u8::from(shared), Ordering::Relaxed);
+    file.appends.store(u8::from(flags & APPEND != 0), Ordering::Relaxed);
+    file.cost.store(0, Ordering::Relaxed);
+    file.pace.store(0, Ordering::Relaxed);
+    file.failed.store(0, Ordering::Relaxed);
+    file.reading.reset();
     file.descriptors.store(1, Ordering::Relaxed);
     file.fd.store(fd as i32, Ordering::Relaxed);
     file.device.store(device, Ordering::Relaxed);
     file.number.store(number, Ordering::Relaxed);
     file.offset.store(AWAY, Ordering::Relaxed);
+    let state = if flags & WRITES != 0 && flags & NOT_KEPT == 0 { FRESH } else { DIRECT };
     file.state.store(state, Ordering::Relaxed);
     slot.store(id as u16 + 1, Ordering::Relaxed);
 }
@@ -111,7 +151,7 @@ fn enter(fd: usize, state: u8) {
 /// `new` is another descriptor of what `old` is.
 pub(super) fn duplicate(old: usize, new: usize) {
     let (Some(id), Some(slot)) = (known(old), DESCRIPTOR.get(new)) else {
-        // Beyond what is watched: the open file may be used there.
+        // Beyond what is watched it may be used like another process's.
         return share_one(old);
     };
     file(id).descriptors.fetch_add(1, Ordering::Relaxed);
@@ -143,10 +183,10 @@ pub(super) fn between(first: usize, last: usize) -> impl Iterator<Item = usize> 
     (first..DESCRIPTORS.min(last.saturating_add(1))).filter(|fd| DESCRIPTOR[*fd].load(Ordering::Relaxed) != UNKNOWN)
 }
 
-/// Another process will have this open file, too. Everything has been written, and the kernel has its offset.
+/// Another process will have this open file, too.
 pub(super) fn share_one(fd: usize) {
     if let Some(id) = known(fd) {
-        file(id).state.store(DIRECT, Ordering::Relaxed);
+        file(id).shared.store(1, Ordering::Relaxed);
     }
 }
 
@@ -161,10 +201,19 @@ pub(super) fn share(all_of_them: bool) {
     }
 }
 
-/// A fresh process knows nothing of what its parent opened.
-pub(super) fn forget() {
-    DESCRIPTOR.iter().for_each(|slot| slot.store(UNKNOWN, Ordering::Relaxed));
-    FILE.iter().for_each(|file| file.state.store(FREE, Ordering::Relaxed));
+/// A fresh process has what its parent opened, and has not told the worker of anything.
+pub(super) fn inherit() {
+    for file in &FILE {
+        match file.state.load(Ordering::Relaxed) {
+            TAKEN => file.state.store(FREE, Ordering::Relaxed),
+            BEGUN | KEPT => file.state.store(FRESH, Ordering::Relaxed),
+            _ => {}
+        }
+        file.under_way.store(0, Ordering::Relaxed);
+        file.told.store(0, Ordering::Relaxed);
+        file.marked.store(0, Ordering::Relaxed);
+        file.offset.store(AWAY, Ordering::Relaxed);
+    }
 }
 
 /// Gives the kernel an offset that was kept here.

@@ -1,32 +1,36 @@
 //! The node's I/O worker as a program sees it: the memory that they share, and the agent, which hands open files over.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use sys::extents::{BYTES, Head, Log, NOBODY, NONE, RING_AT, SEGMENTS, Segment, inode, segment_at};
-use sys::files::{MARK, Question, ROOTS_MAX, Terms, op, why};
-use sys::resident::DOOR;
+use sys::extents::{CONTROL, Head, Inode, Log, NOBODY, NONE, RING, SEGMENTS, Segment, inode, ring_at, segment_at};
+use sys::files::{Answer, MARK, Question, ROOTS_MAX, Terms, op, why};
+use sys::socket::{AF_UNIX, Address, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
 
 use super::kernel::{block_signals, failed, nr, raw, restore_signals, wait, wake};
-use super::sites::DIRTY;
-use super::table;
-use crate::settings;
+use super::{others, table};
+use crate::door;
 
-const AF_UNIX: u16 = 1;
-const SEQPACKET_CLOEXEC: usize = 5 | 0o2_000_000;
-const MSG_NOSIGNAL: usize = 0x4000;
-const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
 /// Seconds.
 const PATIENCE: usize = 30;
-const EIO: u32 = 5;
 
-/// Where the memory is, and our segment in it: 0 while we take no part, and none.
+/// Where the memory is: 0 while we take no part.
 static AT: AtomicUsize = AtomicUsize::new(0);
-static SEGMENT: AtomicU32 = AtomicU32::new(0);
+
+/// A log of ours: for which file system, its segment, and where its ring is.
+struct Own {
+    device: AtomicU64,
+    segment: AtomicU32,
+    ring: AtomicUsize,
+}
+/// File systems that a program writes to asynchronously.
+const LOGS: usize = 4;
+static OWN: [Own; LOGS] =
+    [const { Own { device: AtomicU64::new(0), segment: AtomicU32::new(NOBODY), ring: AtomicUsize::new(0) } }; LOGS];
 /// Nobody is there, or he does not take us.
 static ALONE: AtomicU32 = AtomicU32::new(0);
 
 struct Roots(core::cell::UnsafeCell<([u8; ROOTS_MAX], usize)>);
-// SAFETY: written once, before there are threads.
+// SAFETY: written once, before anybody reads it.
 unsafe impl Sync for Roots {}
 static ROOTS: Roots = Roots(core::cell::UnsafeCell::new(([0; ROOTS_MAX], 0)));
 
@@ -39,85 +43,132 @@ pub(super) fn roots() -> &'static [u8] {
     }
 }
 
+#[inline]
 pub(super) fn head() -> Option<&'static Head> {
     let at = AT.load(Ordering::Acquire);
     // SAFETY: mapped for good; nothing but atomics.
     (at != 0).then(|| unsafe { &*(at as *const Head) })
 }
 
+/// The head, if anybody keeps anything.
+pub(super) fn busy_head() -> Option<&'static Head> {
+    head().filter(|head| head.owned.load(Ordering::SeqCst) != 0)
+}
+
+/// Whether somebody may keep something: nobody does, as far as is known.
+pub(super) fn may_be_busy() -> bool {
+    head().is_none_or(|head| head.owned.load(Ordering::SeqCst) != 0) && ALONE.load(Ordering::Relaxed) == 0
+}
+
+/// The log of any program, without its ring.
 fn log_of(segment: u32) -> Option<Log<'static>> {
     let at = AT.load(Ordering::Acquire);
     // SAFETY: mapped for good, with so many segments.
-    (at != 0 && (segment as usize) < SEGMENTS).then(|| unsafe {
-        let place = at + segment_at(segment as usize);
-        Log::new(&*(place as *const Segment), (place + RING_AT) as *mut u8)
+    (at != 0 && (segment as usize) < SEGMENTS)
+        .then(|| unsafe { Log::new(&*((at + segment_at(segment as usize)) as *const Segment), core::ptr::null_mut()) })
+}
+
+/// A log of ours, and its segment.
+#[inline]
+pub(super) fn log(nth: usize) -> Option<(Log<'static>, u32)> {
+    let own = &OWN[nth % LOGS];
+    let (at, ring) = (AT.load(Ordering::Relaxed), own.ring.load(Ordering::Acquire));
+    let segment = own.segment.load(Ordering::Relaxed);
+    // SAFETY: as above, with the ring.
+    (ring != 0).then(|| unsafe {
+        (Log::new(&*((at + segment_at(segment as usize)) as *const Segment), ring as *mut u8), segment)
     })
 }
 
-/// Our log; `None`: we keep nothing.
-pub(super) fn log() -> Option<Log<'static>> {
-    log_of(own())
+/// All of them.
+fn logs() -> impl Iterator<Item = (Log<'static>, u32)> {
+    (0..LOGS).filter_map(log)
 }
 
-pub(super) fn own() -> u32 {
-    SEGMENT.load(Ordering::Relaxed)
-}
-
-/// A child takes part anew.
+/// A child sees what others do, and has no log of its own yet.
 pub(super) fn detach() {
-    AT.store(0, Ordering::Release);
+    for own in &OWN {
+        own.segment.store(NOBODY, Ordering::Relaxed);
+        let ring = own.ring.swap(0, Ordering::Relaxed);
+        if ring != 0 {
+            // SAFETY: its parent's, and nobody here refers to it any more.
+            let _ = unsafe { raw(nr::MUNMAP, [ring, RING as usize, 0, 0, 0, 0]) };
+        }
+    }
     ALONE.store(0, Ordering::Relaxed);
 }
 
-/// Takes part, at the program's begin.
+/// Takes part.
 pub(super) fn attach() -> bool {
     if head().is_some() {
         return true;
     }
-    if ALONE.load(Ordering::Relaxed) != 0 {
-        return false;
+    ALONE.load(Ordering::Relaxed) == 0 && {
+        let joined = join(op::ATTACH, NONE, &OWN[0]);
+        ALONE.store(u32::from(!joined), Ordering::Relaxed);
+        joined
     }
-    // SAFETY: integers and arrays of them, for which zero is a value.
-    let mut terms: Terms = unsafe { core::mem::zeroed() };
-    let question = Question { mark: MARK, op: op::ATTACH, file: 0, segment: 0, detail: 0 };
-    let given = ask(&question, None, &raw mut terms as usize, size_of::<Terms>());
-    let Some(memory) = given.filter(|_| terms.mark == MARK && terms.error == 0) else {
-        ALONE.store(1, Ordering::Relaxed);
-        return false;
-    };
-    let (read_write, shared_noreserve) = (3, 0x1 | 0x4000);
-    // SAFETY: a new mapping of a file whose length is sealed.
-    let at = unsafe {
-        let at = raw(nr::MMAP, [0, BYTES, read_write, shared_noreserve, memory as usize, 0]);
-        raw(nr::CLOSE, [memory as usize, 0, 0, 0, 0, 0]);
-        at
-    };
-    if failed(at) {
-        ALONE.store(1, Ordering::Relaxed);
-        return false;
-    }
-    let len = terms.roots.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-    // SAFETY: nobody reads it before `AT` is set, or reads the same.
-    unsafe { *ROOTS.0.get() = (terms.roots, len) };
-    SEGMENT.store(terms.segment, Ordering::Relaxed);
-    AT.store(at as usize, Ordering::Release);
-    true
 }
 
-/// `struct sockaddr_un` (unix(7)).
-#[repr(C)]
-struct Address {
-    family: u16,
-    path: [u8; 108],
+/// Which of our logs is this file system's, and its segment: another one, if need be.
+pub(super) fn log_for(device: u64) -> Option<(usize, u32)> {
+    for (nth, own) in OWN.iter().enumerate() {
+        let segment = own.segment.load(Ordering::Relaxed);
+        if segment == NOBODY {
+            return (join(op::MORE, device, own) && own.ring.load(Ordering::Relaxed) != 0)
+                .then(|| (nth, own.segment.load(Ordering::Relaxed)));
+        }
+        if own.device.load(Ordering::Relaxed) == NONE
+            && let Some((log, _)) = log(nth)
+        {
+            own.device.store(device, Ordering::Relaxed);
+            log.segment.device.store(device, Ordering::SeqCst);
+        }
+        if own.device.load(Ordering::Relaxed) == device {
+            return Some((nth, segment));
+        }
+    }
+    None
+}
+
+/// Asks for the memory and a log in it.
+fn join(op: u32, device: u64, own: &Own) -> bool {
+    // SAFETY: integers and arrays of them, for which zero is a value.
+    let mut terms: Terms = unsafe { core::mem::zeroed() };
+    let question = Question { mark: MARK, op, file: 0, segment: 0, detail: 0, device, number: 0 };
+    let given = ask(&question, None, &raw mut terms as usize, size_of::<Terms>());
+    let Some(memory) = given.filter(|fd| *fd >= 0 && terms.mark == MARK && terms.error == 0) else { return false };
+    let map = |len: usize, from: usize| {
+        let (read_write, shared_noreserve) = (3, 0x1 | 0x4000);
+        // SAFETY: a new mapping of a file whose length is sealed.
+        unsafe { raw(nr::MMAP, [0, len, read_write, shared_noreserve, memory as usize, from]) }
+    };
+    let at = if head().is_some() { 1 } else { map(CONTROL, 0) };
+    let has_log = (terms.segment as usize) < SEGMENTS;
+    let ring = if has_log { map(RING as usize, ring_at(terms.segment as usize)) } else { -1 };
+    // SAFETY: ours.
+    unsafe { raw(nr::CLOSE, [memory as usize, 0, 0, 0, 0, 0]) };
+    if failed(at) {
+        return false;
+    }
+    if at > 1 {
+        let len = terms.roots.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        // SAFETY: nobody reads it before `AT` is set, or reads the same.
+        unsafe { *ROOTS.0.get() = (terms.roots, len) };
+        AT.store(at as usize, Ordering::Release);
+    }
+    if !failed(ring) {
+        own.device.store(device, Ordering::Relaxed);
+        own.segment.store(terms.segment, Ordering::Relaxed);
+        own.ring.store(ring as usize, Ordering::Release);
+    }
+    true
 }
 
 /// Asks the agent: returns the descriptor that came, or -1; `None`: no answer of that length.
 fn ask(question: &Question, fd: Option<i32>, answer: usize, len: usize) -> Option<i32> {
+    let address = door::address()?;
     let before = block_signals();
-    let place = &settings::get().place;
-    let mut address = Address { family: AF_UNIX, path: [0; 108] };
-    let name = place.iter().take_while(|byte| **byte != 0).chain(b"/").chain(DOOR.as_bytes());
-    address.path.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
     let time = [PATIENCE, 0];
     // `struct cmsghdr`: length, level and type in one word; then the descriptor.
     let mut control = [20u64, 1 | 1 << 32, fd.unwrap_or(0) as u64];
@@ -132,8 +183,8 @@ fn ask(question: &Question, fd: Option<i32>, answer: usize, len: usize) -> Optio
             return None;
         }
         let socket = socket as usize;
-        for option in [20, 21] {
-            raw(nr::SETSOCKOPT, [socket, 1, option, time.as_ptr() as usize, 16, 0]);
+        for option in TIMEOUTS {
+            raw(nr::SETSOCKOPT, [socket, SOL_SOCKET, option, time.as_ptr() as usize, 16, 0]);
         }
         let connected = raw(nr::CONNECT, [socket, &raw const address as usize, size_of::<Address>(), 0, 0, 0]);
         let sent = raw(nr::SENDMSG, [socket, message.as_ptr() as usize, MSG_NOSIGNAL, 0, 0, 0]);
@@ -151,37 +202,59 @@ fn ask(question: &Question, fd: Option<i32>, answer: usize, len: usize) -> Optio
     result
 }
 
-/// Has the worker write this open file from now on; false: it does not.
-pub(super) fn keep(id: usize, fd: i32) -> bool {
-    ask_about(op::KEEP, id, Some(fd)) && until_known(id, 1)
+/// Has the worker write this open file of ours from now on; the place of its file in the table, or none: it does not.
+pub(super) fn keep(segment: u32, id: usize, file: &table::File) -> Option<u32> {
+    let answer = ask_about(op::KEEP, segment, id, file)?;
+    until_known(segment, id, 1).then_some(answer.inode)
 }
 
 /// Has it forget the file: when this returns, nobody but this process has it open.
-pub(super) fn drop_file(id: usize) {
-    if ask_about(op::DROP, id, None) {
-        until_known(id, 0);
+pub(super) fn drop_file(id: usize, file: &table::File) {
+    if let Some((_, segment)) = log(file.log.load(Ordering::Relaxed).into())
+        && ask_about(op::DROP, segment, id, file).is_some()
+    {
+        until_known(segment, id, 0);
     }
 }
 
-fn ask_about(op: u32, id: usize, fd: Option<i32>) -> bool {
-    let question = Question { mark: MARK, op, file: id as u32, segment: own(), detail: 0 };
-    let mut error = EIO;
-    ask(&question, fd, &raw mut error as usize, 4).is_some() && error == 0
+/// Nobody keeps this file from now on: it is locked or mapped.
+pub(super) fn mark_direct(file: &table::File) {
+    if head().is_some() && ask_about(op::DIRECT, OWN[0].segment.load(Ordering::Relaxed), 0, file).is_some() {
+        file.marked.store(1, Ordering::Relaxed);
+    }
+}
+
+fn ask_about(op: u32, segment: u32, id: usize, file: &table::File) -> Option<Answer> {
+    let [device, number] = [&file.device, &file.number].map(|word| word.load(Ordering::Relaxed));
+    let question = Question { mark: MARK, op, file: id as u32, segment, detail: 0, device, number };
+    let mut answer = Answer::default();
+    let fd = (op == op::KEEP).then(|| file.fd.load(Ordering::Relaxed));
+    ask(&question, fd, &raw mut answer as usize, size_of::<Answer>())?;
+    (answer.error == 0).then_some(answer)
+}
+
+/// Has the user told.
+pub(super) fn say(detail: u32) {
+    tell(op::SAY, detail);
+}
+
+fn tell(op: u32, detail: u32) {
+    let question = Question { mark: MARK, op, file: 0, segment: 0, detail, device: 0, number: 0 };
+    let mut answer = Answer::default();
+    ask(&question, None, &raw mut answer as usize, size_of::<Answer>());
 }
 
 /// Tells why this program cannot be handled, and ends it.
 pub(super) fn refuse(detail: u32) -> ! {
-    let question = Question { mark: MARK, op: op::REFUSE, file: 0, segment: 0, detail };
-    let mut answer = 0u32;
-    ask(&question, None, &raw mut answer as usize, 4);
+    tell(op::REFUSE, detail);
     loop {
         // SAFETY: an integer.
         unsafe { raw(nr::EXIT_GROUP, [125, 0, 0, 0, 0, 0]) };
     }
 }
 
-fn until_known(id: usize, state: u32) -> bool {
-    let (Some(head), Some(log)) = (head(), log()) else { return false };
+fn until_known(segment: u32, id: usize, state: u32) -> bool {
+    let (Some(head), Some(log)) = (head(), log_of(segment)) else { return false };
     loop {
         let seen = head.done.load(Ordering::SeqCst);
         if log.segment.files[id].known.load(Ordering::SeqCst) == state {
@@ -206,38 +279,62 @@ pub(super) fn ring() {
     }
 }
 
-/// Waits until the file system has what is in the log now.
-fn drain(head: &Head, log: Log<'_>) {
+/// Waits until the file system has what is in the log now; whether there was anything.
+fn drain(head: &Head, log: Log<'_>) -> bool {
+    // The program may end, and another have its log.
+    let epoch = log.segment.epoch.load(Ordering::SeqCst);
     let target = log.now().tail;
+    wait_until(head, log, epoch, target)
+}
+
+/// The same up to a position.
+fn wait_until(head: &Head, log: Log<'_>, epoch: u64, target: u64) -> bool {
     if log.segment.upto.load(Ordering::SeqCst) >= target {
-        return;
+        return false;
     }
     log.segment.wanted.fetch_max(target, Ordering::SeqCst);
     ring();
     loop {
         let seen = head.done.load(Ordering::SeqCst);
-        if log.segment.upto.load(Ordering::SeqCst) >= target {
-            return;
+        let is_over = log.segment.epoch.load(Ordering::SeqCst) != epoch;
+        if is_over || log.segment.upto.load(Ordering::SeqCst) >= target {
+            return true;
         }
         wait_for(head, seen);
     }
 }
 
+/// Waits until half of what a log may hold is free.
+pub(super) fn make_room(log: Log<'_>) {
+    if let Some(head) = head() {
+        let half = head.limit.load(Ordering::Relaxed) / 2;
+        let epoch = log.segment.epoch.load(Ordering::SeqCst);
+        wait_until(head, log, epoch, log.now().tail.saturating_sub(half));
+    }
+}
+
 /// Waits until all that we wrote is where it belongs, and gives all offsets back.
 pub(super) fn settle() {
-    let (Some(head), Some(log)) = (head(), log()) else { return };
-    DIRTY.store(0, Ordering::SeqCst);
-    drain(head, log);
-    loop {
-        let now = log.now();
-        if now.holder != NONE {
-            table::file(now.holder as usize).offset.store(now.offset, Ordering::Relaxed);
-        } else if log.segment.busy.load(Ordering::Relaxed) == 0 {
-            break;
+    let Some(head) = head() else { return };
+    let settling = others::begin_settling();
+    for (log, segment) in logs() {
+        drain(head, log);
+        // A signal handler that came in between has marked it again, or is to be.
+        head.set_sharing(segment, false);
+        if log.pending() > 0 {
+            head.set_sharing(segment, others::shares());
         }
-        // Whom this interrupts begins again.
-        if log.hold(&now, NONE, 0) {
-            break;
+        loop {
+            let now = log.now();
+            if now.holder != NONE {
+                table::file(now.holder as usize).offset.store(now.offset, Ordering::Relaxed);
+            } else if log.segment.busy.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            // Whom this interrupts begins again.
+            if log.hold(&now, NONE, 0) {
+                break;
+            }
         }
     }
     for (_, file) in table::all() {
@@ -248,61 +345,71 @@ pub(super) fn settle() {
             let _ = file.offset.compare_exchange(offset, table::AWAY, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
+    others::end_settling(settling);
 }
 
-/// Has another program's writes to this file be where they belong. `writes`: we are about to write it, too, so nobody keeps it any more.
-pub(super) fn settle_other(device: u64, number: u64, writes: bool) {
-    let Some(head) = head().filter(|head| head.owned.load(Ordering::SeqCst) != 0) else { return };
-    let Some(inode) = head.find(device, number) else { return };
-    let owner = inode.owner.load(Ordering::SeqCst);
-    if inode.state.load(Ordering::SeqCst) == inode::OWNED && owner != own() {
-        if writes {
-            inode.state.store(inode::DIRECT, Ordering::SeqCst);
-        }
-        if let Some(log) = log_of(owner) {
-            drain(head, log);
-        }
+/// Has all that programs of the job wrote to this file be where it belongs; whether there was anything.
+pub(super) fn settle_inode(device: u64, number: u64) -> bool {
+    let Some(head) = busy_head() else { return false };
+    let Some(inode) = head.find(device, number) else { return false };
+    let mut any = false;
+    for log in inode.writers().filter_map(log_of) {
+        any |= drain(head, log);
     }
+    any
+}
+
+/// Grows with all that the worker does.
+pub(super) fn done() -> u32 {
+    head().map_or(0, |head| head.done.load(Ordering::SeqCst))
 }
 
 /// The same of all programs on this node.
 pub(super) fn settle_all() {
-    let Some(head) = head().filter(|head| head.owned.load(Ordering::SeqCst) != 0) else { return };
-    for inode in head.inodes.iter().filter(|inode| inode.state.load(Ordering::SeqCst) == inode::OWNED) {
-        let owner = inode.owner.load(Ordering::SeqCst);
-        if let Some(log) = log_of(owner) {
-            drain(head, log);
-        }
+    if let Some(head) = busy_head() {
+        head.inodes.iter().filter(|inode| inode.state.load(Ordering::SeqCst) >= inode::KEPT).for_each(|inode| {
+            inode.writers().filter_map(log_of).for_each(|log| _ = drain(head, log));
+        });
     }
 }
 
-/// Nobody keeps this file from now on: it is locked or mapped.
-pub(super) fn make_direct(device: u64, number: u64) {
-    let Some(head) = head() else { return };
-    settle_other(device, number, true);
-    // Where there is no room to say so, nobody can keep it either.
-    if let Some(inode) = head.claim(device, number, inode::DIRECT, NOBODY) {
-        inode.state.store(inode::DIRECT, Ordering::SeqCst);
+/// The same of what we have for other file systems than this log's.
+pub(super) fn settle_but(nth: usize) {
+    if let Some(head) = head() {
+        (0..LOGS).filter(|other| *other != nth).filter_map(log).for_each(|(log, _)| _ = drain(head, log));
     }
 }
 
-/// Makes a file ours to keep; its place in the table, or `None`.
-pub(super) fn own_inode(device: u64, number: u64) -> Option<u32> {
-    let head = head()?;
-    settle_other(device, number, true);
-    let inode = head.claim(device, number, inode::OWNED, own())?;
-    if inode.owner.load(Ordering::SeqCst) == NOBODY {
-        let _ = inode.owner.compare_exchange(NOBODY, own(), Ordering::SeqCst, Ordering::SeqCst);
+/// The same of all programs that share memory.
+pub(super) fn settle_sharing() {
+    if let Some(head) = busy_head() {
+        head.sharing().filter_map(log_of).for_each(|log| _ = drain(head, log));
     }
-    head.owned.fetch_max(1, Ordering::SeqCst);
-    let place = (&raw const *inode as usize - head.inodes.as_ptr() as usize) / size_of_val(inode);
-    is_ours(place as u32).then_some(place as u32)
 }
 
-/// Whether it still is.
-pub(super) fn is_ours(place: u32) -> bool {
-    head().is_some_and(|head| {
-        let inode = &head.inodes[place as usize % sys::extents::INODES];
-        inode.state.load(Ordering::SeqCst) == inode::OWNED && inode.owner.load(Ordering::SeqCst) == own()
-    })
+/// Has nobody who shares memory keep anything from now on.
+pub(super) fn set_unseen() {
+    if let Some(head) = head() {
+        head.unseen.store(1, Ordering::SeqCst);
+        settle_sharing();
+    }
+}
+
+/// The errno because of which something is missing in this file.
+pub(super) fn failure(device: u64, number: u64) -> Option<u32> {
+    let inode = head()?.find(device, number)?;
+    Some(inode.failed.load(Ordering::SeqCst)).filter(|errno| *errno != 0)
+}
+
+/// The file was emptied or is a new one: nothing is missing in it.
+pub(super) fn forgive(device: u64, number: u64) {
+    if let Some(inode) = head().and_then(|head| head.find(device, number)) {
+        inode.failed.store(0, Ordering::SeqCst);
+    }
+}
+
+/// The table's entry at this place.
+#[inline]
+pub(super) fn inode(head: &'static Head, place: u32) -> &'static Inode {
+    &head.inodes[place as usize % sys::extents::INODES]
 }

@@ -13,7 +13,7 @@ use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
 use crate::processors::{self, Processors};
-use crate::table::{NONE, TABLE, both, with, without};
+use crate::table::{NONE, TABLE, both, spans, with, without};
 
 /// Spans that wait or are on their way, at most.
 const MOST: usize = 32;
@@ -108,10 +108,13 @@ fn was_awake(seen: u32) -> bool {
                 others.use_by_this_thread();
             }
         }
+        if lenders::help() {
+            continue;
+        }
         // SAFETY: no arguments. Others go first.
         let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
         let (count, now) = (demand::COUNT.load(Ordering::Relaxed), counts::now());
-        if count != faults {
+        if count != faults || demand::ANSWERS.load(Ordering::Relaxed) {
             (faults, since) = (count, now);
         } else if now.wrapping_sub(since) > demand::SOON {
             break false;
@@ -208,6 +211,14 @@ pub(super) fn foresee(engine: &Engine, page: usize, order: u8) {
     }
     for number in (page / SPAN_PAGES..).take(engine.depth) {
         ask(engine, number);
+    }
+}
+
+/// The program says that it will need this range: as much of its beginning comes as is under way at a time.
+pub(super) fn need(at: usize, len: usize) {
+    let Some(engine) = *ENGINE.lock() else { return };
+    for (number, _) in spans(at, len).take(MOST) {
+        ask(&engine, number);
     }
 }
 

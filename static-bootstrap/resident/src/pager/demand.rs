@@ -1,10 +1,10 @@
 //! Answers faults. While they come soon one after the other, another thread keeps a processor awake ([`super::ahead`]): then the kernel leaves the program's
 //! thread and this one where they are, and neither has to be woken elsewhere, which takes longer than all that is done here.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, has, runs};
-use sys::policy::Policy;
+use sys::policy::{Hint, Policy};
 use sys::resident::{cause, step};
 
 use super::fork::Gate;
@@ -20,8 +20,12 @@ pub(super) static GATE: Gate = Gate::new();
 pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Whose the last one was.
 pub(super) static THREAD: AtomicU32 = AtomicU32::new(0);
+/// One is being answered.
+pub(super) static ANSWERS: AtomicBool = AtomicBool::new(false);
 /// Pages from so many on are moved where they are to be: fewer are copied in less time.
 const MOVED: usize = 16;
+/// From so many pages on it is worth waking who helps to read them.
+const HELPED: usize = 64;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
 pub(super) const SOON: u64 = 400_000;
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -29,6 +33,13 @@ static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
 /// Of so many spans of a run one is missed.
 pub(super) fn expect(group: usize) {
     POLICY.lock().reach = ((group - 1) * SPAN_PAGES) as u64;
+}
+
+/// What the program says of a captured range.
+pub(super) fn hint(at: usize, len: usize, hint: Hint) {
+    if let Some(first) = window::page(at) {
+        POLICY.lock().hint(first as u64, (first + len.div_ceil(PAGE)) as u64, hint);
+    }
 }
 
 /// The thread.
@@ -58,8 +69,8 @@ struct Demand {
     buffer: usize,
     /// As much, never written.
     zeros: usize,
-    /// One to receive into what is moved, and its pages that have been.
-    slot: Option<(usize, usize)>,
+    /// One to receive into what is moved: its pages that have been, and up to where there are any.
+    slot: Option<(usize, usize, usize)>,
     /// When the last fault was answered.
     last: u64,
 }
@@ -68,7 +79,9 @@ impl Demand {
     fn answer(&mut self, at: usize, write: bool) {
         let begun = counts::now();
         COUNT.fetch_add(1, Ordering::Relaxed);
+        ANSWERS.store(true, Ordering::Relaxed);
         self.resolve(at, write, begun);
+        ANSWERS.store(false, Ordering::Relaxed);
         if begun.wrapping_sub(self.last) < SOON {
             ahead::wake();
         }
@@ -78,12 +91,11 @@ impl Demand {
     fn resolve(&mut self, at: usize, write: bool, begun: u64) {
         let engine = self.engine;
         let at = at & !(PAGE - 1);
-        if !window::contains(at) {
+        let Some(index) = window::page(at) else {
             // A slot that was emptied: looked at by one of us, or by a debugger.
             let _ = engine.uffd.zero(at, PAGE);
             return;
-        }
-        let index = (at - window::BASE) / PAGE;
+        };
         let (number, page) = (index / SPAN_PAGES, index % SPAN_PAGES);
         let mut table = TABLE.lock();
         let span = table.span(number);
@@ -127,9 +139,10 @@ impl Demand {
 
     /// Brings `pages`, of which those in `away` are with the server and the others zero.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits, write: bool) {
-        if away != NONE && !self.receive(number, away) {
-            lenders::get(number, away, self.buffer);
-            self.engine.fill(number, away, self.buffer);
+        let rest = self.receive(number, away);
+        if rest != NONE {
+            lenders::get(number, rest, self.buffer);
+            self.engine.fill(number, rest, self.buffer);
         }
         for (first, count) in runs(without(pages, away)) {
             let filled = self.zero(address(number, first), count * PAGE, write);
@@ -142,37 +155,43 @@ impl Demand {
         if write { self.engine.uffd.copy(at, self.zeros, len) } else { self.engine.uffd.zero(at, len) }
     }
 
-    /// Receives pages of a span and moves them to their places, if there are many of them and a slot has as many.
-    fn receive(&mut self, number: usize, away: Bits) -> bool {
+    /// Receives pages of a span and moves them to their places, as far as there are many in a row and slots have as many; returns the others.
+    fn receive(&mut self, number: usize, away: Bits) -> Bits {
         let engine = self.engine;
-        let first = runs(away).next().map_or(0, |(first, _)| first);
-        let len = runs(away).last().map_or(0, |(first, count)| first + count) - first;
-        // One with holes would leave some in the slot.
-        if len < MOVED || len != count(&away) || !engine.uffd.moves {
-            return false;
+        if !engine.uffd.moves || count(&away) < MOVED {
+            return away;
         }
-        if let Some((slot, _)) = self.slot.take_if(|(_, used)| *used + len > SPAN_PAGES) {
-            engine.empty(slot);
+        if count(&away) >= HELPED {
+            ahead::wake();
         }
-        let (slot, used) = match self.slot.take() {
-            Some(slot) => slot,
-            None => match engine.slots.lock().take_full() {
-                Some(slot) => (slot, 0),
-                None => return false,
-            },
-        };
-        let from = slot + used * PAGE;
-        lenders::get(number, away, from.wrapping_sub(first * PAGE));
-        if engine.uffd.take(address(number, first), from, len * PAGE).is_err() {
-            let filled = engine.uffd.copy(address(number, first), from, len * PAGE);
-            filled.unwrap_or_else(|errno| refused(step::FILL, errno));
-            engine.empty(slot);
-        } else if used + len == SPAN_PAGES {
-            engine.slots.lock().give_empty(slot);
-        } else {
-            self.slot = Some((slot, used + len));
+        let mut rest = away;
+        for (first, count) in runs(away) {
+            let (mut page, end) = (first, first + count);
+            while end - page >= MOVED {
+                let some = || engine.slots.lock().take_some(end - page).map(|(slot, there)| (slot, 0, there));
+                let Some((slot, used, there)) = self.slot.take().or_else(some) else { return rest };
+                let len = (there - used).min(end - page);
+                if len < MOVED && used + len == there {
+                    // So few are not worth moving.
+                    engine.empty(slot);
+                    continue;
+                }
+                let (at, from) = (address(number, page), slot + used * PAGE);
+                lenders::get_at_once(number, range(page, page + len), from.wrapping_sub(page * PAGE));
+                if engine.uffd.take(at, from, len * PAGE).is_err() {
+                    let filled = engine.uffd.copy(at, from, len * PAGE);
+                    filled.unwrap_or_else(|errno| refused(step::FILL, errno));
+                    engine.empty(slot);
+                } else if used + len == there {
+                    engine.slots.lock().give_empty(slot);
+                } else {
+                    self.slot = Some((slot, used + len, there));
+                }
+                rest = without(rest, range(page, page + len));
+                page += len;
+            }
         }
-        true
+        rest
     }
 }
 

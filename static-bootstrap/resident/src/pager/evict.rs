@@ -5,11 +5,11 @@ use core::sync::atomic::Ordering;
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
 use sys::resident::{cause, step};
-use sys::syscall::nr;
+use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, ROOM, WANTED, fatal};
-use crate::lenders::{self, Healer, Keepers, Parcel};
+use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, settings, trap};
 
@@ -139,13 +139,14 @@ struct Evictor {
     /// Bytes that may be kept here, as the agent said last.
     budget: u64,
     healer: Healer,
+    returns: Returns,
 }
 
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
-    let mut evictor =
-        Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget: settings::get().local, healer: Healer::new() };
+    let (budget, healer, returns) = (settings::get().local, Healer::new(), Returns::new());
+    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, healer, returns };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -161,7 +162,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         evictor.discard();
         turn = turn.wrapping_add(1);
         if turn.is_multiple_of(LOOKS) {
-            lenders::look();
+            evictor.look();
         }
         if turn.is_multiple_of(HEALS) && evictor.heal() {
             continue;
@@ -183,7 +184,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         // Nothing can be taken, or need be.
         WANTED.wait(seen, if enough { LOOK } else { 1 });
         if enough {
-            lenders::look();
+            evictor.look();
         }
     }
 }
@@ -234,8 +235,8 @@ impl Evictor {
         }
         // What was discarded before these came would be lost after they are given.
         self.discard();
-        let whole = used == SPAN_PAGES && parts[..len].iter().all(|part| part.gift.data == part.gift.pages);
-        let whole = whole && parts[..len].iter().map(|part| count(&part.gift.pages)).sum::<usize>() == used;
+        let there = parts[..len].iter().all(|part| part.gift.data == part.gift.pages);
+        let there = there && parts[..len].iter().map(|part| count(&part.gift.pages)).sum::<usize>() == used;
         for (nth, part) in parts[..len].iter().enumerate() {
             if part.is_nothing() {
                 self.settle(&part.gift);
@@ -244,8 +245,10 @@ impl Evictor {
             }
         }
         // What was sent is the kernel's now.
-        if whole || !engine.uffd.moves {
+        if there && used == SPAN_PAGES || !engine.uffd.moves {
             engine.slots.lock().give_full(slot);
+        } else if there && used > 0 {
+            engine.slots.lock().give_part(slot, used);
         } else {
             // SAFETY: a slot of ours; what is left in it does not matter.
             let _ = unsafe { call::advise(slot, used * PAGE, call::DONTNEED) };
@@ -375,6 +378,17 @@ impl Evictor {
         self.engine.settled(gift.number, gift.pages);
     }
 
+    /// Looks at the servers: who is gone, and who is there again.
+    fn look(&mut self) {
+        lenders::look();
+        if self.returns.are_here() {
+            while self.len > 0 {
+                self.complete();
+            }
+            self.returns.take();
+        }
+    }
+
     /// Makes a copy of something that has none; false when nothing is without, or no slot is to spare.
     fn heal(&mut self) -> bool {
         if !Healer::is_needed() {
@@ -395,17 +409,50 @@ impl Evictor {
 }
 
 /// Which of these pages of a span or a slot are there at all.
-fn there(base: usize, pages: Bits) -> Bits {
+pub(super) fn there(base: usize, pages: Bits) -> Bits {
     let mut bytes = [0u8; SPAN_PAGES];
     let first = runs(pages).next().map_or(0, |(first, _)| first);
     let end = runs(pages).last().map_or(0, |(first, count)| first + count);
     let args = [base.wrapping_add(first * PAGE), (end - first) * PAGE, bytes[first..].as_mut_ptr() as usize, 0, 0, 0];
     // SAFETY: a byte for each page of a mapped range.
     let _ = unsafe { call::gated(nr::MINCORE, args) };
-    core::array::from_fn(|at| {
+    let here = core::array::from_fn(|at| {
         let bits = (0..64).fold(0, |all, bit| all | (u64::from(bytes[at * 64 + bit]) & 1) << bit);
         bits & pages[at]
-    })
+    });
+    let absent = without(pages, here);
+    if absent != NONE && is_swapping() { with(here, swapped(base, absent)) } else { here }
+}
+
+/// Whether this machine has anything in a swap device.
+fn is_swapping() -> bool {
+    /// `struct sysinfo`: its 8th and 9th words are what there is of swap and what is free of it.
+    const WORDS: usize = 16;
+    let mut words = [0u64; WORDS];
+    // SAFETY: room for the structure.
+    let known = unsafe { syscall(nr::SYSINFO, [words.as_mut_ptr() as usize, 0, 0, 0, 0, 0]) };
+    known.is_err() || words[7] != words[8]
+}
+
+/// Which of these pages the kernel has in a swap device: they are there, but mincore(2) does not say so.
+fn swapped(base: usize, pages: Bits) -> Bits {
+    const IN_SWAP: u64 = 1 << 62;
+    const CLOEXEC: usize = 0o2_000_000;
+    let mut entries = [0u64; SPAN_PAGES];
+    let path = c"/proc/self/pagemap".as_ptr() as usize;
+    // SAFETY: a path, and room for as many entries as are read.
+    let read = unsafe {
+        syscall(nr::OPENAT, [-100_isize as usize, path, CLOEXEC, 0, 0, 0]).and_then(|file| {
+            let at = base / PAGE * size_of::<u64>();
+            let read = syscall(nr::PREAD64, [file, entries.as_mut_ptr() as usize, size_of_val(&entries), at, 0, 0]);
+            call::close(file as i32);
+            read
+        })
+    };
+    // Else what is there would be taken for zeros.
+    read.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
+    let is_in_swap = |page: usize| (entries[page] & IN_SWAP != 0) as u64;
+    core::array::from_fn(|at| (0..64).fold(0, |all, bit| all | is_in_swap(at * 64 + bit) << bit) & pages[at])
 }
 
 /// Which of these pages, which are all there, hold anything but zeros.

@@ -73,7 +73,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     let mut fresh = Fresh::new(&granted);
     // In this order: whoever answers a fault may need room, and who makes room needs nobody.
     let closed = [&super::demand::GATE, &ahead::GATE, &super::evict::GATE].map(Gate::close);
-    if let Err(errno) = fresh.copy(engine.client) {
+    if let Err(errno) = fresh.copy() {
         granted.close();
         return Err(errno);
     }
@@ -91,7 +91,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     // No other thread exists.
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let uffd = Uffd::open().and_then(|uffd| {
-        uffd.register(window::BASE, window::SIZE)?;
+        window::ranges().try_for_each(|(at, len)| uffd.register(at, len))?;
         Ok(uffd)
     });
     let uffd = uffd.unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
@@ -100,13 +100,15 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     let slots = SLOTS.lock().make(&uffd, super::staged());
     slots.unwrap_or_else(|errno| refused(step::MEMORY, errno));
     fresh.install();
-    begin(Engine { uffd, client: granted.grant.client, ..engine }, &granted);
+    begin(Engine { uffd, ..engine }, &granted);
     Ok(0)
 }
 
-/// Whether a child finds the window: only if it then learns what is away, and does not take that for zeros.
-fn inherited(yes: bool) {
+/// Whether a child finds what is captured: only if it then learns what is away, and does not take that for zeros.
+pub(super) fn inherited(yes: bool) {
     let advice = if yes { call::DOFORK } else { call::DONTFORK };
-    // SAFETY: what is in there stays.
-    let _ = unsafe { call::advise(window::BASE, window::SIZE, advice) };
+    for (at, len) in window::ranges() {
+        // SAFETY: what is in there stays.
+        let _ = unsafe { call::advise(at, len, advice) };
+    }
 }

@@ -12,13 +12,14 @@ mod slots;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
+use sys::policy::Hint;
 use sys::resident::{DESCRIPTORS, SERVERS, cause, step};
 
 use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
 use super::table::{NONE, TABLE, address, both, spans, without};
 use super::uffd::Uffd;
-use super::{call, counts, digest, door, fatal, settings, thread, trap, window};
+use super::{call, counts, digest, door, fatal, segments, settings, thread, trap, window};
 use evict::Queue;
 pub(super) use fork::fork;
 use slots::Slots;
@@ -39,8 +40,6 @@ static ENGINE: Lock<Option<Engine>> = Lock::new(None);
 #[derive(Clone, Copy)]
 struct Engine {
     uffd: Uffd,
-    /// The program's name at the servers.
-    client: [u64; 2],
     slots: &'static Lock<Slots>,
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
@@ -52,6 +51,11 @@ struct Engine {
     group: usize,
 }
 
+/// madvise(2)
+const NORMAL: usize = 0;
+const RANDOM: usize = 1;
+const SEQUENTIAL: usize = 2;
+const WILL_NEED: usize = 3;
 /// Bytes of the budget for what is known of pages.
 const TABLES: usize = 2 << 20;
 
@@ -67,6 +71,17 @@ pub(super) fn before_growth(bytes: usize) {
     if has + bytes > settings::get().local as usize {
         start();
         RUNS.store(true, Ordering::Release);
+    }
+}
+
+/// What the program says of a captured range, which it has.
+pub(super) fn advise(at: usize, len: usize, advice: usize) {
+    match advice {
+        NORMAL => demand::hint(at, len, Hint::Nothing),
+        RANDOM => demand::hint(at, len, Hint::Random),
+        SEQUENTIAL => demand::hint(at, len, Hint::Sequential),
+        WILL_NEED => ahead::need(at, len),
+        _ => {}
     }
 }
 
@@ -121,20 +136,20 @@ fn start() {
     let staged = staged();
     let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
     made.and_then(|()| digest::draw()).unwrap_or_else(|errno| refused(step::MEMORY, errno));
-    uffd.register(window::BASE, window::SIZE).unwrap_or_else(|errno| refused(step::REGISTER, errno));
-    // SAFETY: a child would find nothing in there, and must not take that for zeros.
-    let _ = unsafe { call::advise(window::BASE, window::SIZE, call::DONTFORK) };
+    let watched = window::ranges().try_for_each(|(at, len)| uffd.register(at, len));
+    watched.unwrap_or_else(|errno| refused(step::REGISTER, errno));
+    // A child would find nothing in there, and must not take that for zeros.
+    fork::inherited(false);
     // Half of the slots are full at a time, or nearly so.
     let beside = staged * SPAN + TABLES;
     let pages = (budget - beside) / PAGE;
     let had = adopt();
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
-    let client = granted.grant.client;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
     demand::expect(group);
-    begin(Engine { uffd, client, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
+    begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
@@ -153,21 +168,22 @@ fn begin(engine: Engine, granted: &door::Granted) {
     while ROOM.now() == seen {
         ROOM.wait(seen, 1000);
     }
+    segments::free_of_file(Some(&engine.uffd));
     // From here on they are our threads' alone.
     granted.close();
     call::close(engine.uffd.fd);
 }
 
-/// What the program has so far is here, or was never touched.
+/// What the program has touched so far is here.
 fn adopt() -> usize {
     let mut table = TABLE.lock();
     let mut pages = 0;
     let [heap, rest] = table.window.given();
     for number in heap.chain(rest) {
         let span = table.span(number);
-        span.resident = span.mapped;
         if span.mapped != NONE {
-            pages += count(&span.mapped);
+            span.resident = evict::there(address(number, 0), span.mapped);
+            pages += count(&span.resident);
             QUEUE.lock().push(number, 0, SPAN_PAGES);
         }
     }

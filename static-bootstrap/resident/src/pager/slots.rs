@@ -2,7 +2,7 @@
 //! makes one of the other kind; nothing is allocated, zeroed or copied. Whoever can do without a full one does when there is none: pages that are made for
 //! one are zero at first, and each costs a fault, and an interrupt on all processors, to be written to.
 
-use sys::page::SPAN;
+use sys::page::{SPAN, SPAN_PAGES};
 
 use crate::call;
 use crate::uffd::Uffd;
@@ -13,6 +13,9 @@ const MOST: usize = 40;
 pub(super) struct Slots {
     full: Stack,
     empty: Stack,
+    /// Of which only so many pages from the first on are there; as (slot, pages).
+    parts: [(usize, usize); MOST],
+    parted: usize,
 }
 
 struct Stack {
@@ -37,7 +40,7 @@ impl Stack {
 }
 
 impl Slots {
-    pub(super) const NEW: Slots = Slots { full: Stack::NEW, empty: Stack::NEW };
+    pub(super) const NEW: Slots = Slots { full: Stack::NEW, empty: Stack::NEW, parts: [(0, 0); MOST], parted: 0 };
 
     /// Makes so many, in place of what were there. A child of the program does not find them.
     pub(super) fn make(&mut self, uffd: &Uffd, count: usize) -> Result<(), u32> {
@@ -55,12 +58,32 @@ impl Slots {
     /// One to receive into: all of its pages are there, or will be.
     pub(super) fn take_any(&mut self) -> Option<Taken> {
         let full = self.full.pop().map(|at| Taken { at, ready: true });
-        full.or_else(|| self.empty.pop().map(|at| Taken { at, ready: false }))
+        full.or_else(|| self.empty.pop().or_else(|| self.pop_part()).map(|at| Taken { at, ready: false }))
     }
 
-    /// One whose pages are there.
-    pub(super) fn take_full(&mut self) -> Option<usize> {
-        self.full.pop()
+    /// One of which some pages are there, as many as are wanted if there is such a one; and how many.
+    pub(super) fn take_some(&mut self, pages: usize) -> Option<(usize, usize)> {
+        let parts = &self.parts[..self.parted];
+        if let Some(nth) = parts.iter().rposition(|(_, there)| *there >= pages) {
+            return Some(self.remove_part(nth));
+        }
+        if let Some(slot) = self.full.pop() {
+            return Some((slot, SPAN_PAGES));
+        }
+        let (nth, _) = parts.iter().enumerate().max_by_key(|(_, (_, there))| *there)?;
+        Some(self.remove_part(nth))
+    }
+
+    fn remove_part(&mut self, nth: usize) -> (usize, usize) {
+        self.parted -= 1;
+        self.parts.swap(nth, self.parted);
+        self.parts[self.parted]
+    }
+
+    /// The one with the fewest pages.
+    fn pop_part(&mut self) -> Option<usize> {
+        let (nth, _) = self.parts[..self.parted].iter().enumerate().min_by_key(|(_, (_, there))| *there)?;
+        Some(self.remove_part(nth).0)
     }
 
     /// As [`Slots::take_full`], for who can wait: some are left for those who cannot.
@@ -72,7 +95,7 @@ impl Slots {
     /// One without any page.
     pub(super) fn take_empty(&mut self) -> Option<Taken> {
         let empty = self.empty.pop().map(|at| Taken { at, ready: true });
-        empty.or_else(|| self.full.pop().map(|at| Taken { at, ready: false }))
+        empty.or_else(|| self.pop_part().or_else(|| self.full.pop()).map(|at| Taken { at, ready: false }))
     }
 
     pub(super) fn give_full(&mut self, at: usize) {
@@ -81,6 +104,14 @@ impl Slots {
 
     pub(super) fn give_empty(&mut self, at: usize) {
         self.empty.push(at);
+    }
+
+    /// One of which only so many pages from the first on are there.
+    pub(super) fn give_part(&mut self, at: usize, pages: usize) {
+        if let Some(place) = self.parts.get_mut(self.parted) {
+            *place = (at, pages);
+            self.parted += 1;
+        }
     }
 }
 

@@ -2,18 +2,28 @@
 //! another, the program goes on, and what has lost its copy gets one where there is room; without, it ends.
 //!
 //! What a server of this host keeps is in a file that both have open: it is told of pages that it did not have, and nobody is asked for any.
+//!
+//! A server that is lost may come back, empty, with other connections. Who chose it before that must not take what it has then for what it had: all who
+//! read note [`EPOCH`] before they choose.
+
+mod healer;
+mod pieces;
+mod returns;
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, count, runs};
-use sys::places::{NOBODY, PLACES, Place, gap};
+use sys::places::{NOBODY, PLACES, Place};
 use sys::resident::{DESCRIPTORS, Failure, LINKS, SERVERS, cause};
 use sys::syscall::{nr, syscall};
 
 use super::link::{Gone, Link};
 use super::lock::Lock;
-use super::table::{NONE, TABLE, without};
+use super::table::{NONE, without};
 use super::{call, counts, door, fatal, window};
+pub(super) use healer::Healer;
+pub(super) use pieces::help;
+pub(super) use returns::Returns;
 
 /// What a connection is for.
 pub(super) const DEMAND: usize = 0;
@@ -33,6 +43,11 @@ static FDS: [[AtomicI32; LINKS]; SERVERS] = [const { [const { AtomicI32::new(-1)
 /// What is shared with each, or -1.
 static FILES: [AtomicI32; SERVERS] = [const { AtomicI32::new(-1) }; SERVERS];
 static WEIGHTS: [AtomicU64; SERVERS] = [const { AtomicU64::new(0) }; SERVERS];
+/// The program's name at each.
+static CLIENTS: [[AtomicU64; 2]; SERVERS] = [const { [const { AtomicU64::new(0) }; 2] }; SERVERS];
+/// How often a server came back; and the number of each one's last time. Counted before it can be reached anew.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+static SINCE: [AtomicU32; SERVERS] = [const { AtomicU32::new(0) }; SERVERS];
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static MIRROR: AtomicBool = AtomicBool::new(false);
 /// Something may be without its copy.
@@ -43,6 +58,7 @@ pub(super) struct Fresh {
     links: [[Link; LINKS]; SERVERS],
     files: [i32; SERVERS],
     absent: u32,
+    client: [u64; 2],
     door: i32,
 }
 
@@ -55,16 +71,17 @@ impl Fresh {
         let links = core::array::from_fn(|server| core::array::from_fn(|lane| link(server, lane)));
         let file = |server: usize| if granted.grant.shared >> server & 1 == 1 { fd(server, LINKS) } else { -1 };
         let files = core::array::from_fn(file);
-        Fresh { links, files, absent: granted.grant.absent as u32, door: granted.door }
+        Fresh { links, files, absent: granted.grant.absent as u32, client: granted.grant.client, door: granted.door }
     }
 
     /// Has the servers give these connections what the program's own have now.
-    pub(super) fn copy(&mut self, client: [u64; 2]) -> Result<(), u32> {
-        for server in 0..servers() {
+    pub(super) fn copy(&mut self) -> Result<(), u32> {
+        for (server, client) in CLIENTS.iter().enumerate().take(servers()) {
             let useless = LOST.load(Ordering::Acquire) | self.absent;
             if useless >> server & 1 == 1 {
                 continue;
             }
+            let client = client.each_ref().map(|word| word.load(Ordering::Relaxed));
             match self.links[server][DEMAND].copy(client) {
                 Ok(()) => {}
                 Err(gone) if gone.cause == cause::FULL => return Err(call::ENOMEM),
@@ -76,17 +93,46 @@ impl Fresh {
 
     /// Uses these connections from now on. What a server has that could not be reached is lost.
     pub(super) fn install(self) {
+        pieces::reset();
         for (server, links) in self.links.iter().enumerate() {
             for (lane, link) in links.iter().enumerate() {
                 FDS[server][lane].store(link.fd(), Ordering::Relaxed);
                 *CONNECTIONS[server][lane].lock() = *link;
             }
             FILES[server].store(self.files[server], Ordering::Relaxed);
+            CLIENTS[server].iter().zip(self.client).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
         }
         fatal::DOOR.store(self.door, Ordering::Relaxed);
         for server in (0..servers()).filter(|server| self.absent >> server & 1 == 1) {
-            lose(server, &Gone { cause: cause::LOST, detail: [0; 2] });
+            lose(server, epoch(), &Gone { cause: cause::LOST, detail: [0; 2] });
         }
+    }
+
+    /// Does without those to a server.
+    fn close(&self, server: usize) {
+        self.links[server].iter().for_each(|link| call::close(link.fd()));
+        call::close(self.files[server]);
+    }
+
+    /// Uses those to one server that was lost, which has nothing of the program's now. For the thread that makes room, while no gift is open.
+    fn take_back(&self, server: usize, weight: u64) {
+        let _alone = CHANGE.lock();
+        let bit = 1 << server;
+        let now = EPOCH.fetch_add(1, Ordering::AcqRel) + 1;
+        SINCE[server].store(now, Ordering::Release);
+        for (lane, link) in self.links[server].iter().enumerate() {
+            let mut place = CONNECTIONS[server][lane].lock();
+            FDS[server][lane].store(link.fd(), Ordering::Relaxed);
+            // Whoever used it holds the lock.
+            call::close(core::mem::replace(&mut *place, *link).fd());
+        }
+        // Whoever reads it meanwhile, or another in its place, looks at the epoch then.
+        call::close(FILES[server].swap(self.files[server], Ordering::AcqRel));
+        CLIENTS[server].iter().zip(self.client).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        WEIGHTS[server].store(weight, Ordering::Relaxed);
+        FULL.fetch_and(!bit, Ordering::Relaxed);
+        LOST.fetch_and(!bit, Ordering::AcqRel);
+        BARE.store(true, Ordering::Relaxed);
     }
 }
 
@@ -146,10 +192,27 @@ pub(super) fn count_kept(number: usize, more: usize, less: usize) {
     }
 }
 
+fn epoch() -> u32 {
+    EPOCH.load(Ordering::Acquire)
+}
+
+/// Asks a server that was chosen in this epoch. `None`: it is lost, or was and has come back.
+fn ask<T>(server: usize, lane: usize, epoch: u32, question: impl FnOnce(&mut Link) -> Result<T, Gone>) -> Option<T> {
+    let mut link = CONNECTIONS[server][lane].lock();
+    if SINCE[server].load(Ordering::Acquire) > epoch {
+        return None;
+    }
+    // Held until the answer is here: others get in this way, too.
+    let answer = question(&mut link);
+    drop(link);
+    answer.map_err(|gone| lose(server, epoch, &gone)).ok()
+}
+
 /// A question that waits for its answer.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ticket {
     server: u8,
+    epoch: u32,
     /// Of the question, if one was asked.
     sequence: Option<u32>,
 }
@@ -157,14 +220,14 @@ pub(super) struct Ticket {
 /// Asks for pages of a span, on a lane that only the caller uses like this; answered with [`got`], in order.
 pub(super) fn want(lane: usize, number: usize, pages: Bits) -> Ticket {
     loop {
+        let epoch = epoch();
         let server = place(number).first;
         if file(usize::from(server)).is_some() {
-            return Ticket { server, sequence: None };
+            return Ticket { server, epoch, sequence: None };
         }
-        let asked = CONNECTIONS[usize::from(server)][lane].lock().want(name(number), pages);
-        match asked {
-            Ok(sequence) => return Ticket { server, sequence: Some(sequence) },
-            Err(gone) => lose(usize::from(server), &gone),
+        let asked = ask(usize::from(server), lane, epoch, |link| link.want(name(number), pages));
+        if asked.is_some() {
+            return Ticket { server, epoch, sequence: asked };
         }
     }
 }
@@ -172,10 +235,9 @@ pub(super) fn want(lane: usize, number: usize, pages: Bits) -> Ticket {
 /// Waits for what was wanted; it comes to its places in the span at `base`.
 pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base: usize) {
     if let Some(sequence) = ticket.sequence.filter(|_| !is_lost(ticket.server)) {
-        let came = CONNECTIONS[usize::from(ticket.server)][lane].lock().got(sequence, pages, base);
-        match came {
-            Ok(()) => return,
-            Err(gone) => lose(usize::from(ticket.server), &gone),
+        let came = |link: &mut Link| link.got(sequence, pages, base);
+        if ask(usize::from(ticket.server), lane, ticket.epoch, came).is_some() {
+            return;
         }
     }
     get(number, pages, base);
@@ -183,23 +245,33 @@ pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base:
 
 /// Asks for pages of a span and waits for them.
 pub(super) fn get(number: usize, pages: Bits, base: usize) {
+    bring(number, pages, base, false);
+}
+
+/// As [`get`], for one thread: another that is awake helps it where what is shared is read.
+pub(super) fn get_at_once(number: usize, pages: Bits, base: usize) {
+    bring(number, pages, base, true);
+}
+
+fn bring(number: usize, pages: Bits, base: usize, helped: bool) {
     loop {
+        let then = epoch();
         let server = usize::from(place(number).first);
-        if !is_lost(server as u8) && read(server, number, pages, base) {
-            return;
+        if !is_lost(server as u8) && read(server, number, pages, base, helped) {
+            if epoch() == then {
+                return;
+            }
+            continue;
         }
-        // Held until the answer is here: others get in this way, too.
-        let got = CONNECTIONS[server][DEMAND].lock().get(name(number), pages, base);
-        match got {
-            Ok(()) => return,
-            Err(gone) => lose(server, &gone),
+        if ask(server, DEMAND, then, |link| link.get(name(number), pages, base)).is_some() {
+            return;
         }
     }
 }
 
 /// What is shared with a server.
 fn file(server: usize) -> Option<usize> {
-    usize::try_from(FILES[server].load(Ordering::Relaxed)).ok()
+    usize::try_from(FILES[server].load(Ordering::Acquire)).ok()
 }
 
 /// Whether any server shares what it keeps.
@@ -214,8 +286,12 @@ pub(super) fn is_shared(number: usize) -> bool {
 }
 
 /// Reads pages of a span from what is shared, if anything is.
-fn read(server: usize, number: usize, pages: Bits, base: usize) -> bool {
-    let done = file(server).is_some_and(|file| transfer(nr::PREAD64, file, number, pages, base));
+fn read(server: usize, number: usize, pages: Bits, base: usize, helped: bool) -> bool {
+    let read = |file| match helped {
+        true => pieces::read(file, number, pages, base),
+        false => transfer(nr::PREAD64, file, number, pages, base),
+    };
+    let done = file(server).is_some_and(read);
     if done {
         counts::received(server as u32, count(&pages));
     }
@@ -301,7 +377,7 @@ pub(super) fn give(parcel: &Parcel, more: impl Fn(usize) -> bool) -> Keepers {
             };
             match given() {
                 Ok(waits) => (keepers.0, done) = (keepers.0 | waits, true),
-                Err(gone) => lose(server, &gone),
+                Err(gone) => lose(server, epoch(), &gone),
             }
         }
         // Else they were lost one after the other, and another has its place.
@@ -316,16 +392,16 @@ pub(super) fn given(keepers: Keepers, open: impl Fn(usize) -> usize) {
     for server in (0..servers()).filter(|server| keepers.has(*server) && !is_lost(*server as u8)) {
         let taken = CONNECTIONS[server][BACK].lock().given(open(server) as u32);
         if let Err(gone) = taken {
-            lose(server, &gone);
+            lose(server, epoch(), &gone);
         }
     }
 }
 
-/// A server is lost. Ends the program unless all that it had is elsewhere, too.
-fn lose(server: usize, gone: &Gone) {
+/// A server that was chosen in this epoch is lost. Ends the program unless all that it had is elsewhere, too.
+fn lose(server: usize, epoch: u32, gone: &Gone) {
     const BOTH_WAYS: usize = 2;
     let _alone = CHANGE.lock();
-    if is_lost(server as u8) {
+    if is_lost(server as u8) || SINCE[server].load(Ordering::Relaxed) > epoch {
         return;
     }
     let pages = KEPT[server].load(Ordering::Relaxed);
@@ -362,92 +438,7 @@ pub(super) fn look() {
         // SAFETY: one `struct pollfd`.
         let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, 0, 0, 0, 0]) };
         if found == Ok(1) && (polled[1] >> 16) as u16 & GONE != 0 {
-            lose(server, &Gone { cause: cause::LOST, detail: [0; 2] });
+            lose(server, epoch(), &Gone { cause: cause::LOST, detail: [0; 2] });
         }
-    }
-}
-
-/// Makes copies of what has none, a span at a time.
-pub(super) struct Healer {
-    place: usize,
-    next: usize,
-}
-
-impl Healer {
-    pub(super) const fn new() -> Healer {
-        Healer { place: PLACES, next: 0 }
-    }
-
-    /// The next span, through a buffer of one; only while no gift is open. False when there is nothing to do.
-    pub(super) fn step(&mut self, buffer: usize) -> bool {
-        let Some((nth, target)) = Healer::find() else { return false };
-        if nth != self.place {
-            *self = Healer { place: nth, next: 0 };
-        }
-        let mut table = TABLE.lock();
-        let [heap, rest] = table.window.given();
-        let end = rest.end;
-        let number =
-            (self.next..end).find(|number| number % PLACES == nth && (heap.contains(number) || rest.contains(number)));
-        let Some(number) = number else {
-            drop(table);
-            let _alone = CHANGE.lock();
-            let now = unpack(MAP[nth].load(Ordering::Relaxed));
-            if now.second == target {
-                MAP[nth].store(pack(Place { whole: 1, ..now }), Ordering::Release);
-                tell_bare();
-            }
-            return true;
-        };
-        self.next = number + 1;
-        let pages = table.span(number).remote;
-        drop(table);
-        if pages == NONE {
-            return true;
-        }
-        get(number, pages, buffer);
-        let server = usize::from(target);
-        let copied = || {
-            if write(server, number, pages, NONE, NONE, buffer)? {
-                return Ok(());
-            }
-            let mut link = CONNECTIONS[server][BACK].lock();
-            link.give(name(number), pages, NONE, buffer, false)?;
-            link.given(1)
-        };
-        match copied() {
-            Ok(()) => drop(KEPT[server].fetch_add(count(&pages) as u64, Ordering::Relaxed)),
-            Err(gone) if gone.cause == cause::FULL => {
-                FULL.fetch_or(1 << server, Ordering::Relaxed);
-                let _alone = CHANGE.lock();
-                let now = unpack(MAP[nth].load(Ordering::Relaxed));
-                MAP[nth].store(pack(Place { second: NOBODY, whole: 0, ..now }), Ordering::Release);
-            }
-            Err(gone) => lose(server, &gone),
-        }
-        true
-    }
-
-    /// Something has no copy, and somebody could take one.
-    pub(super) fn is_needed() -> bool {
-        BARE.load(Ordering::Relaxed)
-    }
-
-    /// A place whose copy is being made, or is to be made, and where.
-    fn find() -> Option<(usize, u8)> {
-        let _alone = CHANGE.lock();
-        let places: [Place; PLACES] = core::array::from_fn(|nth| unpack(MAP[nth].load(Ordering::Relaxed)));
-        if let Some(nth) = places.iter().position(|place| place.second != NOBODY && place.whole == 0) {
-            return Some((nth, places[nth].second));
-        }
-        let weights: [u64; SERVERS] = core::array::from_fn(|server| WEIGHTS[server].load(Ordering::Relaxed));
-        let able = !(LOST.load(Ordering::Relaxed) | FULL.load(Ordering::Relaxed));
-        let Some((nth, server)) = gap(&places, &weights[..servers()], able) else {
-            BARE.store(false, Ordering::Relaxed);
-            return None;
-        };
-        // From now on it is given what is given to the first.
-        MAP[nth].store(pack(Place { second: server, whole: 0, ..places[nth] }), Ordering::Release);
-        Some((nth, server))
     }
 }

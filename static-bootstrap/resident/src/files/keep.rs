@@ -1,0 +1,465 @@
+//! Writes that are kept, and what a program does with the offset and the content of files that are: all of it without waiting, where it can be.
+
+use core::arch::x86_64::_rdtsc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use sys::extents::{APPEND, Log, Now, OFFSETS, RUN, Refused, SMALL, Target, inode};
+use sys::resident::files;
+
+use super::inside::Inside;
+use super::kernel::{failed, nr, raw};
+use super::table::{self, File};
+use super::{look, others, process, quick, settle, settle_file, take_error, touch, worker};
+use crate::settings;
+
+/// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has cost as much.
+const PRICE: u64 = 400_000;
+/// Ticks of a nanosecond, about: what is compared differs by more.
+const TICKS: u64 = 3;
+/// Nanoseconds for a KiB from which on large writes are kept: copying and having another process write takes a quarter of it.
+const SLOW: u32 = 1000;
+/// A read looks at so many runs, or waits.
+const LOOKS: usize = 256;
+const CURRENT: usize = 1;
+
+/// How far the worker was, in which of our logs, when it was told that there is a run for it.
+static TOLD: AtomicU64 = AtomicU64::new(u64::MAX);
+
+impl File {
+    /// Which file it is: file system and number.
+    pub(super) fn name(&self) -> (u64, u64) {
+        (self.device.load(Ordering::Relaxed), self.number.load(Ordering::Relaxed))
+    }
+
+    fn is(flag: &core::sync::atomic::AtomicU8) -> bool {
+        flag.load(Ordering::Relaxed) != 0
+    }
+}
+
+pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
+    let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
+    if total > 0
+        && let Some(id) = table::known(args[0])
+    {
+        let file = table::file(id);
+        if file.state.load(Ordering::Relaxed) == table::KEPT {
+            let inside = Inside::enter();
+            let kept = match parts {
+                _ if !is_kept(args[0], id, file) => None,
+                _ if total <= SMALL => keep(args[0], id, file, parts, total, at),
+                // What is appended by one write stays together.
+                [part] if is_slow(file) && (total <= RUN as usize || !File::is(&file.appends)) => {
+                    keep_large(args[0], id, file, *part, at)
+                }
+                _ => None,
+            };
+            if let Some(result) = kept {
+                return result;
+            }
+            drop(inside);
+        }
+    }
+    write_now(number, args, total)
+}
+
+/// Whether this descriptor is still this open file, and that kept.
+#[inline]
+fn is_kept(fd: usize, id: usize, file: &File) -> bool {
+    table::known(fd) == Some(id) && file.state.load(Ordering::Relaxed) == table::KEPT
+}
+
+/// Writes directly, and sees what that costs.
+fn write_now(number: usize, args: [usize; 6], total: usize) -> isize {
+    let Some(file) = look(args[0]).map(table::file) else {
+        settle();
+        // SAFETY: the program's own call.
+        return unsafe { raw(number, args) };
+    };
+    settle();
+    settle_file(args[0]);
+    if let Some(error) = take_error(args[0]) {
+        return error;
+    }
+    // SAFETY: reads a register.
+    let clock = || unsafe { _rdtsc() };
+    let begun = clock();
+    let result = touch(number, args);
+    let ticks = clock().saturating_sub(begun);
+    if failed(result) {
+        return result;
+    }
+    if total > SMALL {
+        let pace = (ticks / TICKS / (total as u64 >> 10)).min(u32::MAX.into()) as u32;
+        file.pace.store(pace, Ordering::Relaxed);
+        if file.state.load(Ordering::Relaxed) == table::KEPT
+            && let Some((log, _)) = worker::log(file.log.load(Ordering::Relaxed).into())
+        {
+            log.segment.pace.store(pace, Ordering::Relaxed);
+        }
+    }
+    if file.state.load(Ordering::Relaxed) == table::FRESH
+        && (total <= SMALL || file.pace.load(Ordering::Relaxed) > SLOW || always())
+        && (file.cost.fetch_add(ticks, Ordering::Relaxed) + ticks >= PRICE || always())
+    {
+        let _inside = Inside::enter();
+        promote(args[0]);
+    }
+    result
+}
+
+/// Has the worker write this file from now on.
+fn promote(fd: usize) {
+    let Some(id) = table::known(fd) else { return };
+    let file = table::file(id);
+    if file.state.load(Ordering::Relaxed) != table::FRESH || super::is_off() || !stands(file) {
+        return;
+    }
+    let place = worker::log_for(file.device.load(Ordering::Relaxed)).and_then(|(nth, segment)| {
+        file.log.store(nth as u8, Ordering::Relaxed);
+        worker::keep(segment, id, file)
+    });
+    if let Some(place) = place {
+        file.inode.store(place, Ordering::Relaxed);
+        file.told.store(1, Ordering::Relaxed);
+        if let Some((log, _)) = worker::log(file.log.load(Ordering::Relaxed).into())
+            && log.segment.pace.load(Ordering::Relaxed) == 0
+        {
+            log.segment.pace.store(file.pace.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+    file.state.store(if place.is_some() { table::KEPT } else { table::DIRECT }, Ordering::Relaxed);
+}
+
+/// No call on the file is under way, and none begins that does not find out that it is about to be kept; false: some take long.
+fn stands(file: &File) -> bool {
+    /// A call on a file takes less, mostly.
+    const LOOKS: u32 = 1000;
+    file.state.store(table::BEGUN, Ordering::SeqCst);
+    for _ in 0..LOOKS {
+        if file.under_way.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        // SAFETY: nothing is given.
+        let _ = unsafe { raw(nr::SCHED_YIELD, [0; 6]) };
+    }
+    file.state.store(table::FRESH, Ordering::SeqCst);
+    false
+}
+
+/// Nobody asks whether it pays.
+fn always() -> bool {
+    settings::get().files & files::ALWAYS != 0
+}
+
+fn is_slow(file: &File) -> bool {
+    always()
+        || worker::log(file.log.load(Ordering::Relaxed).into())
+            .is_some_and(|(log, _)| log.segment.pace.load(Ordering::Relaxed) > SLOW)
+}
+
+/// A large write, piece by piece.
+fn keep_large(fd: usize, id: usize, file: &File, [from, total]: [usize; 2], at: Option<usize>) -> Option<isize> {
+    let mut done = 0;
+    while done < total {
+        let len = (total - done).min(RUN as usize);
+        match keep(fd, id, file, &[[from + done, len]], len, at.map(|at| at + done)) {
+            Some(kept) if kept > 0 => done += kept as usize,
+            other => return if done > 0 { Some(done as isize) } else { other },
+        }
+    }
+    Some(done as isize)
+}
+
+/// Puts a write into the log; `None`: it must be made at once.
+#[inline]
+fn keep(fd: usize, id: usize, file: &File, parts: &[[usize; 2]], total: usize, at: Option<usize>) -> Option<isize> {
+    let (head, (log, segment)) = (worker::head()?, worker::log(file.log.load(Ordering::Relaxed).into())?);
+    let place = file.inode.load(Ordering::Relaxed);
+    let inode = worker::inode(head, place);
+    let limit = head.limit.load(Ordering::Relaxed);
+    // Other hosts may append, too: so much reaches the file system as one.
+    let run = if File::is(&file.appends) && others::are() { SMALL as u64 } else { RUN };
+    let to = Target { head, segment, file: id as u32, inode, place, limit, run };
+    let is_fit = || {
+        log.segment.files[id].error.load(Ordering::Relaxed) == 0
+            && inode.state.load(Ordering::SeqCst) == inode::KEPT
+            && !others::are_unseen(head)
+    };
+    if !is_fit() {
+        return None;
+    }
+    let appends = File::is(&file.appends);
+    // That appends, too, and leaves the offset where it is, which the worker could not tell.
+    if appends && at.is_some() {
+        return None;
+    }
+    let reserved =
+        if at.is_none() && !appends && File::is(&file.shared) { Some(reserve(id, file, total)?) } else { None };
+    let at = at.map(|at| at as u64).or(reserved);
+    others::before_write(head, file.log.load(Ordering::Relaxed), segment);
+    let pending = loop {
+        others::set_dirty();
+        if !log.begin() {
+            worker::settle();
+            return write_reserved(file, parts, reserved?);
+        }
+        let appended = append(&log, &to, id, file, parts, total as u64, at, appends);
+        log.end();
+        match appended {
+            Some(Ok(pending)) => break pending,
+            Some(Err(Refused::Full)) => worker::make_room(log),
+            Some(Err(Refused::Again)) if is_fit() => {}
+            _ => {
+                worker::settle();
+                return write_reserved(file, parts, reserved?);
+            }
+        }
+    };
+    for (count, by) in [(&log.segment.writes, 1), (&log.segment.bytes, total as u64)] {
+        count.store(count.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+    }
+    if inode.state.load(Ordering::SeqCst) != inode::KEPT || others::are_unseen(head) {
+        worker::settle();
+    } else if pending >= RUN {
+        let upto = log.segment.upto.load(Ordering::Relaxed) ^ u64::from(segment).rotate_right(8);
+        if TOLD.load(Ordering::Relaxed) != upto {
+            TOLD.store(upto, Ordering::Relaxed);
+            worker::ring();
+        }
+    }
+    if at.is_none()
+        && !appends
+        && process::none_borrows()
+        && !others::shares()
+        && let Some(growing) = log.growing(&to)
+    {
+        quick::arm(fd, &growing);
+    }
+    Some(total as isize)
+}
+
+#[inline]
+#[allow(clippy::too_many_arguments, reason = "all of one call")]
+fn append(
+    log: &Log<'_>,
+    to: &Target<'_>,
+    id: usize,
+    file: &File,
+    parts: &[[usize; 2]],
+    total: u64,
+    at: Option<u64>,
+    appends: bool,
+) -> Option<Result<u64, Refused>> {
+    let now = log.now();
+    let (offset, held) = match at {
+        _ if appends => (APPEND, (now.holder, now.offset)),
+        Some(at) => (at, (now.holder, now.offset)),
+        None => {
+            let offset = offset_of(id, file, &now)?;
+            spill(id, &now);
+            (offset, (id as u64, offset + total))
+        }
+    };
+    if offset >= OFFSETS && !appends {
+        return None;
+    }
+    // SAFETY: the program's own buffers; the lock is held where there are threads.
+    Some(unsafe { log.append(&now, to, offset, parts, held) })
+}
+
+/// Moves the offset that other processes have, too, over what will be written there; where that is.
+fn reserve(id: usize, file: &File, total: usize) -> Option<u64> {
+    if file.offset.load(Ordering::Relaxed) != table::AWAY
+        || worker::log(file.log.load(Ordering::Relaxed).into()).is_none_or(|(log, _)| log.now().holder == id as u64)
+    {
+        worker::settle();
+    }
+    let fd = file.fd.load(Ordering::Relaxed) as usize;
+    // SAFETY: integers.
+    let end = unsafe { raw(nr::LSEEK, [fd, total, CURRENT, 0, 0, 0]) };
+    if failed(end) { None } else { (end as u64).checked_sub(total as u64) }
+}
+
+/// Writes directly where the offset has been moved over.
+fn write_reserved(file: &File, parts: &[[usize; 2]], at: u64) -> Option<isize> {
+    let fd = file.fd.load(Ordering::Relaxed) as usize;
+    let total: usize = parts.iter().map(|part| part[1]).sum();
+    // SAFETY: the program's own buffers.
+    let done = unsafe { raw(nr::PWRITEV, [fd, parts.as_ptr() as usize, parts.len(), at as usize, 0, 0]) };
+    let missing = total as isize - done.max(0);
+    if missing > 0 {
+        // SAFETY: integers.
+        let _ = unsafe { raw(nr::LSEEK, [fd, -missing as usize, CURRENT, 0, 0, 0]) };
+    }
+    Some(done)
+}
+
+/// Where an open file is, whoever knows it.
+#[inline]
+fn offset_of(id: usize, file: &File, now: &Now) -> Option<u64> {
+    if now.holder == id as u64 {
+        return Some(now.offset);
+    }
+    match file.offset.load(Ordering::Relaxed) {
+        table::AWAY => table::kernel_offset(file.fd.load(Ordering::Relaxed) as usize),
+        offset => Some(offset),
+    }
+}
+
+/// Another open file's offset leaves the log for the table.
+#[inline]
+fn spill(id: usize, now: &Now) {
+    if now.holder != id as u64 && now.holder != sys::extents::NONE {
+        table::file(now.holder as usize).offset.store(now.offset, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn seek(args: [usize; 6]) -> isize {
+    const END: usize = 2;
+    let inside = Inside::enter();
+    if let Some(offset) = seek_kept(args) {
+        return offset;
+    }
+    drop(inside);
+    if let Some(id) = table::known(args[0]) {
+        table::file(id).reading.moved();
+    }
+    if args[2] >= END { touch(nr::LSEEK, args) } else { move_offset(args) }
+}
+
+/// The kernel moves an offset: no file is looked at.
+fn move_offset(args: [usize; 6]) -> isize {
+    let _inside = Inside::enter();
+    if table::known(args[0]).is_some_and(|id| table::file(id).state.load(Ordering::Relaxed) == table::KEPT) {
+        worker::settle();
+    }
+    // SAFETY: integers.
+    unsafe { raw(nr::LSEEK, args) }
+}
+
+/// The log of a file whose offset is kept here.
+fn own_log(id: usize) -> Option<(Log<'static>, u32)> {
+    let file = table::file(id);
+    let ours = file.state.load(Ordering::Relaxed) == table::KEPT && !File::is(&file.shared) && !File::is(&file.appends);
+    if ours { worker::log(file.log.load(Ordering::Relaxed).into()) } else { None }
+}
+
+/// Moves an offset that is kept here; `None`: the kernel has to.
+fn seek_kept([fd, to, whence, ..]: [usize; 6]) -> Option<isize> {
+    let id = table::known(fd)?;
+    let (file, (log, _)) = (table::file(id), own_log(id)?);
+    loop {
+        others::set_dirty();
+        if !log.begin() {
+            worker::settle();
+            return None;
+        }
+        let moved = moved(&log, id, file, to, whence);
+        log.end();
+        if let (target, true) = moved? {
+            return Some(target);
+        }
+    }
+}
+
+/// Where to, and whether it is there now.
+fn moved(log: &Log<'_>, id: usize, file: &File, to: usize, whence: usize) -> Option<(isize, bool)> {
+    const SET: usize = 0;
+    let now = log.now();
+    let base = match whence {
+        SET => 0,
+        CURRENT => offset_of(id, file, &now)? as isize,
+        _ => return None,
+    };
+    let target = base.checked_add(to as isize).filter(|target| (0..OFFSETS as isize).contains(target))?;
+    spill(id, &now);
+    Some((target, log.hold(&now, id as u64, target as u64)))
+}
+
+pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
+    // SAFETY: the program's own call.
+    let Some(id) = look(args[0]) else { return unsafe { raw(number, args) } };
+    let single = matches!(number, nr::READ | nr::PREAD64);
+    if single && own_log(id).is_some() {
+        let inside = Inside::enter();
+        if table::known(args[0]) == Some(id)
+            && let Some(result) = read_kept(id, number, args)
+        {
+            return result;
+        }
+        drop(inside);
+    }
+    // SAFETY: reads a register.
+    let clock = || unsafe { _rdtsc() };
+    let begun = clock();
+    let result = touch(number, args);
+    if single && result > 0 {
+        let at = (number == nr::PREAD64).then_some(args[3] as u64);
+        table::file(id).reading.seen(args[0], at, result as u64, clock().saturating_sub(begun));
+    }
+    result
+}
+
+/// Reads what the file system has, and what is pending over it; `None`: it is to be read when nothing is.
+fn read_kept(id: usize, number: usize, [fd, into, len, at, ..]: [usize; 6]) -> Option<isize> {
+    let (file, (log, segment)) = (table::file(id), own_log(id)?);
+    let place = file.inode.load(Ordering::Relaxed);
+    if !worker::inode(worker::head()?, place).is_alone(segment) {
+        return None;
+    }
+    loop {
+        others::set_dirty();
+        if !log.begin() {
+            worker::settle();
+            return None;
+        }
+        let now = log.now();
+        let offset = if number == nr::READ { offset_of(id, file, &now) } else { Some(at as u64) };
+        let result = offset.filter(|at| *at < OFFSETS).and_then(|offset| {
+            let done = overlaid(&log, place, fd, (into, len as u64), offset)?;
+            let held = failed(done) || number != nr::READ || {
+                spill(id, &now);
+                log.hold(&now, id as u64, offset + done as u64)
+            };
+            Some((done, held))
+        });
+        log.end();
+        if let (done, true) = result? {
+            return Some(done);
+        }
+    }
+}
+
+fn overlaid(log: &Log<'_>, place: u32, fd: usize, (into, len): (usize, u64), offset: u64) -> Option<isize> {
+    // What comes before this is with the file system already; what comes after it stays in the ring as long as nobody appends.
+    let (mut run, mut position) = (log.segment.run.load(Ordering::SeqCst), log.segment.upto.load(Ordering::SeqCst));
+    // SAFETY: the program's own buffer.
+    let done = unsafe { raw(nr::PREAD64, [fd, into, len as usize, offset as usize, 0, 0]) };
+    if failed(done) {
+        return Some(done);
+    }
+    let mut end = done as u64;
+    for _ in 0..LOOKS {
+        let Some(piece) = log.after(&mut run, position).ok()? else { return Some(end as isize) };
+        position = piece.position + piece.len;
+        if piece.inode != place {
+            continue;
+        }
+        if piece.offset == APPEND {
+            return None;
+        }
+        let within = |at: u64| at.saturating_sub(offset).min(len);
+        let (from, to) = (within(piece.offset), within(piece.offset + piece.len));
+        // A hole, or the file system gave less than there is.
+        if from > end {
+            return None;
+        }
+        if to > from {
+            let bytes = log.address(piece.at + (from + offset - piece.offset));
+            // SAFETY: within the program's buffer; the piece lies in the ring.
+            unsafe { ((into + from as usize) as *mut u8).copy_from_nonoverlapping(bytes, (to - from) as usize) };
+        }
+        end = end.max(to);
+    }
+    None
+}

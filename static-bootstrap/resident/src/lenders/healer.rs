@@ -1,0 +1,98 @@
+//! Copies of what has lost its own.
+
+use core::sync::atomic::Ordering;
+
+use sys::page::count;
+use sys::places::{NOBODY, PLACES, Place, gap};
+use sys::resident::{SERVERS, cause};
+
+use super::{
+    BACK, BARE, CHANGE, CONNECTIONS, FULL, KEPT, LOST, MAP, WEIGHTS, epoch, get, lose, name, pack, servers, tell_bare,
+    unpack, write,
+};
+use crate::table::{NONE, TABLE};
+
+/// Makes copies of what has none, a span at a time.
+pub(crate) struct Healer {
+    place: usize,
+    next: usize,
+}
+
+impl Healer {
+    pub(crate) const fn new() -> Healer {
+        Healer { place: PLACES, next: 0 }
+    }
+
+    /// The next span, through a buffer of one; only while no gift is open. False when there is nothing to do.
+    pub(crate) fn step(&mut self, buffer: usize) -> bool {
+        let Some((nth, target)) = Healer::find() else { return false };
+        if nth != self.place {
+            *self = Healer { place: nth, next: 0 };
+        }
+        let mut table = TABLE.lock();
+        let [heap, rest] = table.window.given();
+        let end = rest.end;
+        let number =
+            (self.next..end).find(|number| number % PLACES == nth && (heap.contains(number) || rest.contains(number)));
+        let Some(number) = number else {
+            drop(table);
+            let _alone = CHANGE.lock();
+            let now = unpack(MAP[nth].load(Ordering::Relaxed));
+            if now.second == target {
+                MAP[nth].store(pack(Place { whole: 1, ..now }), Ordering::Release);
+                tell_bare();
+            }
+            return true;
+        };
+        self.next = number + 1;
+        let pages = table.span(number).remote;
+        drop(table);
+        if pages == NONE {
+            return true;
+        }
+        get(number, pages, buffer);
+        let server = usize::from(target);
+        let copied = || {
+            if write(server, number, pages, NONE, NONE, buffer)? {
+                return Ok(());
+            }
+            let mut link = CONNECTIONS[server][BACK].lock();
+            link.give(name(number), pages, NONE, buffer, false)?;
+            link.given(1)
+        };
+        match copied() {
+            Ok(()) => drop(KEPT[server].fetch_add(count(&pages) as u64, Ordering::Relaxed)),
+            Err(gone) if gone.cause == cause::FULL => {
+                FULL.fetch_or(1 << server, Ordering::Relaxed);
+                let _alone = CHANGE.lock();
+                let now = unpack(MAP[nth].load(Ordering::Relaxed));
+                MAP[nth].store(pack(Place { second: NOBODY, whole: 0, ..now }), Ordering::Release);
+            }
+            Err(gone) => lose(server, epoch(), &gone),
+        }
+        true
+    }
+
+    /// Something has no copy, and somebody could take one.
+    pub(crate) fn is_needed() -> bool {
+        BARE.load(Ordering::Relaxed)
+    }
+
+    /// A place whose copy is being made, or is to be made, and where.
+    fn find() -> Option<(usize, u8)> {
+        let _alone = CHANGE.lock();
+        let places: [Place; PLACES] = core::array::from_fn(|nth| unpack(MAP[nth].load(Ordering::Relaxed)));
+        if let Some(nth) = places.iter().position(|place| place.second != NOBODY && place.whole == 0) {
+            return Some((nth, places[nth].second));
+        }
+        let weights: [u64; SERVERS] = core::array::from_fn(|server| WEIGHTS[server].load(Ordering::Relaxed));
+        let able = !(LOST.load(Ordering::Relaxed) | FULL.load(Ordering::Relaxed));
+        let Some((nth, server)) = gap(&places, &weights[..servers()], able) else {
+            BARE.store(false, Ordering::Relaxed);
+            return None;
+        };
+        // From now on it is given what is given to the first.
+        MAP[nth].store(pack(Place { second: server, whole: 0, ..places[nth] }), Ordering::Release);
+        Some((nth, server))
+    }
+}

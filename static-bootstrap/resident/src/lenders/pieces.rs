@@ -1,0 +1,84 @@
+//! Reading of what is shared, in pieces, by two threads: by who waits for it, and by who is awake and has nothing else to do. To copy a MiB takes one
+//! processor most of the time of a fault.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use sys::page::{Bits, SPAN_PAGES, count};
+use sys::syscall::{nr, syscall};
+
+use super::transfer;
+use crate::lock::Lock;
+use crate::table::{NONE, both, range};
+
+/// Pages of a piece. Less than so many are read by one: it might have to wait for the other longer than that takes.
+const PIECE: usize = 16;
+const WORTH: usize = 64;
+
+/// What is being read.
+struct Work {
+    file: usize,
+    number: usize,
+    pages: Bits,
+    base: usize,
+    /// The page that the next piece begins with, pieces that somebody reads now, and whether all that were are here.
+    next: usize,
+    open: usize,
+    good: bool,
+}
+
+static WORK: Lock<Work> =
+    Lock::new(Work { file: 0, number: 0, pages: NONE, base: 0, next: SPAN_PAGES, open: 0, good: true });
+/// Some piece is nobody's yet.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// In a child whose parent's thread may have held it.
+pub(super) fn reset() {
+    WORK.reset();
+}
+
+/// Reads pages of a span to their places in the one at `base`; for one thread.
+pub(super) fn read(file: usize, number: usize, pages: Bits, base: usize) -> bool {
+    if count(&pages) < WORTH {
+        return transfer(nr::PREAD64, file, number, pages, base);
+    }
+    *WORK.lock() = Work { file, number, pages, base, next: 0, open: 0, good: true };
+    LEFT.store(true, Ordering::Release);
+    while help() {}
+    loop {
+        let work = WORK.lock();
+        if work.open == 0 {
+            return work.good;
+        }
+        drop(work);
+        // Who has it goes first.
+        // SAFETY: no arguments.
+        let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+    }
+}
+
+/// Reads a piece; false when none is left.
+pub(crate) fn help() -> bool {
+    if !LEFT.load(Ordering::Acquire) {
+        return false;
+    }
+    let mut work = WORK.lock();
+    let mine = loop {
+        if work.next >= SPAN_PAGES {
+            LEFT.store(false, Ordering::Relaxed);
+            return false;
+        }
+        let mine = both(work.pages, range(work.next, work.next + PIECE));
+        work.next += PIECE;
+        if mine != NONE {
+            break mine;
+        }
+    };
+    work.open += 1;
+    let Work { file, number, base, .. } = *work;
+    drop(work);
+    let good = transfer(nr::PREAD64, file, number, mine, base);
+    let mut work = WORK.lock();
+    work.open -= 1;
+    work.good &= good;
+    true
+}
