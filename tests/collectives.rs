@@ -303,6 +303,6 @@ fn several_programs_in_one_job() {
         format!("{}; exit $((HPCRT_PART * {code}))", script("call allgather $HPCRT_PART; echo ${reply[*]}"))
     };
     let words = ["-n", "2", "bash", "-c", &both(0), ":", "-n", "2", "bash", "-c", &both(4)];
-    let done = exec("--hosts a,b --agent local -q").program(&words).end().code(4);
+    let done = exec("--hosts a,b --agent local -q --keep-going").program(&words).end().code(4);
     assert_eq!(done.lines(), ["0 0 1 1"; 4]);
 }

@@ -69,7 +69,7 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&Tell::Failed { error: "no".into() }),
         framed(&Hello::Challenge { nonce: [3; 32] }),
         framed(&SessionAsk::Signal { signal: 15 }),
-        framed(&SessionTell::About { hosts: vec!["n1".into(); 2], jobs: 1, stored: 2 }),
+        framed(&SessionTell::About { jobs: 1, stored: 2 }),
     ]
 }
 

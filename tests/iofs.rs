@@ -3,15 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+#[path = "common/site.rs"]
+mod site;
 
 use std::fs;
-use std::os::unix::fs::{FileExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use cluster::Cluster;
 use common::{Run, Running, marked, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -21,22 +24,14 @@ const NOBODY: u32 = 65534;
 /// A place that every user can reach, with hpcrt and the program.
 fn place() -> Option<&'static Path> {
     static PLACE: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
-    let made = PLACE.get_or_init(|| {
-        if Command::new("gcc").arg("--version").output().is_err() {
-            eprintln!("SKIPPED: gcc is not installed");
-            return None;
-        }
-        let made = tempfile::tempdir().unwrap();
-        fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/files.c");
-        for (name, flags) in [("files", &["-pthread"][..]), ("static", &["-pthread", "-static"])] {
-            let mut gcc = Command::new("gcc");
-            gcc.arg("-O2").args(flags).arg("-o").arg(made.path().join(name)).arg(source);
-            assert!(gcc.status().unwrap().success());
-        }
-        fs::copy(env!("CARGO_BIN_EXE_hpcrt"), made.path().join("hpcrt")).unwrap();
-        Some(made)
-    });
+    let made = PLACE.get_or_init(|| common::built("files.c", &[("files", &[]), ("static", &["-static"])]));
+    made.as_ref().map(tempfile::TempDir::path)
+}
+
+/// The same with the program whose threads write.
+fn crew() -> Option<&'static Path> {
+    static PLACE: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
+    let made = PLACE.get_or_init(|| common::built("crew.c", &[("crew", &["-fopenmp"])]));
     made.as_ref().map(tempfile::TempDir::path)
 }
 
@@ -65,6 +60,8 @@ impl Who {
     /// `hpcrt exec --async-io FLAGS -- WORDS`; `{}` in a word is his directory.
     fn run(&self, flags: &str, words: &str) -> Run {
         let mut command = Command::new(place().unwrap().join("hpcrt"));
+        // Whether it pays is another question.
+        command.env("HPCRT_WITHOUT", "pace");
         command.current_dir("/").args(["exec", "-q", "--async-io", "--io-roots"]).arg(self.home.path());
         command.args(flags.split_whitespace());
         if let Some(uid) = self.uid {
@@ -96,10 +93,40 @@ fn programs_are_right() {
             println!("{:?} seed {seed}: {:?}", who.uid, done.took);
             assert_eq!(done.code(0).text(), "right\n");
         }
+        for (seed, processes, threads) in [(1, 2, 1), (2, 3, 1), (3, 5, 1), (4, 1, 4), (5, 2, 3)] {
+            let done = who.files(&format!("many {{}}/m {seed} 3000 {processes} {threads}")).end().code(0);
+            assert!(done.text().ends_with("steps\nright\n"), "{}", done.text());
+        }
         let bytes = fs::read(who.file("p")).unwrap();
         assert_eq!(bytes.len(), 200_000 * 64);
         let number = |nth: usize| u64::from_le_bytes(bytes[nth * 64..][..8].try_into().unwrap());
         assert!((0..200_000).all(|nth| number(nth) == nth as u64));
+    }
+}
+
+/// Writes that were kept, as `--stats` says.
+fn kept(stats: &Path) -> u64 {
+    let said = fs::read_to_string(stats).unwrap();
+    let writes = said.split("\"async_io\"").nth(1).and_then(|rest| rest.split("\"writes\":").nth(1));
+    writes.and_then(|rest| rest.split(&[',', '}']).next()).unwrap().trim().parse().unwrap()
+}
+
+/// Many writes of each program are kept.
+#[test]
+fn threads_are_right() {
+    let Some(crew) = crew() else { return };
+    if place().is_none() {
+        return;
+    }
+    for who in everybody() {
+        let stats = who.file("stats");
+        let flags = format!("--stats {}", stats.display());
+        let program = format!("{}/crew", crew.display());
+        for words in ["together {}/t 3000", "cancel {}/c 100", "execute {}/e", "parallel {}/p 20000"] {
+            let done = who.run(&flags, &format!("{program} {words}")).end().code(0);
+            assert_eq!(done.text(), "right\n", "{words}");
+            assert!(kept(&stats) > 1000, "{words}");
+        }
     }
 }
 
@@ -121,10 +148,27 @@ fn returned(path: &Path) -> u64 {
 }
 
 fn named(run: &Running, word: &str) -> Option<Pid> {
+    all_named(run, word).into_iter().next()
+}
+
+fn all_named(run: &Running, word: &str) -> Vec<Pid> {
     let is = |pid: &Pid| {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.split(|b| *b == 0).any(|w| w == word.as_bytes()))
     };
-    marked(&run.mark).into_iter().find(is)
+    marked(&run.mark).into_iter().filter(is).collect()
+}
+
+/// One worker keeps the order of what they write.
+#[test]
+fn programs_beside_each_other_have_one_worker() {
+    if place().is_some() {
+        let all = everybody();
+        let run = all[0].run("", "sleep 5 : sleep 5").start();
+        until(|| named(&run, "ioworker"));
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(all_named(&run, "ioworker").len(), 1);
+        run.end().code(0);
+    }
 }
 
 fn killed_programs(times: u32) {
@@ -162,29 +206,35 @@ fn a_thousand_killed_programs() {
     }
 }
 
-fn killed_workers(times: u32) {
+/// How many were.
+fn killed_workers(times: u32) -> u32 {
     const ALL: u64 = 3_000_000;
+    let mut kills = 0;
     for who in everybody() {
         for _ in 0..times {
-            let count = who.file("count");
-            let run = who.files(&format!("forever {{}}/k {} {ALL}", count.display())).start();
-            while returned(&count) < ALL && named(&run, "forever").is_some() {
-                if let Some(worker) = named(&run, "ioworker") {
-                    let _ = kill(worker, Signal::SIGKILL);
+            // At an offset, and appended, which must not happen twice.
+            for name in ["k", "k.append"] {
+                let count = who.file("count");
+                let run = who.files(&format!("forever {{}}/{name} {} {ALL}", count.display())).start();
+                while returned(&count) < ALL && named(&run, "forever").is_some() {
+                    if let Some(worker) = named(&run, "ioworker") {
+                        kills += u32::from(kill(worker, Signal::SIGKILL).is_ok());
+                    }
+                    std::thread::sleep(Duration::from_millis(150 + fastrand::u64(0..30)));
                 }
-                std::thread::sleep(Duration::from_millis(350 + fastrand::u64(0..30)));
+                run.end().code(0);
+                assert_eq!(numbers(&who.file(name)), ALL);
+                fs::remove_file(count).unwrap();
             }
-            run.end().code(0);
-            assert_eq!(numbers(&who.file("k")), ALL);
-            fs::remove_file(count).unwrap();
         }
     }
+    kills
 }
 
 #[test]
 fn a_killed_worker_is_replaced_and_nothing_lost() {
     if place().is_some() {
-        killed_workers(2);
+        killed_workers(1);
     }
 }
 
@@ -208,6 +258,63 @@ fn a_full_file_system_is_told_once() {
 }
 
 #[test]
+fn errors_of_a_shared_file_system_are_told_once() {
+    if place().is_none() {
+        return;
+    }
+    if let Some(obstacle) = Cluster::obstacle() {
+        return eprintln!("SKIPPED: {obstacle}");
+    }
+    let site = site::Site::up("iofs");
+    fs::copy(place().unwrap().join("files"), site.backing("files")).unwrap();
+    for uid in [0, 20001] {
+        let place = format!("of{uid}");
+        site.place(uid, &place, &[]);
+        for (name, errno, said) in [("f.eio", "5", "Input/output error"), ("f.edquot", "122", "quota exceeded")] {
+            let file = format!("/shared/{place}/{name}");
+            let run = site.run(uid, "hpc1", &["-q", "--async-io"], &["/shared/files", "full", &file, errno]).code(0);
+            assert_eq!(run.out(), "told once\nright\n");
+            run.says(&[name, said]);
+            assert_eq!(fs::metadata(site.backing(&place).join(name)).unwrap().len(), 100);
+        }
+    }
+}
+
+#[test]
+fn mpi_programs_are_right() {
+    if place().is_none() {
+        return;
+    }
+    if let Some(obstacle) = Cluster::obstacle() {
+        return eprintln!("SKIPPED: {obstacle}");
+    }
+    let site = site::Site::up("iofsmpi");
+    for (compiler, flags) in [
+        ("mpicc.mpich", ["UCX_TLS=self,sysv,posix", "UCX_WARN_UNUSED_ENV_VARS=n"]),
+        ("mpicc.openmpi", ["OMPI_MCA_btl=vader,self", "OMPI_MCA_mpi_yield_when_idle=1"]),
+    ] {
+        if !site::tool(compiler) {
+            continue;
+        }
+        let program = format!("/shared/{compiler}");
+        let built =
+            Command::new(compiler).arg(site::source("mpiwrites.c")).arg("-o").arg(site.backing(compiler)).status();
+        assert!(built.unwrap().success());
+        for uid in [0, 20001] {
+            let place = format!("{compiler}.{uid}");
+            let stats = site.place(uid, &place, &[]).join("stats");
+            let (file, said) = (format!("/shared/{place}/f"), format!("/shared/{place}/stats"));
+            let flags = ["-q", "-n", "2", "--async-io", "--stats", &said, "-x", flags[0], "-x", flags[1], "-x"];
+            let flags = [&flags[..], &["OMPI_ALLOW_RUN_AS_ROOT=1"]].concat();
+            let run = site.run(uid, "hpc1", &flags, &[&program, &file]).code(0);
+            assert_eq!(run.out(), "right\n", "{}", run.err());
+            // Of 3000 each to two files, by two.
+            assert!(kept(&stats) > 8_000, "{}", kept(&stats));
+        }
+    }
+}
+
+#[test]
 fn scripts_and_python_are_right() {
     if place().is_none() {
         return;
@@ -216,6 +323,11 @@ fn scripts_and_python_are_right() {
     let python = "import os,sys,subprocess\nos.chdir(sys.argv[1])\nf=open('p','wb',buffering=0)\nfor n in range(1000): f.write(b'%05d\\n'%n)\n\
                   g=os.dup(f.fileno())\nos.write(g,b'more\\n')\nassert f.tell()==6005\nprint(subprocess.check_output(['wc','-c','p']).split()[0].decode())\n\
                   if os.fork()==0:\n  f.write(b'child\\n')\n  os._exit(0)\nos.wait()\nf.write(b'parent\\n')\nf.close()\nprint(open('p').read()[-18:].split())\n";
+    let threads = "import os,sys,threading,concurrent.futures\nos.chdir(sys.argv[1])\ndef one(n):\n  with open('t%d'%n,'w') as f:\n    for k in range(2000): f.write('%d %d\\n'%(n,k)); k%50 or f.flush()\n\
+                   with concurrent.futures.ThreadPoolExecutor(6) as pool: list(pool.map(one,range(12)))\nall=os.open('all',os.O_RDWR|os.O_CREAT|os.O_APPEND)\n\
+                   t=[threading.Thread(target=lambda n=n:[os.write(all,b'%d\\n'%n) for k in range(500)]) for n in range(5)]\n[x.start() for x in t]\n[x.join() for x in t]\n\
+                   assert all and sorted(open('all').read().split())==sorted(str(n) for n in range(5) for k in range(500))\n\
+                   assert [open('t%d'%n).read() for n in range(12)]==[''.join('%d %d\\n'%(n,k) for k in range(2000)) for n in range(12)]\nprint('right')\n";
     for who in everybody() {
         let home = who.home.path().to_str().unwrap();
         let command = |words: &[&str]| {
@@ -230,7 +342,209 @@ fn scripts_and_python_are_right() {
         assert_eq!(command(&["/usr/bin/env", "bash", "-c", script, home]), "12\nx\ny\n");
         if Command::new("/usr/bin/python3").arg("-V").output().is_ok() {
             assert_eq!(command(&["/usr/bin/python3", "-c", python, home]), "6005\n['more', 'child', 'parent']\n");
+            assert_eq!(command(&["/usr/bin/python3", "-c", threads, home]), "right\n");
         }
+    }
+}
+
+/// A real program: what it is called, what it needs (programs; modules of Python), and what it does in an empty directory, which is the same every
+/// time.
+type Real = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);
+
+const TREE: &str =
+    "mkdir -p tree/a/b && for n in $(seq 40); do seq $n $((n * 30)) > tree/a/b/$n; cp tree/a/b/$n tree/$n.txt; done";
+const QUICK: [Real; 6] = [
+    ("tar", &["tar"], &[], "tar cf t.tar --sort=name --mtime=@0 tree && mkdir out && tar xf t.tar -C out"),
+    (
+        "rsync",
+        &["rsync"],
+        &[],
+        "rsync -rt tree/ copy && echo more >> tree/1.txt && rsync -rt --inplace --checksum tree/ copy",
+    ),
+    (
+        "git",
+        &["git"],
+        &[],
+        "git init -q one && cp -r tree one && cd one && git add . && git -c user.name=n -c user.email=e commit -qm first && cd .. && git clone -q one two \
+         && cd two && echo x >> tree/2.txt && git -c user.name=n -c user.email=e commit -qam second && git -c pack.threads=1 repack -adq && git fsck --strict && git status --short",
+    ),
+    (
+        "gcc",
+        &["gcc", "ar"],
+        &[],
+        "for n in $(seq 6); do printf '#include <stdio.h>\nint f%d(int x) { return printf(\"%%d\", x * %d); }\n' $n $n > $n.c; gcc -O1 -g0 -c $n.c; done \
+         && ar crD lib.a *.o && echo 'int f3(int); int main(void) { return f3(4) != 2; }' > main.c && gcc main.c lib.a -o main && ./main > out",
+    ),
+    (
+        "sqlite3",
+        &["sqlite3"],
+        &[],
+        "for n in $(seq 12); do echo \"insert into t values($n, 'text $n', zeroblob(9)); update t set b = b || 'x' where a % 3 = 0;\"; done > some.sql \
+         && sqlite3 d.db 'create table t(a integer primary key, b text, c blob)' && sqlite3 d.db < some.sql && sqlite3 d.db 'pragma integrity_check; select * from t' > out",
+    ),
+    (
+        "python",
+        &["python3"],
+        &["csv", "pickle"],
+        "python3 -c \"import csv,pickle,json,zipfile,shelve,os\nw=csv.writer(open('c.csv','w',newline=''))\nfor n in range(3000): w.writerow([n,n*n,str(n)*3])\n\
+         pickle.dump(list(range(20000)),open('p','wb'))\njson.dump({str(n):[n]*5 for n in range(900)},open('j','w'),indent=1)\n\
+         f=open('seek','w+b',buffering=0)\nfor n in range(500): f.seek(n*37%4096); f.write(b'%04d'%n); f.seek(n%100); assert len(f.read(3))>=0\n\"",
+    ),
+];
+const LONG: [Real; 5] = [
+    (
+        "numpy",
+        &["python3"],
+        &["numpy"],
+        "python3 -c \"import numpy as n\na=n.arange(300000.).reshape(300,1000)\nn.save('a.npy',a)\nn.savez('a.npz',a=a,b=a.T)\nn.savetxt('a.txt',a[:40])\n\
+         assert (n.load('a.npz')['b']==a.T).all()\nm=n.lib.format.open_memmap('m.npy','w+',a.dtype,a.shape)\nm[:]=a\nm.flush()\"",
+    ),
+    (
+        "h5py",
+        &["python3"],
+        &["h5py", "numpy"],
+        "HDF5_USE_FILE_LOCKING=${LOCKING:-TRUE} python3 -c \"import h5py,numpy as n\nf=h5py.File('h.h5','w')\nfor k in range(60): f.create_dataset('d%d'%k,data=n.arange(k*50.),chunks=(k*50,) if k else None)\n\
+         g=f.create_dataset('grow',(0,),maxshape=(None,),chunks=(64,))\nfor k in range(200): g.resize((g.shape[0]+7,)); g[-7:]=k\nf.close()\nf=h5py.File('h.h5','r+')\nf['d3'][2]=9\nassert f['grow'][-1]==199\nf.close()\"",
+    ),
+    (
+        "netCDF4",
+        &["python3"],
+        &["netCDF4"],
+        "python3 -c \"import netCDF4,numpy as n\nfor kind in ('NETCDF4','NETCDF3_CLASSIC'): d=netCDF4.Dataset(kind+'.nc','w',format=kind);d.createDimension('t',None);\
+         d.createDimension('x',50);v=d.createVariable('v','f8',('t','x'));[v.__setitem__((k,slice(None)),n.arange(50)*k) for k in range(100)];d.close()\n\"",
+    ),
+    (
+        "LAMMPS",
+        &["lmp"],
+        &[],
+        "printf 'units lj\\natom_style atomic\\nlattice fcc 0.8442\\nregion box block 0 8 0 8 0 8\\ncreate_box 1 box\\ncreate_atoms 1 box\\nmass 1 1.0\\n\
+         velocity all create 3.0 87287\\npair_style lj/cut 2.5\\npair_coeff 1 1 1.0 1.0 2.5\\nfix 1 all nve\\ndump 1 all atom 5 dump.txt\\nrestart 20 r.*\\nrun 60\\n' > in && lmp -in in -log none > /dev/null",
+    ),
+    (
+        "IOR",
+        &["ior"],
+        &[],
+        "ior -a POSIX -w -W -r -R -G 7 -t 64 -b 64k -s 4 -k -o f > /dev/null && ior -a POSIX -w -W -r -R -G 7 -t 512 -b 256k -k -e -o g > /dev/null",
+    ),
+];
+
+/// Everything below a directory but what tells times and inodes.
+fn tree(top: &Path) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = std::collections::BTreeMap::new();
+    let mut left = vec![top.to_owned()];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(top).unwrap().to_owned();
+            if path.is_dir() && !path.is_symlink() {
+                left.push(path);
+            } else if !name.ends_with(".git/index") {
+                all.insert(name, fs::read(&path).unwrap_or_default());
+            }
+        }
+    }
+    all
+}
+
+/// Runs them plainly in one directory and with `--async-io` in another, below `top`; `command` is hpcrt's up to the program.
+fn same_files(programs: &[Real], top: &Path, command: &dyn Fn() -> Command) {
+    let path = std::env::var("PATH").unwrap();
+    let quietly =
+        |words: &[&str]| Command::new(words[0]).args(&words[1..]).output().is_ok_and(|output| output.status.success());
+    for (name, needs, modules, script) in programs {
+        let python = modules.iter().all(|module| quietly(&["python3", "-c", &format!("import {module}")]));
+        if !python || !needs.iter().all(|word| quietly(&["sh", "-c", &format!("command -v {word}")])) {
+            eprintln!("SKIPPED: {name} is not there");
+            continue;
+        }
+        // The same path, since some write it down.
+        let place = top.join("work");
+        let script = format!("set -e; cd {}; {TREE}; {script}", place.display());
+        let ran = [false, true].map(|ours| {
+            fs::create_dir(&place).unwrap();
+            let mut run = if ours { command() } else { Command::new("/usr/bin/env") };
+            run.env("PATH", &path).env("HOME", top).env("OMPI_ALLOW_RUN_AS_ROOT", "1");
+            run.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+                .env("OMPI_MCA_btl", "self")
+                .env("PYTHONDONTWRITEBYTECODE", "1");
+            for date in ["GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"] {
+                run.env(date, "2024-01-01T00:00:00Z");
+            }
+            let begun = std::time::Instant::now();
+            let output = run.args(["sh", "-c", &script]).output().unwrap();
+            let took = begun.elapsed();
+            assert!(output.status.success(), "{name}, {ours}: {}", String::from_utf8_lossy(&output.stderr));
+            let files = tree(&place);
+            fs::remove_dir_all(&place).unwrap();
+            (files, took)
+        });
+        let [(plain, before), (kept, after)] = ran;
+        println!("{name}: {} files, plain {before:.2?}, kept {after:.2?}", plain.len());
+        assert!(plain.len() > 80);
+        for (path, bytes) in &plain {
+            assert!(kept.get(path) == Some(bytes), "{name}: {} differs", path.display());
+        }
+        assert_eq!(plain.len(), kept.len(), "{name}");
+    }
+}
+
+fn real_programs(programs: &[Real]) {
+    if place().is_none() {
+        return;
+    }
+    // Kept whether it pays or not, and as it is judged.
+    for pace in ["pace", ""] {
+        let home = tempfile::tempdir().unwrap();
+        same_files(programs, home.path(), &|| {
+            let mut command = Command::new(place().unwrap().join("hpcrt"));
+            command.env("HPCRT_WITHOUT", pace).args(["exec", "-q", "--async-io", "--io-roots"]).arg(home.path());
+            command.arg("--");
+            command
+        });
+    }
+}
+
+#[test]
+fn real_programs_leave_the_same_files() {
+    real_programs(&QUICK);
+}
+
+#[test]
+#[ignore = "programs that not every machine has"]
+fn scientific_programs_leave_the_same_files() {
+    real_programs(&LONG);
+}
+
+/// A tenth of a million each, as many times as there are seeds.
+fn operations(seeds: std::ops::Range<u32>) {
+    let mut done = 0;
+    let who = &everybody()[0];
+    for seed in seeds {
+        let (processes, threads) = (1 + seed % 6, 1 + seed / 6 % 3);
+        let text = who.files(&format!("many {{}}/m {seed} 20000 {processes} {threads}")).end().code(0).text();
+        done += text.split(' ').next().and_then(|count| count.parse::<u64>().ok()).unwrap();
+        assert!(text.ends_with("steps\nright\n"), "seed {seed}: {text}");
+    }
+    println!("{done} operations");
+}
+
+#[test]
+#[ignore = "a million operations"]
+fn a_million_operations() {
+    if place().is_some() {
+        operations(0..50);
+    }
+}
+
+#[test]
+#[ignore = "a hundred workers"]
+fn a_hundred_killed_workers() {
+    if place().is_some() {
+        let mut kills = 0;
+        while kills < 100 {
+            kills += killed_workers(1);
+        }
+        println!("{kills} workers were killed");
     }
 }
 
@@ -242,7 +556,6 @@ fn what_is_not_built_is_refused() {
     let who = &everybody()[0];
     let program = place().unwrap().join("static");
     who.run("", &format!("{} pieces {{}}/p 10 8", program.display())).end().code(125).says("statically linked");
-    who.run("--hosts a,b --agent local", "true").end().code(2).says("one host so far");
     who.run("--memory 127.0.0.1:1", "true").end().code(2).says("together with --memory");
     common::exec("--io-roots /tmp").program(&["true"]).end().code(2).says("only with --async-io");
     common::exec("--async-io --io-roots /nowhere/at/all").program(&["true"]).end().code(125).says("/nowhere/at/all");

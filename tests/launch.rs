@@ -89,10 +89,7 @@ fn with_the_bootstrapper_and_without() {
         let open: String = done.text().split_inclusive('\n').filter(|fd| *fd != "8\n").collect();
         assert_eq!(open, String::from_utf8(plain.stdout.clone()).unwrap());
         abc("-n 6", "[ $HPCRT_RANK = 3 ] && exit 7; exec sleep 100").end().code(7).says("first rank 3 on b");
-        let done = abc("--cwd /nonexistent/directory", "pwd -P").end().code(0);
-        assert_eq!(done.text(), format!("{}\n", home.display()).repeat(3));
-        let lost = abc("--cwd /nonexistent/directory", "pwd").env("HOME", "/nonexistent").end();
-        lost.code(125).says("working directory");
+        abc("--cwd /nonexistent/directory", "pwd").end().code(125).says("working directory");
         let nothing = exec(ABC).program(&["/nonexistent/program"]).env("HPCRT_WITHOUT", without).end();
         nothing.code(125).says("No such file");
         let bound = sh("-n 2 -q --bind compact --label", "grep Cpus_allowed_list /proc/self/status");
@@ -133,6 +130,20 @@ fn agents_run_what_is_installed_and_get_a_copy_elsewhere() {
         assert_eq!(exe, fs::canonicalize(ours).unwrap().to_string_lossy());
         assert!(environment.contains("HPCRT_WITHOUT=fuse,uffd"), "{environment}");
     }
+    // Others could write to it.
+    let own = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fs::set_permissions(own.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let binary = own.path().join("hpcrt");
+    fs::copy(ours, &binary).unwrap();
+    let is_run = |program: &std::path::Path| {
+        let agents = agents(run(program));
+        agents.iter().filter(|(exe, _)| !exe.ends_with(" (deleted)")).count()
+    };
+    let trusted = is_run(&binary);
+    fs::set_permissions(&binary, fs::Permissions::from_mode(0o775)).unwrap();
+    assert_eq!(is_run(&binary), 0);
+    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!((trusted, is_run(&binary)), (2, 2));
     // No shell can be told of this path.
     let place = tempfile::tempdir().unwrap();
     let copy = place.path().join("hpcrt's");
@@ -188,14 +199,25 @@ fn working_directory() {
     let here = place.path().canonicalize().unwrap();
     let done = sh(ABC, "pwd -P").cwd(&here).end().code(0);
     assert_eq!(done.text(), format!("{}\n", here.display()).repeat(3));
-    let done = sh(&format!("{ABC} --cwd /nonexistent/directory"), "pwd -P").env("HOME", &here).end().code(0);
-    assert_eq!(done.text(), format!("{}\n", here.display()).repeat(3));
-    assert_eq!(done.err.matches("a,b,c: no directory /nonexistent/directory here").count(), 1, "{}", done.err);
+    // One that is not there: whoever named it wants it, else HOME will do.
     sh(&format!("{ABC} --cwd /nonexistent/directory"), "pwd")
-        .env("HOME", "/nonexistent")
+        .env("HOME", &here)
         .end()
         .code(125)
         .says("working directory");
+    for (home, code) in [(&*here, 0), ("/nonexistent".as_ref(), 125)] {
+        let away = tempfile::tempdir().unwrap().keep();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hpcrt"));
+        let agent = format!("rmdir {}; cd /; AGENT_OF={{host}} env", away.display());
+        command.args(["exec", "-q", "--hosts", "a", "--agent", &agent]).env("HOME", home);
+        let done = Run::new(command).cwd(&away).program(&["sh", "-c", "pwd -P"]).end().code(code);
+        if code == 0 {
+            assert_eq!(done.text(), format!("{}\n", here.display()));
+            assert_eq!(done.err.matches(&format!("a: no directory {}", away.display())).count(), 1, "{}", done.err);
+        } else {
+            done.says("working directory");
+        }
+    }
 }
 
 fn numbers(bytes: usize) -> Vec<u8> {
@@ -285,7 +307,7 @@ fn a_closed_standard_error_ends_the_job_too() {
 fn a_closed_standard_error_is_no_panic() {
     let mut command = Command::new("sh");
     let line = format!(
-        "{{ {} exec --hosts a,b --agent local --cwd /nonexistent -- sh -c 'exit 3'; echo $?; }} 2>&1 >&3 | true",
+        "{{ {} exec --hosts a,b --agent local -- sh -c 'exit 3'; echo $?; }} 2>&1 >&3 | true",
         env!("CARGO_BIN_EXE_hpcrt")
     );
     command.args(["-c", &format!("exec 3>&1; {line}")]);

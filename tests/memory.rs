@@ -2,13 +2,24 @@
 //! lost. As root and as an ordinary user, told of the kernel's own faults and not.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "memory/alone.rs"]
+mod alone;
 mod common;
 #[path = "memory/lending.rs"]
 mod lending;
+#[path = "memory/network.rs"]
+mod network;
+#[path = "memory/programs.rs"]
+mod programs;
+#[path = "memory/rates.rs"]
+mod rates;
+#[path = "memory/statics.rs"]
+mod statics;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,20 +36,7 @@ const BESIDE: u64 = 6 << 10;
 /// A place that every user can reach, with hpcrt and the program.
 fn place() -> Option<&'static Path> {
     static PLACE: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
-    let made = PLACE.get_or_init(|| {
-        if Command::new("gcc").arg("--version").output().is_err() {
-            eprintln!("SKIPPED: gcc is not installed");
-            return None;
-        }
-        let made = tempfile::tempdir().unwrap();
-        fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/memory.c");
-        let built =
-            Command::new("gcc").args(["-O2", "-pthread", "-o"]).arg(made.path().join("memory")).arg(source).status();
-        assert!(built.unwrap().success());
-        fs::copy(env!("CARGO_BIN_EXE_hpcrt"), made.path().join("hpcrt")).unwrap();
-        Some(made)
-    });
+    let made = PLACE.get_or_init(|| common::built("memory.c", &[("memory", &[])]));
     made.as_ref().map(tempfile::TempDir::path)
 }
 
@@ -79,6 +77,17 @@ impl Who {
     }
 }
 
+/// A server, and where it is.
+fn lend(who: Who, config: &Path, mb: u32, listen: &str, runtime: Option<&Path>) -> (Child, String) {
+    let mut command = who.command(config);
+    command.args(["memserver", "--listen", listen, "--mb", &mb.to_string()]);
+    command.envs(runtime.map(|directory| ("XDG_RUNTIME_DIR", directory)));
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (child, line.trim().to_owned())
+}
+
 /// Running servers with a key of their own; killed when they go.
 struct Servers {
     who: Who,
@@ -99,17 +108,16 @@ impl Servers {
     fn start_in(who: Who, megabytes: &[u32], ip: &str, runtime: Option<&Path>) -> Servers {
         let config = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(config.path(), who.uid, who.uid).unwrap();
-        let start = |mb: &u32| {
-            let mut command = who.command(config.path());
-            command.args(["memserver", "--listen", &format!("{ip}:0"), "--mb", &mb.to_string()]);
-            command.envs(runtime.map(|directory| ("XDG_RUNTIME_DIR", directory)));
-            let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-            let mut line = String::new();
-            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-            (child, line.trim().to_owned())
-        };
-        let all = megabytes.iter().map(start).collect();
+        let listen = format!("{ip}:0");
+        let all = megabytes.iter().map(|mb| lend(who, config.path(), *mb, &listen, runtime)).collect();
         Servers { who, config, all }
+    }
+
+    /// One that was killed, at its place, with 300 MB.
+    fn restart(&mut self, nth: usize) {
+        let (child, address) = &mut self.all[nth];
+        child.wait().unwrap();
+        *child = lend(self.who, self.config.path(), 300, address, None).0;
     }
 
     fn list(&self) -> String {
@@ -118,10 +126,14 @@ impl Servers {
 
     /// The program in this mode with so many MB, of which it may keep `local`.
     fn run(&self, mode: &str, megabytes: u32, local: u32) -> Run {
+        let program: PathBuf = place().unwrap().join("memory");
+        self.run_program(&[program.as_os_str(), mode.as_ref(), megabytes.to_string().as_ref()], local)
+    }
+
+    fn run_program(&self, words: &[&OsStr], local: u32) -> Run {
         let mut command = self.who.command(self.config.path());
         command.args(["exec", "-q", "--memory", &self.list(), "--local-mb", &local.to_string()]);
-        let program: PathBuf = place().unwrap().join("memory");
-        Run::new(command).program(&[program.as_os_str(), mode.as_ref(), megabytes.to_string().as_ref()])
+        Run::new(command).program(words)
     }
 }
 
@@ -163,13 +175,37 @@ fn programs_are_right_and_stay_within_their_budget() {
         let servers = [Servers::start(who, &[400]), Servers::start_at(who, &[200, 100, 200], &address())];
         let modes = [("triad", 60), ("sort", 30), ("scatter", 30), ("heap", 30), ("calls", 50), ("threads", 60)];
         for (nth, (mode, megabytes)) in
-            modes.into_iter().chain([("children", 60), ("forks", 40), ("reserve", 40)]).enumerate()
+            modes.into_iter().chain([("children", 60), ("forks", 40), ("reserve", 40), ("hints", 40)]).enumerate()
         {
             let done = servers[nth % 2].run(mode, megabytes, 20).end();
             println!("{who:?} {mode}: {:?}", done.took);
             right(done, 20);
         }
     }
+}
+
+#[test]
+fn what_is_in_swap_is_not_lost() {
+    if place().is_none() {
+        return;
+    }
+    if fs::read_to_string("/proc/swaps").unwrap_or_default().lines().count() < 2 {
+        return eprintln!("SKIPPED: this machine has no swap device");
+    }
+    let group = Path::new("/sys/fs/cgroup/memory").join(format!("hpcrt-test-swap-{}", std::process::id()));
+    if fs::create_dir(&group).is_err() || !group.join("memory.limit_in_bytes").exists() {
+        let _ = fs::remove_dir(&group);
+        return eprintln!("SKIPPED: no memory cgroup of version 1 can be made here");
+    }
+    // Less than the program may keep.
+    fs::write(group.join("memory.limit_in_bytes"), "12M").unwrap();
+    let servers = Servers::start(everybody()[0], &[200]);
+    let mut command = servers.who.command(servers.config.path());
+    command.args(["exec", "-q", "--memory", &servers.list(), "--local-mb", "30", "--", "sh", "-c"]);
+    command.arg("echo $$ > $0/cgroup.procs; exec \"$@\"").arg(&group).arg(place().unwrap().join("memory"));
+    command.args(["swap", "60"]);
+    right(Run::new(command).end(), 30);
+    until(|| fs::remove_dir(&group).ok());
 }
 
 #[test]
@@ -220,6 +256,14 @@ fn refusals_are_clear() {
     let program = place().unwrap().join("memory");
     let strange = Run::new(command).program(&[program.as_os_str(), "triad".as_ref(), "60".as_ref()]);
     strange.end().code(125).says("another key");
+    // The dynamic linker would load the resident once more.
+    let linker = "/lib64/ld-linux-x86-64.so.2";
+    if Path::new(linker).exists() {
+        let program = place().unwrap().join("memory");
+        let done =
+            servers.run_program(&[linker.as_ref(), program.as_os_str(), "triad".as_ref(), "60".as_ref()], 20).end();
+        done.code(125).says("a dynamic linker").says("name the program itself");
+    }
     for (flags, says) in [
         ("--local-mb 20", "no other memory"),
         ("--memory 127.0.0.1:1 --local-mb 3", "less than 16"),

@@ -337,6 +337,24 @@ fn clean(mark: &str) {
     }
 }
 
+/// A place that every user can reach, with hpcrt and programs that are made of one C file, each with flags of its own; `None`: without gcc.
+pub fn built(source: &str, programs: &[(&str, &[&str])]) -> Option<tempfile::TempDir> {
+    if Command::new("gcc").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: gcc is not installed");
+        return None;
+    }
+    let made = tempfile::tempdir().unwrap();
+    fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
+    for (name, flags) in programs {
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O2", "-pthread"]).args(*flags).arg("-o").arg(made.path().join(name)).arg(&source);
+        assert!(gcc.status().unwrap().success());
+    }
+    fs::copy(env!("CARGO_BIN_EXE_hpcrt"), made.path().join("hpcrt")).unwrap();
+    Some(made)
+}
+
 /// Whether the store of a session that lives, perhaps another test's.
 fn is_locked(store: &str) -> bool {
     let lock = |file: fs::File| flock(&file, FlockOperation::NonBlockingLockExclusive);

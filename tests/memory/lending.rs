@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use super::common::{Done, Role, Run, Running, marked, role, until};
-use super::{Servers, everybody, kept, place, right};
+use super::{Servers, Who, everybody, kept, place, right};
 
 const LONG: Duration = Duration::from_secs(100);
 
@@ -98,37 +98,126 @@ fn servers_of_a_job_end_with_it_whatever_is_killed() {
     done.says("far").says("of the program's memory with it");
 }
 
-/// Kills one of two servers at a random moment, with copies or without.
-fn lose_one(nth: usize, mirror: bool) {
-    let mode = ["triad", "sort", "heap", "threads"][nth / 2 % 4];
-    let flags = format!("-q --memory far[1-2]:300M --local-mb 20{}", if mirror { " --mirror" } else { "" });
-    let run = borrowing(exec(&flags, [mode, "60"]));
-    std::thread::sleep(Duration::from_millis(fastrand::u64(..1000)));
+/// Programs that last about as long as each other, with the MB that they have.
+const LOSERS: [[&str; 2]; 4] = [["triad", "300"], ["sort", "60"], ["heap", "60"], ["threads", "300"]];
+
+/// A job with two servers of its own, which share files with the program or do not.
+fn with_two(program: [&str; 2], mirror: bool, shared: bool) -> Run {
+    let flags = format!("-q --memory far[1-2]:800M --local-mb 20{}", if mirror { " --mirror" } else { "" });
+    exec(&flags, program).env("HPCRT_WITHOUT", if shared { "" } else { "shared" })
+}
+
+/// Kills one of two servers at a random moment of so long a run, with copies or without. Whether it was still needed.
+fn lose_one(nth: usize, mirror: bool, lasts: Duration) -> bool {
+    let (program, shared) = (LOSERS[nth % 4], (nth / 4).is_multiple_of(2));
+    let run = with_two(program, mirror, shared).start();
+    let lenders = until(|| Some(role(&run.mark, Role::Lender)).filter(|lenders| lenders.len() == 2));
+    std::thread::sleep(lasts.mul_f64(fastrand::f64()));
     // It may have ended before.
-    let killed = role(&run.mark, Role::Lender).get(nth % 2).is_some_and(|pid| kill(*pid, Signal::SIGKILL).is_ok());
+    let killed = kill(lenders[fastrand::usize(..2)], Signal::SIGKILL).is_ok();
     let since = Instant::now();
     let done = run.end();
-    println!("{mode}, killed: {killed}, copies: {mirror}, {:?}: {}", done.took, done.err.trim_end());
+    let (took, err) = (since.elapsed(), done.err.trim_end().to_owned());
+    println!("{nth}: {program:?}, shared: {shared}, killed: {killed}, copies: {mirror}, {:?}: {err}", done.took);
     if mirror || done.text().ends_with("right\n") {
         right(done, 20);
     } else {
-        assert!(killed && since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
-        done.code(125).says("far").says("of the program's memory with it");
+        assert!(killed && took < Duration::from_secs(5), "{took:?}");
+        // Before the program began to borrow nothing was there.
+        let lost = done.code(125).says("far");
+        assert!(["of the program's memory with it", "borrow memory from"].iter().any(|words| lost.err.contains(words)));
     }
+    !err.is_empty()
+}
+
+/// In a hundred runs (or `EVENTS`), at moments of which most are while servers are needed.
+fn lose_a_hundred(mirror: bool) {
+    if place().is_none() {
+        return;
+    }
+    let runs = std::env::var("EVENTS").ok().and_then(|number| number.parse().ok()).unwrap_or(100);
+    let lasts: Vec<Duration> = LOSERS.iter().map(|program| with_two(*program, mirror, false).end().took).collect();
+    let needed = (0..runs).filter(|nth| lose_one(*nth, mirror, lasts[nth % 4])).count();
+    println!("{needed} of {runs} were needed");
+    assert!(needed > runs / 3);
 }
 
 #[test]
 fn with_copies_the_loss_of_a_server_is_survived() {
     if place().is_some() {
-        (0..3).for_each(|nth| lose_one(nth * 3, true));
+        for nth in [0, 3, 6] {
+            lose_one(nth, true, Duration::from_secs(1));
+        }
     }
 }
 
 #[test]
-#[ignore = "ten minutes"]
-fn a_hundred_losses() {
-    if place().is_some() {
-        (0..100).for_each(|nth| [true, false].into_iter().for_each(|mirror| lose_one(nth, mirror)));
+#[ignore = "five minutes"]
+fn a_hundred_losses_with_copies() {
+    lose_a_hundred(true);
+}
+
+#[test]
+#[ignore = "five minutes"]
+fn a_hundred_losses_without_copies() {
+    lose_a_hundred(false);
+}
+
+/// Started with servers that run, and some of it is away; what its status says of memory.
+fn watched(servers: &Servers, runtime: &Path, program: [&str; 2]) -> (Running, impl Fn() -> Option<Value> + use<>) {
+    let run = exec(&format!("-q --memory {} --mirror --local-mb 20", servers.list()), program).within(LONG);
+    let run = run.env("XDG_CONFIG_HOME", servers.config.path()).env("XDG_RUNTIME_DIR", runtime).start();
+    let runtime = runtime.to_owned();
+    let id = until(|| {
+        let all = status(&runtime, &["--json"])?;
+        Some(all.as_array()?.iter().find(|one| one["kind"] == "job")?["id"].as_str()?.to_owned())
+    });
+    let memory = move || Some(status(&runtime, &["--json", &id])?["jobs"][0]["memory"].clone());
+    until(|| memory()?["most_away"].as_u64().filter(|most| *most > 60 << 20));
+    (run, memory)
+}
+
+#[test]
+fn a_server_that_returns_takes_copies_again() {
+    if place().is_none() {
+        return;
+    }
+    for without in ["", "shared"] {
+        let runtime = tempfile::tempdir().unwrap();
+        let mut servers = Servers::start(Who { uid: None, without }, &[300, 300]);
+        let (run, memory) = watched(&servers, runtime.path(), ["laps", "90"]);
+        let bare = || memory()?["without_copy"].as_f64();
+        // Each of the two, and the first once more: what was copied is what is used.
+        for nth in [0, 1, 0] {
+            servers.all[nth].0.kill().unwrap();
+            until(|| bare().filter(|part| *part == 1.0));
+            servers.restart(nth);
+            until(|| bare().filter(|part| *part == 0.0));
+            until(|| memory()?["away"][nth]["bytes"].as_u64().filter(|bytes| *bytes > 40 << 20));
+        }
+        run.signal(Signal::SIGTERM);
+        let done = run.end();
+        assert!(!done.err.contains("wrong") && done.err.matches("goes on with the copy").count() == 3, "{}", done.err);
+    }
+}
+
+#[test]
+fn with_copies_a_full_server_is_done_without() {
+    if place().is_none() {
+        return;
+    }
+    for without in ["", "shared"] {
+        let who = Who { uid: None, without };
+        let run = |megabytes: &[u32]| {
+            let servers = Servers::start(who, megabytes);
+            let flags = format!("-q --memory {} --mirror --local-mb 20", servers.list());
+            let done = exec(&flags, ["triad", "150"]).env("XDG_CONFIG_HOME", servers.config.path()).end();
+            (done, servers.all[1].1.clone())
+        };
+        let (done, small) = run(&[300, 80]);
+        right(done.says(&small).says("it is full; the program goes on with the copy"), 20);
+        // Both.
+        run(&[100, 80]).0.code(125).says("it is full: ").says("name more servers");
     }
 }
 
@@ -231,7 +320,7 @@ fn programs_keep_less_when_the_limit_shrinks() {
     command.args(["exec", "--agent", "local"]).args(flags.split_whitespace());
     command.env("XDG_CONFIG_HOME", servers.config.path()).env("XDG_RUNTIME_DIR", runtime.path());
     let program = directory.join("memory");
-    let run = Run::new(command).program(&[program.as_os_str(), "sort".as_ref(), "300".as_ref()]).start();
+    let run = Run::new(command).program(&[program.as_os_str(), "laps".as_ref(), "300".as_ref()]).start();
     let memory = || {
         Some(status(runtime.path(), &["--json"])?[0]["id"].as_str()?.to_owned())
             .and_then(|id| Some(status(runtime.path(), &["--json", &id])?["jobs"][0]["memory"].clone()))

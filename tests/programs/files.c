@@ -27,7 +27,7 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-static uint64_t seed = 1;
+static __thread uint64_t seed = 1;
 static uint64_t draw(uint64_t below) {
     seed ^= seed << 13;
     seed ^= seed >> 7;
@@ -58,7 +58,7 @@ static void pieces(const char *path, long count, int size) {
 
 /* Records that grow forever, one file after the other, as many as were asked for; what was written so far is told through a pipe's end. */
 static void forever(const char *path, const char *count_path, long records) {
-    int fd = create(path), told = open(count_path, O_RDWR | O_CREAT, 0644);
+    int fd = strstr(path, ".append") ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0644) : create(path), told = open(count_path, O_RDWR | O_CREAT, 0644);
     CHECK(ftruncate(told, 4096) == 0);
     volatile uint64_t *done = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, told, 0);
     CHECK(done != MAP_FAILED);
@@ -235,6 +235,238 @@ static void random_steps(const char *path, long steps) {
     compare(fds[0]);
 }
 
+
+/* What several processes and threads know together of one file. */
+struct together {
+    pthread_mutex_t alone;
+    off_t size, at;
+    long done;
+    char bytes[MOST];
+};
+static struct together *all;
+
+static void same_there(int fd) {
+    oracle = all->bytes;
+    size = all->size;
+    compare(fd);
+}
+
+static void put(off_t at, const char *bytes, size_t len) {
+    memcpy(all->bytes + at, bytes, len);
+    if (at + (off_t)len > all->size) all->size = at + len;
+}
+
+/* Threads of each. */
+static int crew = 1;
+
+/* One of several processes on one file: what it inherited, what it opens itself, and what it appends. Others do the same between its steps, and
+   nobody makes a system call to say so. */
+static void one_of_many(const char *path, long steps, int memory, int inherited, char *self) {
+    char bytes[70000], other[4096], words[5][32];
+    CHECK((all = mmap(0, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0)) != MAP_FAILED);
+    snprintf(other, sizeof other, "%s.%d", path, getpid());
+    int fds[4] = { inherited, open(path, O_RDWR), open(path, O_RDWR | O_APPEND), dup(inherited) };
+    off_t own = 0, appended = -1;
+    CHECK(fds[1] >= 0 && fds[2] >= 0 && fds[3] >= 0);
+    for (; steps > 0; steps--) {
+        size_t len = draw(24) ? 1 + draw(200) : draw(70000);
+        for (size_t n = 0; n < len; n += 1 + len / 64) bytes[n] = draw(256);
+        int which = draw(4);
+        int fd = fds[which];
+        off_t *at = which == 1 ? &own : &all->at;
+        pthread_mutex_lock(&all->alone);
+        all->done++;
+        switch (draw(24)) {
+        case 0 ... 8:
+            if (which == 2) {
+                if (all->size + (off_t)len > MOST) break;
+                off_t to = all->size;
+                if (draw(3)) {
+                    CHECK(write(fd, bytes, len) == (ssize_t)len);
+                    appended = to + len;
+                } else {
+                    /* Linux appends, whatever the offset. */
+                    CHECK(pwrite(fd, bytes, len, 5) == (ssize_t)len);
+                }
+                put(to, bytes, len);
+                break;
+            }
+            if (*at + (off_t)len > MOST) { *at = draw(1000); CHECK(lseek(fd, *at, SEEK_SET) == *at); }
+            CHECK(write(fd, bytes, len) == (ssize_t)len);
+            put(*at, bytes, len);
+            *at += len;
+            break;
+        case 9: case 10: {
+            if (which == 2) break;
+            off_t to = draw(MOST - len + 1);
+            CHECK(pwrite(fd, bytes, len, to) == (ssize_t)len);
+            put(to, bytes, len);
+            break;
+        }
+        case 11: {
+            if (which == 2 || *at + (off_t)len > MOST) break;
+            size_t half = len / 2;
+            struct iovec parts[] = { { bytes, half }, { bytes + half, len - half } };
+            CHECK(writev(fd, parts, 2) == (ssize_t)len);
+            put(*at, bytes, len);
+            *at += len;
+            break;
+        }
+        case 12: case 13: {
+            off_t from = draw(all->size + 1);
+            ssize_t there = all->size - from < (off_t)len ? all->size - from : (off_t)len;
+            CHECK(pread(fd, bytes, len, from) == there && memcmp(bytes, all->bytes + from, there) == 0);
+            break;
+        }
+        case 14: {
+            if (which == 2) {
+                if (appended >= 0) CHECK(lseek(fd, 0, SEEK_CUR) == appended);
+                break;
+            }
+            ssize_t there = *at >= all->size ? 0 : all->size - *at < (off_t)len ? all->size - *at : (off_t)len;
+            CHECK(read(fd, bytes, len) == there && memcmp(bytes, all->bytes + *at, there) == 0);
+            *at += there;
+            break;
+        }
+        case 15:
+            if (which == 2) break;
+            *at = draw(all->size + 1);
+            CHECK(lseek(fd, *at, SEEK_SET) == *at);
+            break;
+        case 16:
+            CHECK(lseek(fd, 0, SEEK_END) == all->size);
+            *(which == 2 ? &appended : at) = all->size;
+            break;
+        case 17: {
+            struct stat st;
+            CHECK((draw(2) ? stat(path, &st) : fstat(fd, &st)) == 0);
+            if (st.st_size != all->size) printf("size %ld instead of %ld\n", (long)st.st_size, (long)all->size);
+            CHECK(st.st_size == all->size);
+            break;
+        }
+        case 18: {
+            off_t to = draw(all->size + 1000);
+            if (to > MOST || draw(4)) break;
+            CHECK((draw(2) ? truncate(path, to) : ftruncate(fd, to)) == 0);
+            if (to < all->size) memset(all->bytes + to, 0, all->size - to);
+            all->size = to;
+            break;
+        }
+        case 19:
+            if (draw(10) == 0) same_there(fd);
+            break;
+        case 20:
+            if (draw(10) == 0) CHECK(fsync(fd) == 0);
+            break;
+        case 21:
+            if (draw(4)) break;
+            CHECK(link(path, other) == 0 && unlink(other) == 0);
+            CHECK(close(fds[1]) == 0 && (fds[1] = open(path, O_RDWR)) >= 0);
+            own = 0;
+            CHECK(close(fds[2]) == 0 && (fds[2] = open(path, O_RDWR | O_APPEND)) >= 0);
+            appended = -1;
+            CHECK(close(fds[3]) == 0 && (fds[3] = dup(inherited)) >= 0);
+            break;
+        case 22: {
+            if (draw(20)) break;
+            /* A child, which goes on alone and leaves what it wrote. */
+            pid_t pid = fork();
+            CHECK(pid >= 0);
+            if (pid == 0) {
+                for (int n = 0; n < 5 && all->at + 10 <= MOST; n++) {
+                    CHECK(write(inherited, bytes, 10) == 10);
+                    put(all->at, bytes, 10);
+                    all->at += 10;
+                }
+                _exit(0);
+            }
+            int status;
+            CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+            break;
+        }
+        case 23: {
+            if (draw(100) || crew > 1) break;
+            /* The same program again, with what it inherits. */
+            long numbers[5] = { draw(1 << 30), steps, memory, inherited, 0 };
+            for (int n = 0; n < 4; n++) snprintf(words[n], sizeof words[n], "%ld", numbers[n]);
+            pthread_mutex_unlock(&all->alone);
+            for (int n = 1; n < 4; n++) close(fds[n]);
+            execl(self, self, "one", path, words[0], words[1], words[2], words[3], (char *)0);
+            CHECK(!"executed");
+        }
+        }
+        pthread_mutex_unlock(&all->alone);
+    }
+}
+
+struct one {
+    const char *path;
+    long steps;
+    int memory, inherited;
+    char *self;
+    uint64_t seed;
+};
+
+static void *one_thread(void *argument) {
+    struct one *one = argument;
+    seed = one->seed;
+    one_of_many(one->path, one->steps, one->memory, one->inherited, one->self);
+    return 0;
+}
+
+static void many(const char *path, long steps, int processes, char *self) {
+    int memory = memfd_create("together", 0), fd = create(path);
+    CHECK(ftruncate(memory, sizeof *all) == 0);
+    CHECK((all = mmap(0, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0)) != MAP_FAILED);
+    pthread_mutexattr_t shared;
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutex_init(&all->alone, &shared);
+    for (int n = 0; n < processes; n++) {
+        draw(2);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            seed = seed * 31 + n * 2 + 1;
+            pthread_t threads[16];
+            struct one ones[16];
+            for (int m = 0; m < crew; m++) {
+                ones[m] = (struct one){ path, steps / processes / crew, memory, fd, self, seed * 37 + m * 2 };
+                if (m > 0) CHECK(pthread_create(&threads[m], 0, one_thread, &ones[m]) == 0);
+            }
+            one_thread(&ones[0]);
+            for (int m = 1; m < crew; m++) CHECK(pthread_join(threads[m], 0) == 0);
+            exit(0);
+        }
+    }
+    for (int n = 0; n < processes; n++) {
+        int status;
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    same_there(fd);
+    CHECK(close(fd) == 0);
+    CHECK((fd = open(path, O_RDONLY)) >= 0);
+    same_there(fd);
+    printf("%ld steps\n", all->done);
+}
+
+/* A large write after the other, and what the program waits for them. */
+static void large(const char *path, long count, int mebibytes) {
+    size_t len = (size_t)mebibytes << 20;
+    char *bytes = malloc(len);
+    memset(bytes, 7, len);
+    int fd = create(path);
+    CHECK(write(fd, bytes, len) == (ssize_t)len);
+    for (long n = 0; n < count; n++) {
+        double begin = now();
+        CHECK(write(fd, bytes, len) == (ssize_t)len);
+        double took = now() - begin;
+        CHECK(fsync(fd) == 0);
+        printf("%ld: %.3f ms, until it is there %.3f ms\n", n, took * 1e3, (now() - begin) * 1e3);
+    }
+    CHECK(close(fd) == 0);
+}
+
 static int signalled;
 static volatile long handled;
 static void handler(int signal) {
@@ -381,20 +613,50 @@ static void special(const char *path) {
     close(fd);
 }
 
-/* Until the file system is full: who is told, and when. */
-static void full(const char *path) {
+/* Until the file system takes no more, with this error: who is told, and when. */
+static void full(const char *path, int expected) {
     int fd = create(path);
     char bytes[512];
     memset(bytes, 7, sizeof bytes);
     long count = 0;
     int errors = 0;
-    for (; count < 100000 && !errors; count++)
+    /* More than may be pending. */
+    for (; count < 1000000 && !errors; count++)
         if (write(fd, bytes, sizeof bytes) != sizeof bytes) errors = errno;
-    CHECK(errors == ENOSPC);
+    CHECK(errors == expected);
+    /* What is missing stays missing: every fsync says so, also of who opens the file later. */
+    int other = open(path, O_RDWR);
+    for (int n = 0; n < 2; n++) {
+        CHECK(fsync(fd) == -1 && errno == expected);
+        CHECK(fdatasync(other) == -1 && errno == expected);
+    }
+    CHECK(close(other) == 0);
     CHECK(ftruncate(fd, 0) == 0 && lseek(fd, 0, SEEK_SET) == 0);
     for (int n = 0; n < 10; n++) CHECK(write(fd, bytes, 10) == 10);
     CHECK(fsync(fd) == 0 && close(fd) == 0);
     printf("told once\n");
+}
+
+/* Reads what was written, piece by piece, computes for so many us at each, and writes a piece of the result. */
+static void pipeline(const char *path, long count, int microseconds, int size) {
+    char other[4096], *bytes = malloc(size);
+    snprintf(other, sizeof other, "%s.out", path);
+    int from = open(path, O_RDONLY), to = create(other);
+    CHECK(from >= 0);
+    double begin = now(), reading = 0, writing = 0, computing = 0;
+    for (long n = 0; n < count; n++) {
+        double start = now();
+        CHECK(read(from, bytes, size) == size);
+        double read_it = now();
+        while (now() - read_it < microseconds * 1e-6)
+            ;
+        double computed = now();
+        CHECK(write(to, bytes, size) == size);
+        reading += read_it - start, computing += computed - read_it, writing += now() - computed;
+    }
+    double closing = now();
+    CHECK(close(to) == 0);
+    printf("%.3f s: read %.3f, compute %.3f, write %.3f, close %.3f\n", now() - begin, reading, computing, writing, now() - closing);
 }
 
 int main(int count, char **words) {
@@ -408,7 +670,15 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "threads")) threads(path);
     else if (!strcmp(mode, "two")) two(path);
     else if (!strcmp(mode, "special")) special(path);
-    else if (!strcmp(mode, "full")) full(path);
+    else if (!strcmp(mode, "full")) full(path, number ? number : ENOSPC);
+    else if (!strcmp(mode, "pipeline")) pipeline(path, number, atoi(words[4]), atoi(words[5]));
+    else if (!strcmp(mode, "large")) large(path, number, atoi(words[4]));
+    else if (!strcmp(mode, "many")) crew = count > 6 ? atoi(words[6]) : 1, seed = number * 2 + 1, many(path, atol(words[4]), atoi(words[5]), words[0]);
+    else if (!strcmp(mode, "one")) {
+        seed = number * 2 + 1;
+        one_of_many(path, atol(words[4]), atoi(words[5]), atoi(words[6]), words[0]);
+        return 0;
+    }
     else return 2;
     printf("right\n");
     return 0;

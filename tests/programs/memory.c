@@ -10,28 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "checked.h"
+
 static size_t bytes;
-
-static void check(int good, const char *what)
-{
-    if (!good) {
-        fprintf(stderr, "wrong: %s (errno %d)\n", what, errno);
-        _exit(1);
-    }
-}
-
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
 
 static double now(void)
 {
@@ -355,21 +342,60 @@ static void forks(void)
     pthread_join(thread, 0);
 }
 
+/* Goes over its memory again and again, until it is ended. */
+static void laps(void)
+{
+    size_t n = bytes / 8, i;
+    uint64_t *a = malloc(n * 8), lap;
+    for (i = 0; i < n; i++)
+        a[i] = mix(i);
+    for (lap = 0;; lap++)
+        for (i = 0; i < n; i++)
+            check(a[i]++ == mix(i) + lap, "a word of a lap");
+}
+
+/* The kernel has some of it in a swap device when it is given away. */
+static void swap(void)
+{
+    size_t n = bytes / 8, i, round;
+    uint64_t *a = malloc(n * 8);
+    for (i = 0; i < n; i++)
+        a[i] = mix(i);
+    for (round = 0; round < 2; round++)
+        for (i = 0; i < n; i++) {
+            check(a[i] == mix(i), "a word that was in swap");
+            /* What was looked at last: a MiB. */
+            if (i % (1 << 17) == 0 && i)
+                syscall(SYS_madvise, ((uintptr_t)(a + i) - (1 << 20)) & -4096UL, 1 << 20, 21 /* MADV_PAGEOUT */);
+        }
+}
+
+/* What is said of memory changes nothing of what is in it. */
+static void hints(void)
+{
+    int advice[] = {MADV_SEQUENTIAL, MADV_RANDOM, MADV_WILLNEED, MADV_NORMAL};
+    size_t n = bytes / 8, i, k;
+    uint64_t *a = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (i = 0; i < n; i++)
+        a[i] = mix(i);
+    for (k = 0; k < 4; k++) {
+        check(madvise((char *)a + 5 * 4096, bytes - 9 * 4096, advice[k]) == 0, "madvise");
+        for (i = 0; i < n; i += k == 1 ? 1499 : 1)
+            check(a[i] == mix(i), "a word of which something was said");
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
-        {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}, {"reserve", reserve}};
+        {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}, {"reserve", reserve},
+        {"laps", laps}, {"swap", swap}, {"hints", hints}};
     size_t i;
-    char line[200];
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;
     for (i = 0; i < sizeof all / sizeof *all; i++)
         if (argc > 1 && !strcmp(argv[1], all[i].name)) {
             all[i].run();
-            FILE *f = fopen("/proc/self/status", "r");
-            while (fgets(line, sizeof line, f))
-                if (!strncmp(line, "VmHWM:", 6))
-                    printf("resident %ld\n", atol(line + 6));
-            puts("right");
+            right();
             return 0;
         }
     return 2;

@@ -15,7 +15,7 @@ int main(int argc, char **argv) {
     MPI_Comm_size(local, &local_size);
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_APPNUM, &app, &set);
     MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    /* Connections that are made only by then are one way in which MPICH's MPI_Finalize may wait for ever on busy processors. */
+    /* All have connections to close. */
     for (int round = 0; round < 3; round++) {
         MPI_Alltoall(from, 1, MPI_INT, to, 1, MPI_INT, MPI_COMM_WORLD);
         MPI_Barrier(MPI_COMM_WORLD);

@@ -33,7 +33,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// Where cargo puts the product: below the triple, as `build.target` is set.
-fn built() -> PathBuf {
+pub(crate) fn built() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     target.join(format!("{}-unknown-linux-gnu/release/hpcrt", std::env::consts::ARCH))
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::run::{run, succeeds};
 
 /// Package and what for.
-const PACKAGES: [(&str, &str); 20] = [
+const PACKAGES: [(&str, &str); 23] = [
     ("gcc", "test programs"),
     ("libc6-dev", "test programs"),
     ("musl-tools", "test programs with another C library"),
@@ -25,6 +25,9 @@ const PACKAGES: [(&str, &str); 20] = [
     ("lammps", "a real program of MPI"),
     ("hpcc", "a real program of MPI"),
     ("debootstrap", "programs of other versions of glibc"),
+    ("g++", "a program with much memory"),
+    ("python3-numpy", "a program with much memory"),
+    ("redis-server", "a program with much memory; Debian starts its service, the tests start their own"),
     ("rsync", "the reference for distribution"),
 ];
 

@@ -6,13 +6,27 @@ use std::io;
 use std::os::unix::fs::{DirEntryExt, MetadataExt, PermissionsExt};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fuser::{FileType, TimeOrNow};
+use fuser::{FileType, FopenFlags, TimeOrNow};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chownat, openat, utimensat,
 };
 use rustix::io::Errno;
 
 use super::nodes::{kind, magic};
+
+/// How a file is used that was opened so. As on a network file system what was read before stays valid while the file's times do not change; where
+/// bytes come that are appended, the host does not know.
+pub(crate) fn caching(flags: i32) -> FopenFlags {
+    let appends = used(OFlags::from_bits_truncate(flags.cast_unsigned())).contains(OFlags::APPEND);
+    if appends { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE }
+}
+
+/// The flags that the file behind is opened with. What is appended by who cannot read goes where the file ends here, whatever a host believes;
+/// else the host writes pages, at its offsets.
+fn used(flags: OFlags) -> OFlags {
+    let appends = flags & OFlags::ACCMODE == OFlags::WRONLY;
+    flags & (OFlags::ACCMODE | OFlags::TRUNC | if appends { OFlags::APPEND } else { OFlags::empty() })
+}
 
 /// Who a new file belongs to.
 #[derive(Clone, Copy)]
@@ -28,16 +42,16 @@ pub(crate) fn adopt(parent: &File, name: &OsStr, owner: Owner) -> io::Result<()>
     Ok(chownat(parent, name, Some(Uid::from_raw(owner.uid)), gid, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Opens an inode by its `O_PATH` descriptor. Appending is the kernel's business: its requests have offsets.
+/// Opens an inode by its `O_PATH` descriptor.
 pub(crate) fn open(node: &File, flags: i32) -> io::Result<File> {
-    let flags = OFlags::from_bits_truncate(flags.cast_unsigned()) & (OFlags::ACCMODE | OFlags::TRUNC);
+    let flags = used(OFlags::from_bits_truncate(flags.cast_unsigned()));
     Ok(rustix::fs::open(magic(node), flags | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
 /// Creates and opens `name`; without `O_EXCL` another host may have made it first.
 pub(crate) fn create(parent: &File, name: &OsStr, mode: u32, flags: i32, owner: Owner) -> io::Result<File> {
     let wanted = OFlags::from_bits_truncate(flags.cast_unsigned());
-    let base = (wanted & (OFlags::ACCMODE | OFlags::TRUNC)) | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let base = used(wanted) | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     match openat(parent, name, base | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(mode & 0o7777)) {
         Ok(fd) => {
             adopt(parent, name, owner)?;

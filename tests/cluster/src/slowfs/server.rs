@@ -33,6 +33,8 @@ use crate::spec::Spec;
 const REQUEST_MAX: u32 = 128 << 10;
 /// Bytes of an entry in a listing with attributes, about.
 const ENTRY: usize = 160;
+/// Bytes that a file whose name ends with `.eio` or `.edquot` takes before writes to it fail so.
+const FAILS_FROM: u64 = 64 << 10;
 /// Threads sending replies: a reply of 128 KiB costs about 30 us of copying.
 const REPLIERS: usize = 2;
 
@@ -116,6 +118,17 @@ pub(crate) fn serve(spec: &Spec, backing: &Path, directory: &Path, pids: &[i32])
 }
 
 impl Server {
+    /// With what writes to a file fail, if they do.
+    fn failing(&self, ino: INodeNo) -> Option<io::Error> {
+        let path = self.nodes.path(ino)?;
+        let errno = match path.extension()?.to_str()? {
+            "eio" => rustix::io::Errno::IO,
+            "edquot" => rustix::io::Errno::DQUOT,
+            _ => return None,
+        };
+        Some(errno.into())
+    }
+
     pub(crate) fn ops(&self) -> Vec<HostOps> {
         self.hosts.iter().map(|(host, counters)| HostOps { host: host.clone(), ops: counters.read() }).collect()
     }
@@ -412,8 +425,7 @@ impl Filesystem for Mounted {
         let opened = self.server.nodes.get(ino).and_then(|node| files::open(&node, flags.0));
         let result = opened.map(|file| self.server.remember(file));
         self.later(move || match result {
-            // As a network file system does: what was read before stays valid while the file's times do not change.
-            Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_KEEP_CACHE),
+            Ok(handle) => reply.opened(handle, files::caching(flags.0)),
             Err(e) => reply.error(e.into()),
         });
     }
@@ -438,7 +450,7 @@ impl Filesystem for Mounted {
         self.count(|c| &c.open, parent);
         let trust = self.server.trust;
         self.later(move || match result {
-            Ok((attr, handle)) => reply.created(&trust, &attr, Generation(0), handle, FopenFlags::FOPEN_KEEP_CACHE),
+            Ok((attr, handle)) => reply.created(&trust, &attr, Generation(0), handle, files::caching(flags)),
             Err(e) => reply.error(e.into()),
         });
     }
@@ -478,7 +490,11 @@ impl Filesystem for Mounted {
     ) {
         self.count(|c| &c.write, ino);
         self.counters().write_bytes.fetch_add(data.len() as u64, Relaxed);
-        let result = self.server.file(handle).and_then(|file| file.write_all_at(data, offset));
+        let end = offset + data.len() as u64;
+        let result = match self.server.failing(ino).filter(|_| end > FAILS_FROM) {
+            Some(errno) => Err(errno),
+            None => self.server.file(handle).and_then(|file| file.write_all_at(data, offset)),
+        };
         let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
         self.server.queue.submit(self.host, data.len(), move || match result {
             Ok(()) => reply.written(written),

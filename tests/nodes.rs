@@ -1,0 +1,221 @@
+//! Ranks on several hosts that write files asynchronously and tell each other of it: what is there is what is there without `--async-io`, whoever is
+//! killed. Needs root; says so and passes otherwise.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+#[path = "common/site.rs"]
+mod site;
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cluster::{Cluster, Spec};
+use common::{Run, Running, marked, until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// root and the cluster's ordinary user.
+const USERS: [u32; 2] = [0, 20001];
+const PORT: &str = "7100";
+/// Two ranks on each of two hosts; one on each of four.
+const TWO: (&str, &str) = ("hpc1:2,hpc2:2", "hpc1 hpc1 hpc2 hpc2");
+const FOUR: (&str, &str) = ("hpc1,hpc2,hpc3,hpc4", "hpc1 hpc2 hpc3 hpc4");
+
+/// A cluster with a program for it.
+struct Nodes {
+    cluster: Cluster,
+    hpcrt: PathBuf,
+    program: PathBuf,
+}
+
+/// Somebody's directory on the shared file system: here, and as the hosts see it.
+struct Place {
+    uid: u32,
+    here: PathBuf,
+    there: String,
+}
+
+impl Nodes {
+    fn up(name: &str) -> Option<Nodes> {
+        let obstacle = Cluster::obstacle();
+        let gcc = Command::new("gcc").arg("--version").output().is_ok();
+        if let Some(obstacle) = obstacle.or((!gcc).then_some("gcc is not installed")) {
+            eprintln!("SKIPPED nodes: {obstacle}");
+            return None;
+        }
+        // What hosts believe of files is asked anew every time: nothing that is seen late is the file system's.
+        let spec = Spec { trust: Duration::ZERO, ..Spec::of(&format!("t-{name}")) };
+        let cluster = Cluster::up(spec).unwrap();
+        let file = |name| cluster.state().file(name);
+        let (hpcrt, program) = (file("hpcrt"), file("nodes"));
+        fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &hpcrt).unwrap();
+        let sdk = concat!(env!("CARGO_MANIFEST_DIR"), "/sdk");
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O2", "-I", sdk, "-o"]).arg(&program).arg(site::source("nodes.c")).arg(format!("{sdk}/libi.c"));
+        assert!(gcc.status().unwrap().success());
+        Some(Nodes { cluster, hpcrt, program })
+    }
+
+    fn place(&self, uid: u32, name: &str) -> Place {
+        let name = format!("{name}{uid}");
+        let here = self.cluster.backing().join(&name);
+        fs::create_dir(&here).unwrap();
+        chown(&here, Some(uid), Some(uid)).unwrap();
+        Place { uid, here, there: format!("/shared/{name}") }
+    }
+
+    /// `hpcrt exec FLAGS --hosts HOSTS -- nodes WORDS`; `{}` in a word is the directory.
+    fn start(&self, at: &Place, hosts: &str, flags: &str, words: &str) -> Running {
+        let agent = self.cluster.agent_command();
+        let [hpcrt, program] = [&self.hpcrt, &self.program].map(|path| path.to_str().unwrap());
+        // Whether it pays is another question.
+        let mut line = vec!["env", "HPCRT_WITHOUT=pace", hpcrt, "exec", "-q", "--hosts", hosts, "--agent", &agent];
+        line.extend(flags.split_whitespace());
+        let words = words.replace("{}", &at.there);
+        line.extend(["--", program].into_iter().chain(words.split(' ')));
+        Run::new(self.cluster.command("hpc1", at.uid, &line)).start()
+    }
+
+    #[track_caller]
+    fn right(&self, at: &Place, hosts: &str, flags: &str, words: &str) -> Duration {
+        let done = self.start(at, hosts, flags, words).end().code(0);
+        assert_eq!(done.text(), "right\n", "{words}: {}", done.err);
+        done.took
+    }
+
+    /// Processes of a run with this word in their command line, on one host or on all.
+    fn named(&self, run: &Running, word: &str, host: Option<usize>) -> Vec<Pid> {
+        let network = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        let there = host.map(|host| network(self.cluster.state().hosts[host].pid));
+        let has = |line: Vec<u8>| word.is_empty() || line.split(|byte| *byte == 0).any(|part| part == word.as_bytes());
+        let is = |pid: &Pid| {
+            fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has)
+                && there.as_ref().is_none_or(|there| network(pid.as_raw()) == *there)
+        };
+        marked(&run.mark).into_iter().filter(is).collect()
+    }
+}
+
+/// Writes that were kept, and the calls that made them.
+fn kept(stats: &Path) -> (u64, u64) {
+    let told: serde_json::Value = serde_json::from_slice(&fs::read(stats).unwrap()).unwrap();
+    let number = |name: &str| told["async_io"][name].as_u64().unwrap();
+    (number("writes"), number("pieces"))
+}
+
+/// The same program without `--async-io` and with it: at least this part of so many writes are kept, and of these files each is the same.
+fn same(nodes: &Nodes, at: &Place, (hosts, names): (&str, &str), mode: &str, count: u32, files: &[&str]) {
+    let words = |name: &str| format!("{mode} {{}}/{name} {count} {PORT} {names}");
+    let plain = nodes.right(at, hosts, "", &words("plain"));
+    let stats = format!("{}/stats", at.there);
+    let ours = nodes.right(at, hosts, &format!("--async-io --stats {stats}"), &words("kept"));
+    let (writes, pieces) = kept(&at.here.join("stats"));
+    println!("{mode} on {hosts} as {}: plain {plain:.2?}, kept {ours:.2?}, {writes} writes in {pieces}", at.uid);
+    assert!(writes > u64::from(count) * 9 / 10, "{writes} writes were kept");
+    for file in files {
+        let [plain, ours] = ["plain", "kept"].map(|name| fs::read(at.here.join(format!("{name}{file}"))).unwrap());
+        assert!(plain == ours && !plain.is_empty(), "{mode}{file}");
+    }
+}
+
+const ALL: [&str; 3] = [".interleaved", ".solver", ".tcp"];
+
+#[test]
+fn what_several_hosts_write_is_right() {
+    let Some(nodes) = Nodes::up("nodes") else { return };
+    for (uid, layout) in USERS.into_iter().zip([TWO, FOUR]) {
+        let at = nodes.place(uid, "w");
+        same(&nodes, &at, layout, "all", 320, &ALL);
+    }
+    // Told by memory that two ranks share, and from there by TCP; what cannot be seen is not relied on.
+    let at = nodes.place(USERS[1], "relay");
+    same(&nodes, &at, TWO, "relay", 100, &[""]);
+    let done = nodes.start(&at, TWO.0, "--async-io", "mapped {}/m 64").end().code(0).says("one has mapped a device");
+    assert_eq!(done.text(), "right\n");
+}
+
+/// Kills workers on all hosts, one after the other, until the run has ended; how many were.
+fn kill_workers(nodes: &Nodes, run: &mut Running) -> u32 {
+    let mut kills = 0;
+    while run.child.try_wait().unwrap().is_none() {
+        let workers = nodes.named(run, "ioworker", None);
+        if !workers.is_empty() {
+            kills += u32::from(kill(workers[fastrand::usize(0..workers.len())], Signal::SIGKILL).is_ok());
+        }
+        std::thread::sleep(Duration::from_millis(100 + fastrand::u64(0..50)));
+    }
+    kills
+}
+
+fn killed_workers(nodes: &Nodes, uid: u32, count: u32) -> u32 {
+    let at = nodes.place(uid, "k");
+    let mut kills = 0;
+    for (mode, layout, count) in
+        [("appending", TWO, 4 * count), ("interleaved", FOUR, 8 * count), ("solver", TWO, count)]
+    {
+        let mut run = nodes.start(&at, layout.0, "--async-io", &format!("{mode} {{}}/f {count}"));
+        kills += kill_workers(nodes, &mut run);
+        let done = run.end().code(0);
+        assert_eq!(done.text(), "right\n", "{mode}: {}", done.err);
+    }
+    fs::remove_dir_all(&at.here).unwrap();
+    kills
+}
+
+/// A host goes with all that runs there: what everybody was told of is there, and of each rank the beginning of what it wrote.
+fn killed_host(nodes: &Nodes, uid: u32) {
+    let at = nodes.place(uid, "h");
+    let run = nodes.start(&at, TWO.0, "--async-io", "forever {}/f {}/told");
+    let number = || fs::read(at.here.join("told")).ok()?.try_into().ok().map(u64::from_le_bytes);
+    until(|| number().filter(|number| *number >= 2000));
+    std::thread::sleep(Duration::from_micros(fastrand::u64(0..100_000)));
+    let victims = nodes.named(&run, "", Some(1));
+    assert!(victims.len() > 3, "{victims:?}");
+    let begun = Instant::now();
+    victims.into_iter().for_each(|pid| _ = kill(pid, Signal::SIGKILL));
+    let done = run.end();
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    done.says("hpc2").gone();
+    let told = number().unwrap();
+    for rank in 0..4 {
+        let bytes = fs::read(at.here.join(format!("f.{rank}"))).unwrap();
+        let (numbers, rest) = bytes.as_chunks::<8>();
+        assert!(rest.is_empty());
+        assert!((0u64..).zip(numbers).all(|(nth, number)| u64::from_le_bytes(*number) == nth), "of rank {rank}");
+        assert!(numbers.len() as u64 >= told, "{told} were told of, {} of rank {rank} are there", numbers.len());
+    }
+    fs::remove_dir_all(&at.here).unwrap();
+}
+
+#[test]
+fn who_is_killed_loses_nothing_that_was_told() {
+    let Some(nodes) = Nodes::up("nodeskill") else { return };
+    println!("{} workers were killed", killed_workers(&nodes, USERS[0], 100));
+    for uid in USERS {
+        killed_host(&nodes, uid);
+    }
+}
+
+/// The same, larger and many times.
+#[test]
+#[ignore = "minutes"]
+fn several_hosts_for_long() {
+    let Some(nodes) = Nodes::up("nodeslong") else { return };
+    for uid in USERS {
+        for layout in [TWO, FOUR] {
+            let at = nodes.place(uid, "w");
+            same(&nodes, &at, layout, "all", 2400, &ALL);
+            same(&nodes, &at, TWO, "relay", 1000, &[""]);
+            fs::remove_dir_all(&at.here).unwrap();
+        }
+        let mut kills = 0;
+        while kills < 25 {
+            kills += killed_workers(&nodes, uid, 1000);
+        }
+        (0..5).for_each(|_| killed_host(&nodes, uid));
+        println!("as {uid}: {kills} workers and 5 hosts were killed");
+    }
+}
