@@ -23,16 +23,14 @@ const NOBODY: u32 = 65534;
 
 /// A place that every user can reach, with hpcrt and the program.
 fn place() -> Option<&'static Path> {
-    static PLACE: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
-    let made = PLACE.get_or_init(|| common::built("files.c", &[("files", &[]), ("static", &["-static"])]));
-    made.as_ref().map(tempfile::TempDir::path)
+    static PLACE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PLACE.get_or_init(|| common::built("files.c", &[("files", &[]), ("static", &["-static"])])).as_deref()
 }
 
 /// The same with the program whose threads write.
 fn crew() -> Option<&'static Path> {
-    static PLACE: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
-    let made = PLACE.get_or_init(|| common::built("crew.c", &[("crew", &["-fopenmp"])]));
-    made.as_ref().map(tempfile::TempDir::path)
+    static PLACE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PLACE.get_or_init(|| common::built("crew.c", &[("crew", &["-fopenmp"])])).as_deref()
 }
 
 /// Somebody with a directory of his own, in which files are kept.

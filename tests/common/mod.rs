@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
@@ -337,22 +337,34 @@ fn clean(mark: &str) {
     }
 }
 
-/// A place that every user can reach, with hpcrt and programs that are made of one C file, each with flags of its own; `None`: without gcc.
-pub fn built(source: &str, programs: &[(&str, &[&str])]) -> Option<tempfile::TempDir> {
+/// A place that every user can reach until this process ends, with hpcrt and programs that are made of one C file, each with flags of its
+/// own; `None`: without gcc.
+pub fn built(source: &str, programs: &[(&str, &[&str])]) -> Option<PathBuf> {
     if Command::new("gcc").arg("--version").output().is_err() {
         eprintln!("SKIPPED: gcc is not installed");
         return None;
     }
-    let made = tempfile::tempdir().unwrap();
-    fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let made = tempfile::tempdir().unwrap().keep();
+    remove_at_the_end(&made);
+    fs::set_permissions(&made, fs::Permissions::from_mode(0o755)).unwrap();
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
     for (name, flags) in programs {
         let mut gcc = Command::new("gcc");
-        gcc.args(["-O2", "-pthread"]).args(*flags).arg("-o").arg(made.path().join(name)).arg(&source);
+        gcc.args(["-O2", "-pthread"]).args(*flags).arg("-o").arg(made.join(name)).arg(&source);
         assert!(gcc.status().unwrap().success());
     }
-    fs::copy(env!("CARGO_BIN_EXE_hpcrt"), made.path().join("hpcrt")).unwrap();
+    let (binary, here) = (env!("CARGO_BIN_EXE_hpcrt"), made.join("hpcrt"));
+    fs::hard_link(binary, &here).or_else(|_| fs::copy(binary, &here).map(drop)).unwrap();
     Some(made)
+}
+
+/// Has a directory removed when this process has ended, however it ends: what is static is not dropped.
+fn remove_at_the_end(directory: &Path) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "cat; rm -rf \"$0\""]).arg(directory).process_group(0);
+    let waiting = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // Its input ends with this process.
+    std::mem::forget(waiting);
 }
 
 /// Whether the store of a session that lives, perhaps another test's.

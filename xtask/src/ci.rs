@@ -28,6 +28,7 @@ fn run_tests(arguments: &[String], environment: &[(&str, &str)]) -> Result<()> {
 /// Format, lints, release build, and then the tests.
 pub(crate) fn ci() -> Result<()> {
     const BOOTSTRAP: &str = "static-bootstrap/Cargo.toml";
+    tell_room()?;
     run(&mut cargo(&["fmt", "--all", "--check"]))?;
     run(&mut cargo(&["fmt", "--all", "--check", "--manifest-path", BOOTSTRAP]))?;
     run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
@@ -36,6 +37,15 @@ pub(crate) fn ci() -> Result<()> {
     binary::check()?;
     // A minute of fuzzing in all.
     run_tests(&[], &[("HPCRT_FUZZ_SECONDS", "5")])
+}
+
+/// A full disk fails in many ways: one line to begin with says what there is.
+fn tell_room() -> Result<()> {
+    for place in [std::env::current_dir()?, std::env::temp_dir()] {
+        let room = rustix::fs::statvfs(&place)?;
+        eprintln!("xtask: {} MiB free at {}", (room.f_bavail * room.f_frsize) >> 20, place.display());
+    }
+    Ok(())
 }
 
 /// Compiles for this processor, and for the other one where that is possible.
