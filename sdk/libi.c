@@ -18,7 +18,7 @@
 /* A conversation with hpcrt: requests and replies of items. */
 struct link {
     int fd;
-    size_t start, end;
+    const char *at, *end; /* of the reply: what is here and not taken, in the buffer or on the board */
     char buffer[1 << 16];
 };
 
@@ -102,41 +102,52 @@ static int fill(struct link *link) {
         unheeded = 0;
         if (!cell || cell->length > sizeof cell->bytes) return -1;
         if (cell->length > 0) {
-            memcpy(link->buffer, cell->bytes, cell->length);
-            link->start = 0;
-            link->end = cell->length;
+            link->at = cell->bytes;
+            link->end = cell->bytes + cell->length;
             return 0;
         }
     }
     do got = recv(link->fd, link->buffer, sizeof link->buffer, 0);
     while (got < 0 && errno == EINTR);
-    link->start = 0;
-    link->end = got > 0 ? (size_t)got : 0;
+    link->at = link->buffer;
+    link->end = link->buffer + (got > 0 ? got : 0);
     return got > 0 ? 0 : -1;
 }
 
 static int take(struct link *link, void *to, size_t length) {
     char *at = to;
     while (length > 0) {
-        if (link->start == link->end && fill(link) < 0) return -1;
-        size_t part = link->end - link->start < length ? link->end - link->start : length;
-        memcpy(at, link->buffer + link->start, part);
-        link->start += part;
+        if (link->at == link->end && fill(link) < 0) return -1;
+        size_t here = (size_t)(link->end - link->at), part = here < length ? here : length;
+        memcpy(at, link->at, part);
+        link->at += part;
         at += part;
         length -= part;
     }
     return 0;
 }
 
-static int line(struct link *link, char *to, size_t room) {
-    size_t length = 0;
-    for (char byte;;) {
-        if (take(link, &byte, 1) < 0) return -1;
-        if (byte == '\n') break;
-        if (length + 1 < room) to[length++] = byte;
+/* A line with a number. The C library's functions for numbers would be most of the time that a member needs for an operation. */
+static int take_number(struct link *link, size_t *number) {
+    *number = 0;
+    for (;;) {
+        if (link->at == link->end && fill(link) < 0) return -1;
+        char byte = *link->at++;
+        if (byte == '\n') return 0;
+        if (byte < '0' || byte > '9') return -1;
+        *number = *number * 10 + (size_t)(byte - '0');
     }
-    to[length] = 0;
-    return 0;
+}
+
+/* Writes a line with a number; returns its end. */
+static char *put_number(char *to, size_t number) {
+    char digits[20];
+    int count = 0;
+    do digits[count++] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    while (count > 0) *to++ = digits[--count];
+    *to++ = '\n';
+    return to;
 }
 
 /* The request in its cell is complete. */
@@ -168,37 +179,52 @@ static void leave(void) {
 
 /* Sends `count` items of `each` bytes, which follow each other in memory; `call`: it is a collective one. */
 static libi_rc_e ask(struct link *link, const char *verb, const void *items, int count, size_t each, int call) {
-    char head[64], length[32];
-    int size = snprintf(head, sizeof head, "%s %d\n", verb, count);
-    int digits = snprintf(length, sizeof length, "%zu\n", each);
-    size_t total = (size_t)size + (size_t)count * ((size_t)digits + each);
+    char head[64], length[32], *end = stpcpy(head, verb);
+    *end++ = ' ';
+    size_t size = (size_t)(put_number(end, (size_t)count) - head);
+    size_t digits = (size_t)(put_number(length, each) - length);
+    size_t total = size + (size_t)count * (digits + each);
     struct cell *cell = call && mine && total <= sizeof cell->bytes ? &mine->cells[asked % 2] : NULL;
     libi_rc_e rc = !cell && link == &member ? heed() : LIBI_OK;
     if (rc != LIBI_OK) return rc;
-    char *request = cell ? cell->bytes : malloc(total), *at = request;
-    if (!request) return LIBI_EIO;
-    memcpy(at, head, (size_t)size);
+    /* Nothing of the last reply is left there. */
+    char *start = cell ? cell->bytes : link->buffer, *at = start, *full = link->buffer + sizeof link->buffer;
+    memcpy(at, head, size);
     at += size;
-    for (int item = 0; item < count; item++, at += each) {
-        memcpy(at, length, (size_t)digits);
+    for (int item = 0; item < count; item++) {
+        const char *bytes = (const char *)items + (size_t)item * each;
+        if (!cell && (size_t)(full - at) < digits + each) {
+            if (put(link, start, (size_t)(at - start)) < 0) return LIBI_EIO;
+            at = start;
+        }
+        memcpy(at, length, digits);
         at += digits;
-        if (each > 0) memcpy(at, (const char *)items + (size_t)item * each, each);
+        if (!cell && (size_t)(full - at) < each) {
+            if (put(link, start, (size_t)(at - start)) < 0 || put(link, bytes, each) < 0) return LIBI_EIO;
+            at = start;
+        } else if (each > 0) {
+            memcpy(at, bytes, each);
+            at += each;
+        }
     }
     if (cell) return post(cell, total);
-    int sent = put(link, request, total);
-    free(request);
-    return sent < 0 ? LIBI_EIO : LIBI_OK;
+    return put(link, start, (size_t)(at - start)) < 0 ? LIBI_EIO : LIBI_OK;
 }
 
 /* The head of a reply: how many items follow. */
 static libi_rc_e reply(struct link *link, int *count) {
     char text[1024];
+    size_t length = 3, items;
     *count = 0;
-    if (line(link, text, sizeof text) < 0) return LIBI_EIO;
-    if (strncmp(text, "ok ", 3) == 0) {
-        *count = (int)strtol(text + 3, NULL, 10);
+    if (take(link, text, length) < 0) return LIBI_EIO;
+    if (memcmp(text, "ok ", length) == 0) {
+        if (take_number(link, &items) < 0) return LIBI_EIO;
+        *count = (int)items;
         return LIBI_OK;
     }
+    for (char byte; take(link, &byte, 1) == 0 && byte != '\n';)
+        if (length + 1 < sizeof text) text[length++] = byte;
+    text[length] = 0;
     /* From now on every call fails at once, and nobody waits for the others. */
     if (link == &member) mine = NULL;
     if (strncmp(text, "lost ", 5) == 0 || strncmp(text, "late ", 5) == 0) {
@@ -209,19 +235,11 @@ static libi_rc_e reply(struct link *link, int *count) {
     return LIBI_EIO;
 }
 
-/* The length of the next item. */
-static libi_rc_e item(struct link *link, size_t *length) {
-    char text[32];
-    if (line(link, text, sizeof text) < 0) return LIBI_EIO;
-    *length = strtoul(text, NULL, 10);
-    return LIBI_OK;
-}
-
 /* Items of a length that is known. */
 static libi_rc_e fixed(struct link *link, int count, void *to, size_t each) {
     for (int nth = 0; nth < count; nth++) {
         size_t length;
-        if (item(link, &length) != LIBI_OK || length != each) return LIBI_EIO;
+        if (take_number(link, &length) < 0 || length != each) return LIBI_EIO;
         if (take(link, (char *)to + (size_t)nth * each, each) < 0) return LIBI_EIO;
     }
     return LIBI_OK;
@@ -230,7 +248,7 @@ static libi_rc_e fixed(struct link *link, int count, void *to, size_t each) {
 /* An item in memory of its own, with a zero behind it. */
 static libi_rc_e own(struct link *link, void **to, size_t *length) {
     char *bytes;
-    if (item(link, length) != LIBI_OK || !(bytes = malloc(*length + 1))) return LIBI_EIO;
+    if (take_number(link, length) < 0 || !(bytes = malloc(*length + 1))) return LIBI_EIO;
     bytes[*length] = 0;
     *to = bytes;
     return take(link, bytes, *length) < 0 ? LIBI_EIO : LIBI_OK;
