@@ -38,7 +38,8 @@ struct board {
     uint32_t bell;    /* grows with every reply */
     uint32_t calling; /* members that are not answered */
     uint32_t members; /* who makes `calling` this tells the agent to look */
-    uint32_t rest[125];
+    uint32_t patient; /* unless he calls for what rank 0 gives: the agent looks when that is there */
+    uint32_t rest[124];
     struct slot slots[];
 };
 
@@ -150,8 +151,8 @@ static char *put_number(char *to, size_t number) {
     return to;
 }
 
-/* The request in its cell is complete. */
-static libi_rc_e post(struct cell *cell, size_t length) {
+/* The request in its cell is complete; `given`: rank 0 gives what it is for. */
+static libi_rc_e post(struct cell *cell, size_t length, int given) {
     cell->length = (uint32_t)length;
     uint64_t before = __atomic_fetch_add(&mine->turns, ASKED, __ATOMIC_SEQ_CST);
     on_board = 1;
@@ -160,6 +161,7 @@ static libi_rc_e post(struct cell *cell, size_t length) {
     if ((uint32_t)before != (uint32_t)(before >> 32)) return LIBI_OK;
     uint32_t calling = __atomic_add_fetch(&board->calling, 1, __ATOMIC_SEQ_CST);
     if (calling < __atomic_load_n(&board->members, __ATOMIC_SEQ_CST)) return LIBI_OK;
+    if (given && __atomic_load_n(&board->patient, __ATOMIC_SEQ_CST)) return LIBI_OK;
     return put(&member, "look\n", 5) < 0 ? LIBI_EIO : LIBI_OK;
 }
 
@@ -177,14 +179,17 @@ static void leave(void) {
     if (myself == getpid()) heed();
 }
 
-/* Sends `count` items of `each` bytes, which follow each other in memory; `call`: it is a collective one. */
-static libi_rc_e ask(struct link *link, const char *verb, const void *items, int count, size_t each, int call) {
+/* Requests: of one's own, collective ones, and those for what rank 0 gives. */
+enum kind { OWN, CALL, GIVEN };
+
+/* Sends `count` items of `each` bytes, which follow each other in memory. */
+static libi_rc_e ask(struct link *link, const char *verb, const void *items, int count, size_t each, enum kind kind) {
     char head[64], length[32], *end = stpcpy(head, verb);
     *end++ = ' ';
     size_t size = (size_t)(put_number(end, (size_t)count) - head);
     size_t digits = (size_t)(put_number(length, each) - length);
     size_t total = size + (size_t)count * (digits + each);
-    struct cell *cell = call && mine && total <= sizeof cell->bytes ? &mine->cells[asked % 2] : NULL;
+    struct cell *cell = kind != OWN && mine && total <= sizeof cell->bytes ? &mine->cells[asked % 2] : NULL;
     libi_rc_e rc = !cell && link == &member ? heed() : LIBI_OK;
     if (rc != LIBI_OK) return rc;
     /* Nothing of the last reply is left there. */
@@ -207,7 +212,7 @@ static libi_rc_e ask(struct link *link, const char *verb, const void *items, int
             at += each;
         }
     }
-    if (cell) return post(cell, total);
+    if (cell) return post(cell, total, kind == GIVEN);
     return put(link, start, (size_t)(at - start)) < 0 ? LIBI_EIO : LIBI_OK;
 }
 
@@ -260,7 +265,7 @@ static libi_rc_e message(struct link *link, const char *verb, void **to, int *le
     size_t bytes = 0;
     *to = NULL;
     *length = 0;
-    libi_rc_e rc = ask(link, verb, NULL, 0, 0, 0);
+    libi_rc_e rc = ask(link, verb, NULL, 0, 0, OWN);
     if (rc == LIBI_OK) rc = reply(link, &count);
     if (rc == LIBI_OK && count == 1) rc = own(link, to, &bytes);
     *length = (int)bytes;
@@ -332,7 +337,7 @@ static libi_rc_e collective(const char *verb, const void *give, int count, int e
     int got;
     if (member.fd < 0) return LIBI_EINIT;
     if (each < 0) return LIBI_EIO;
-    libi_rc_e rc = ask(&member, verb, give, count, (size_t)each, 1);
+    libi_rc_e rc = ask(&member, verb, give, count, (size_t)each, count == 0 && expected == 1 ? GIVEN : CALL);
     if (rc == LIBI_OK) rc = reply(&member, &got);
     if (rc == LIBI_OK && got != expected) rc = LIBI_EIO;
     return rc == LIBI_OK ? fixed(&member, got, to, (size_t)each) : rc;
@@ -346,7 +351,7 @@ libi_rc_e LIBI_gather(void *send, int bytes_each, void *receive) {
     if (member.fd < 0 || bytes_each < 0 || my_rank == 0 || unheeded)
         return collective("gather", send, 1, bytes_each, receive, my_rank == 0 ? my_size : 0);
     /* Who has given its part waits with its next call, or before it ends. */
-    libi_rc_e rc = ask(&member, "gather", send, 1, (size_t)bytes_each, 1);
+    libi_rc_e rc = ask(&member, "gather", send, 1, (size_t)bytes_each, CALL);
     unheeded = rc == LIBI_OK && on_board;
     return rc == LIBI_OK && !on_board ? done(&member) : rc;
 }
@@ -358,7 +363,7 @@ libi_rc_e LIBI_scatter(void *send, int bytes_each, void *receive) {
 libi_rc_e LIBI_allgatherv(void *send, int bytes, void **receive, int *lengths) {
     int count;
     if (member.fd < 0) return LIBI_EINIT;
-    libi_rc_e rc = ask(&member, "allgather", send, 1, (size_t)bytes, 1);
+    libi_rc_e rc = ask(&member, "allgather", send, 1, (size_t)bytes, CALL);
     if (rc == LIBI_OK) rc = reply(&member, &count);
     for (int rank = 0; rc == LIBI_OK && rank < count; rank++) {
         size_t length = 0;
@@ -379,7 +384,7 @@ libi_rc_e LIBI_recvUsrData(void **to, int *length) {
 libi_rc_e LIBI_sendUsrData(void *from, int *length) {
     libi_rc_e rc = member.fd < 0 ? LIBI_EINIT : LIBI_OK;
     if (rc == LIBI_OK && my_rank == 0) {
-        rc = ask(&member, "send", from, 1, (size_t)*length, 0);
+        rc = ask(&member, "send", from, 1, (size_t)*length, OWN);
         if (rc == LIBI_OK) rc = done(&member);
     }
     return rc == LIBI_OK ? LIBI_barrier() : rc;
@@ -480,7 +485,7 @@ static libi_rc_e start(struct libi_session *session, proc_dist_req_t requests[],
 static libi_rc_e ask_hosts(struct libi_session *session) {
     int count;
     size_t length;
-    libi_rc_e rc = ask(&session->link, "members", NULL, 0, 0, 0);
+    libi_rc_e rc = ask(&session->link, "members", NULL, 0, 0, OWN);
     if (rc == LIBI_OK) rc = reply(&session->link, &count);
     if (rc != LIBI_OK || !(session->hosts = calloc((size_t)count + 1, sizeof *session->hosts))) return rc == LIBI_OK ? LIBI_EIO : rc;
     for (int rank = 0; rc == LIBI_OK && rank < count; rank++) rc = own(&session->link, (void **)&session->hosts[rank], &length);
@@ -513,7 +518,7 @@ libi_rc_e LIBI_fe_getMaxMsgBufLen(int *length) {
 libi_rc_e LIBI_fe_sendUsrData(libi_sess_handle_t session, void *from, int length) {
     if (!find(session) || session->link.fd < 0) return LIBI_ESESS;
     if (length < 0 || length > LIBI_MAX_BUFFER_LENGTH) return LIBI_EIO;
-    libi_rc_e rc = ask(&session->link, "send", from, 1, (size_t)length, 0);
+    libi_rc_e rc = ask(&session->link, "send", from, 1, (size_t)length, OWN);
     return rc == LIBI_OK ? done(&session->link) : rc;
 }
 

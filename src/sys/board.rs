@@ -23,7 +23,9 @@ struct Head {
     calling: AtomicU32,
     /// Members that have a slot. Who makes `calling` this tells the agent to look.
     members: AtomicU32,
-    rest: [u32; 125],
+    /// Not 0: who calls for what rank 0 gives does not, as it is not there yet.
+    patient: AtomicU32,
+    rest: [u32; 124],
 }
 
 /// A member may ask once more before it is answered, if it does not wait for that answer.
@@ -101,6 +103,11 @@ impl Board {
     /// So many members have slots.
     pub fn set_members(&self, members: u32) {
         self.head().members.store(members, Ordering::SeqCst);
+    }
+
+    /// Whether the agent looks by itself when what rank 0 gives is there. Once it is not patient any more, it must look after that.
+    pub fn set_patient(&self, patient: bool) {
+        self.head().patient.store(patient.into(), Ordering::SeqCst);
     }
 
     /// A member's call counts that was not counted; true: now all have called.

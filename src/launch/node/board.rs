@@ -1,7 +1,7 @@
 //! Members that share a board with their agent: what they ask there, and when their calls are over.
 //!
-//! The board counts the members that are calling. Who makes them all says `look` on its socket, so the agent hears once of an operation; and
-//! whoever has waited for a second, so that it hears of those that do not come. Calls leave the count before anybody can see that they
+//! The board counts the members that are calling. Who makes them all says `look` on its socket, so the agent hears once of an operation (of what
+//! rank 0 gives not even that: it looks when it has that); and whoever has waited for a second, so that it hears of those that do not come. Calls leave the count before anybody can see that they
 //! are answered, else the next operation's would be counted with them. A member that gathers does not wait for the answer (rank 0 does) and
 //! may call the next operation meanwhile: it stays counted then, and is not woken for the first.
 
@@ -75,6 +75,14 @@ impl Members {
                 Ok(Some((call @ Request::Call(..), len))) if len == request.len() => self.obey(member, call),
                 _ => self.reply(member, &text::error("only calls stand on a board")),
             }
+        }
+    }
+
+    /// What rank 0 gives may be here: takes the calls for it, of which nobody says `look` before.
+    pub(super) fn lose_patience(&self) {
+        if let Some(board) = self.board.get().filter(|_| !self.branch.borrow().is_patient()) {
+            board.set_patient(false);
+            self.look();
         }
     }
 

@@ -28,6 +28,8 @@ use crate::sys::board::Board;
 
 /// A member waits this long for the others, unless it says how long.
 const WITHIN: Duration = Duration::from_secs(600);
+/// Who waits longer for what the master gives is doubtful whether all call the same.
+const DOUBT: Duration = Duration::from_millis(100);
 /// Messages between front end and master that are not received, at most.
 const UNRECEIVED: usize = 64;
 /// Bytes of a member's requests that are not answered, at most.
@@ -42,12 +44,14 @@ pub(super) struct Members {
     front: bool,
     set: Epoll,
     ready: Async<OwnedFd>,
-    branch: RefCell<Branch>,
+    pub(super) branch: RefCell<Branch>,
     pub(super) ends: RefCell<Vec<Option<End>>>,
     /// There are words to send, or something to wait for has changed.
     woken: (Sender<()>, Receiver<()>),
     /// When those who wait do not want to any longer.
     deadline: Cell<Option<Instant>>,
+    /// When they have waited for [`DOUBT`].
+    doubt: Cell<Option<Instant>>,
     messages: RefCell<Messages>,
     /// Words beside the branch's.
     words: RefCell<VecDeque<(Word, Vec<u8>)>>,
@@ -140,6 +144,7 @@ impl Members {
             branch: RefCell::new(Branch::new(node.id, launch.size, all, expected)),
             woken: bounded(1),
             deadline: Cell::new(None),
+            doubt: Cell::new(None),
             messages: RefCell::default(),
             words: RefCell::default(),
         });
@@ -215,6 +220,7 @@ impl Members {
                     self.look();
                 }
                 self.branch.borrow_mut().handle_verdict(other, body);
+                self.lose_patience();
             }
         }
         self.deliver();
@@ -228,10 +234,10 @@ impl Members {
 
     /// Serves the members until all are over.
     async fn serve(self: Rc<Self>) {
-        let (mut bytes, mut alarm) = (vec![0; 64 << 10], Alarm::default());
+        let (mut bytes, mut alarm, is_ready) = (vec![0; 64 << 10], Alarm::default(), Cell::new(true));
         loop {
             let mut events = [EpollEvent::empty(); 256];
-            let count = self.set.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+            let count = if is_ready.take() { self.set.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0) } else { 0 };
             for event in &events[..count] {
                 self.hear(event, &mut bytes);
             }
@@ -242,10 +248,15 @@ impl Members {
             }
             // There may be more. What comes meanwhile makes the set ready.
             if count == events.len() {
+                is_ready.set(true);
                 continue;
             }
-            let deadline = [self.deadline.get(), self.messages.borrow().wanted].into_iter().flatten().min();
-            let ready = async { self.ready.readable().await.is_ok() };
+            let times = [self.deadline.get(), self.doubt.get(), self.messages.borrow().wanted];
+            let deadline = times.into_iter().flatten().min();
+            let ready = async {
+                is_ready.set(self.ready.readable().await.is_ok());
+                is_ready.get()
+            };
             let woken = async {
                 let _ = self.woken.1.recv().await;
                 true
@@ -269,6 +280,10 @@ impl Members {
             self.look();
             self.deadline.set(None);
             self.branch.borrow_mut().handle_late();
+        }
+        if self.doubt.get().is_some_and(|at| at <= now) {
+            self.doubt.set(None);
+            self.branch.borrow_mut().hurry();
         }
         let wanted = &mut self.messages.borrow_mut().wanted;
         if wanted.is_some_and(|at| at <= now) {
@@ -458,7 +473,9 @@ impl Members {
         // Those who called an operation that is over since wait for nothing.
         let earlier = self.deadline.get().filter(|_| branch.is_waiting());
         branch.handle_call(member, act, items)?;
-        let new = within.map(|within| Instant::now() + within);
+        let now = Instant::now();
+        let new = within.map(|within| now + within);
+        self.doubt.set(self.doubt.get().or(Some(now + DOUBT)));
         self.deadline.set([earlier, new].into_iter().flatten().min());
         if let Some(Some(end)) = self.ends.borrow_mut().get_mut(member) {
             end.pmi = pmi;
@@ -485,6 +502,9 @@ impl Members {
             let answers: Vec<_> = std::iter::from_fn(|| self.branch.borrow_mut().poll_answer()).collect();
             if answers.is_empty() {
                 return;
+            }
+            if let Some(board) = self.board.get() {
+                board.set_patient(self.branch.borrow().is_patient());
             }
             let more = self.release(answers.iter().map(|(member, _)| *member));
             for (member, answer) in answers {

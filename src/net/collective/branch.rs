@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
-use super::{Gathering, entries, entry, key_entry, key_of, name, pieces, text};
+use super::{Gathering, entries, entry, is_given, key_entry, key_of, name, pieces, text};
 use crate::net::wire::collective::{Act, Broken, Fault, Verdict, Word};
 use crate::net::wire::control::NodeId;
 
@@ -13,6 +13,15 @@ pub enum Answer {
     /// The reply of the text protocol, the same bytes for all who get the same.
     Done(Rc<Vec<u8>>),
     Failed(Rc<Broken>),
+}
+
+/// What an operation has come to.
+#[derive(Debug)]
+struct Outcome {
+    act: Act,
+    /// For each member something else.
+    parts: bool,
+    body: Vec<u8>,
 }
 
 /// See the module. Calling order: any `handle_*`, then [`Branch::poll_word`] and [`Branch::poll_answer`] until both are empty.
@@ -25,16 +34,21 @@ pub struct Branch {
     ranks: Vec<u32>,
     /// Ranks here and below.
     expected: u32,
-    /// The operation that members here are at.
+    /// The operation that members here are at, and whether the one before it was given ([`is_given`]).
     seq: u32,
-    act: Act,
+    given_before: bool,
     /// Members that wait for its answer.
     waiting: Vec<bool>,
     calls: usize,
+    /// They have waited for long: that they have called is said of a given one, too.
+    hurried: bool,
     begun: bool,
     gatherings: BTreeMap<u32, Gathering>,
-    verdict: Vec<u8>,
-    broken: Option<Rc<Broken>>,
+    /// What the root has said of this operation so far, and all of it.
+    partial: Vec<u8>,
+    outcome: Option<Outcome>,
+    /// From that operation on.
+    broken: Option<(u32, Rc<Broken>)>,
     keys: HashMap<Vec<u8>, Vec<u8>>,
     /// Keys that were put here since the last barrier.
     put: Vec<u8>,
@@ -52,11 +66,13 @@ impl Branch {
             ranks,
             expected,
             seq: 0,
-            act: Act::Barrier,
+            given_before: false,
             calls: 0,
+            hurried: false,
             begun: false,
             gatherings: BTreeMap::new(),
-            verdict: Vec::new(),
+            partial: Vec::new(),
+            outcome: None,
             broken: None,
             keys: HashMap::new(),
             put: Vec::new(),
@@ -86,7 +102,7 @@ impl Branch {
         if self.waiting[member] {
             return Err("the last call is not answered yet".to_owned());
         }
-        if let Some(broken) = &self.broken {
+        if let Some((_, broken)) = self.broken.as_ref().filter(|(from, _)| !is_before(self.seq, *from)) {
             self.answers.push_back((member, Answer::Failed(Rc::clone(broken))));
             return Ok(());
         }
@@ -103,10 +119,15 @@ impl Branch {
             (_, [item]) => entry(&mut bytes, rank, item),
             _ => {}
         }
+        if master && is_given(act, self.given_before) {
+            for (piece, more) in pieces(&bytes) {
+                self.words.push_back((Word::Given { seq: self.seq, act, more }, piece.to_vec()));
+            }
+            bytes.clear();
+        }
         self.waiting[member] = true;
         self.calls += 1;
         let added = self.gatherings.entry(self.seq).or_default().add(act, 1, &bytes);
-        self.act = act;
         self.check(self.seq, added.map_err(|why| format!("rank {rank}: {why}")));
         Ok(())
     }
@@ -123,15 +144,20 @@ impl Branch {
 
     fn check(&mut self, seq: u32, added: Result<(), String>) {
         if let Err(why) = added {
-            return self.words.push_back((Word::Fault { seq, why }, Vec::new()));
+            // Nobody here gets what he has not called.
+            self.outcome.take_if(|_| seq == self.seq);
+            self.words.push_back((Word::Fault { seq, why }, Vec::new()));
+            return self.give_up();
         }
-        let complete = |gathering: &Gathering| gathering.ranks >= self.expected;
-        let Some(mut done) = self.gatherings.remove(&seq) else { return };
-        if !complete(&done) {
-            self.gatherings.insert(seq, done);
+        self.conclude();
+        let Some(gathering) = self.gatherings.get(&seq) else { return };
+        let act = gathering.act.unwrap_or(Act::Barrier);
+        // Only of the operation that is called here can it be all.
+        let is_held_back = is_given(act, self.given_before) && !self.hurried;
+        if gathering.ranks < self.expected || is_held_back {
             return;
         }
-        let act = done.act.unwrap_or(Act::Barrier);
+        let Some(mut done) = self.gatherings.remove(&seq) else { return };
         if act == Act::Barrier {
             done.entries.append(&mut self.put);
         }
@@ -144,31 +170,28 @@ impl Branch {
     /// The root has spoken; what is not about operations is ignored.
     pub fn handle_verdict(&mut self, verdict: Verdict, body: &[u8]) {
         match verdict {
-            Verdict::Same { seq, more } | Verdict::Parts { seq, more } => {
-                self.verdict.extend_from_slice(body);
+            Verdict::Same { seq, act, more } | Verdict::Parts { seq, act, more } => {
+                self.partial.extend_from_slice(body);
                 if more {
                     return;
                 }
-                let body = std::mem::take(&mut self.verdict);
+                let body = std::mem::take(&mut self.partial);
                 if seq != self.seq {
                     return;
                 }
-                // All here are answered at once: the first of them calls the next operation at once, too.
-                match verdict {
-                    Verdict::Same { .. } => self.answer_all(&body),
-                    _ => self.answer_parts(&body),
-                }
-                self.seq = self.seq.wrapping_add(1);
+                let parts = matches!(verdict, Verdict::Parts { .. });
+                self.outcome = Some(Outcome { act, parts, body });
+                // Those who call something else, here or below, are told so, whether they have or will.
+                let added = self.gatherings.entry(seq).or_default().add(act, 0, &[]);
+                self.check(seq, added);
             }
-            Verdict::Broken { broken, .. } => {
-                let broken = Rc::new(broken);
-                for member in 0..self.ranks.len() {
-                    self.answer(member, Answer::Failed(Rc::clone(&broken)));
-                }
-                self.broken = Some(broken);
+            Verdict::Broken { from, broken } => {
+                self.broken = Some((from, Rc::new(broken)));
+                self.give_up();
             }
             Verdict::Roll { seq } => {
-                let absent = |(_, waits): &(&u32, &bool)| seq == self.seq && !**waits;
+                // Who is not here keeps the others here from calling the next.
+                let absent = |(_, waits): &(&u32, &bool)| !is_before(seq, self.seq) && !**waits;
                 let ranks = self.ranks.iter().zip(&self.waiting).filter(absent).map(|(rank, _)| *rank).collect();
                 self.words.push_back((Word::Absent { node: self.node, seq, ranks }, Vec::new()));
             }
@@ -176,8 +199,37 @@ impl Branch {
         }
     }
 
-    fn answer_all(&mut self, body: &[u8]) {
-        let reply = match self.act {
+    /// Answers all here at once, when all have called and the root has spoken: the first of them calls the next operation at once, too.
+    fn conclude(&mut self) {
+        let Some(outcome) = self.outcome.take_if(|_| self.calls == self.ranks.len()) else { return };
+        match outcome.parts {
+            false => self.answer_all(outcome.act, &outcome.body),
+            true => self.answer_parts(outcome.act, &outcome.body),
+        }
+        self.gatherings.remove(&self.seq);
+        self.seq = self.seq.wrapping_add(1);
+        self.given_before = is_given(outcome.act, self.given_before);
+        self.hurried = false;
+    }
+
+    /// Nobody here waits for what cannot come any more: all that is broken off, but for an operation that the root spoke of before and that all
+    /// here can still call.
+    fn give_up(&mut self) {
+        let Some((from, broken)) = &self.broken else { return };
+        let is_lost = |(rank, waits): (&u32, &bool)| !waits && broken.ranks.binary_search(rank).is_ok();
+        let can_end = broken.kind == Fault::Lost && self.outcome.is_some() && is_before(self.seq, *from);
+        if can_end && !self.ranks.iter().zip(&self.waiting).any(is_lost) {
+            return;
+        }
+        let broken = Rc::clone(broken);
+        self.broken = Some((self.seq, Rc::clone(&broken)));
+        for member in 0..self.ranks.len() {
+            self.answer(member, Answer::Failed(Rc::clone(&broken)));
+        }
+    }
+
+    fn answer_all(&mut self, act: Act, body: &[u8]) {
+        let reply = match act {
             Act::Barrier => {
                 let pairs = entries(body).filter_map(|(_, pair)| key_of(pair));
                 self.keys.extend(pairs.map(|(key, value)| (key.to_vec(), value.to_vec())));
@@ -193,10 +245,10 @@ impl Branch {
         }
     }
 
-    fn answer_parts(&mut self, body: &[u8]) {
+    fn answer_parts(&mut self, act: Act, body: &[u8]) {
         for (rank, part) in entries(body) {
             let Ok(member) = self.ranks.binary_search(&rank) else { continue };
-            let reply = match self.act {
+            let reply = match act {
                 Act::Gather => text::done(&entries(part).map(|(_, item)| item).collect::<Vec<_>>()),
                 _ => text::done(&[part]),
             };
@@ -223,6 +275,14 @@ impl Branch {
         }
     }
 
+    /// The members that wait have done so for long: that they have called is said in any case.
+    pub fn hurry(&mut self) {
+        if self.calls > 0 {
+            self.hurried = true;
+            self.check(self.seq, Ok(()));
+        }
+    }
+
     /// A member puts a key: seen here at once, by all after the next barrier.
     pub fn put(&mut self, member: usize, key: &[u8], value: &[u8]) {
         key_entry(&mut self.put, self.ranks[member], key, value);
@@ -237,6 +297,11 @@ impl Branch {
     /// Whether a member waits.
     pub fn is_waiting(&self) -> bool {
         self.calls > 0
+    }
+
+    /// Whether nothing is to be said of members that call for what the master gives, before that is here.
+    pub fn is_patient(&self) -> bool {
+        !self.given_before && self.outcome.is_none()
     }
 
     /// The operation that members here are at.
@@ -258,6 +323,11 @@ impl Branch {
     pub fn poll_answer(&mut self) -> Option<(usize, Answer)> {
         self.answers.pop_front()
     }
+}
+
+/// Of two operations that are close to each other.
+fn is_before(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).cast_signed() < 0
 }
 
 impl Broken {

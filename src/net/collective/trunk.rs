@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::{Gathering, entries, entry, pieces};
+use super::{Gathering, TOTAL_MAX, entries, entry, is_given, pieces};
 use crate::net::wire::collective::{Act, Broken, Fault, Verdict, Word};
 use crate::net::wire::control::{NodeId, Target};
 
@@ -16,9 +16,12 @@ const ROLL: Duration = Duration::from_secs(2);
 pub struct Trunk {
     /// The node of each rank.
     nodes: Vec<NodeId>,
-    /// The operation that is under way.
+    /// The operation that is under way, and whether the one before it was given ([`is_given`]).
     seq: u32,
+    given_before: bool,
     gatherings: BTreeMap<u32, Gathering>,
+    /// What the master has given of this one so far.
+    given: Vec<u8>,
     /// A member has called something.
     begun: bool,
     gone: BTreeSet<u32>,
@@ -30,6 +33,7 @@ pub struct Trunk {
 /// Who is absent is being asked.
 #[derive(Debug)]
 struct Roll {
+    seq: u32,
     awaited: BTreeSet<NodeId>,
     absent: BTreeSet<u32>,
     until: Duration,
@@ -41,7 +45,9 @@ impl Trunk {
         Trunk {
             nodes,
             seq: 0,
+            given_before: false,
             gatherings: BTreeMap::new(),
+            given: Vec::new(),
             begun: false,
             gone: BTreeSet::new(),
             broken: None,
@@ -57,6 +63,20 @@ impl Trunk {
                 self.begun = true;
                 self.miss();
             }
+            Word::Given { seq, act, more } if seq == self.seq && self.broken.is_none() => {
+                if self.given.len() + body.len() > TOTAL_MAX {
+                    let why = format!("more than {} MiB in one operation", TOTAL_MAX >> 20);
+                    return self.break_off(Fault::Misused, BTreeSet::new(), why);
+                }
+                self.given.extend_from_slice(body);
+                if !more {
+                    let given = std::mem::take(&mut self.given);
+                    match self.gatherings.entry(seq).or_default().add(act, 0, &[]) {
+                        Err(why) => self.break_off(Fault::Misused, BTreeSet::new(), why),
+                        Ok(()) => self.conclude(act, &given),
+                    }
+                }
+            }
             Word::Joined { node, seq, act, ranks, more } if seq.wrapping_sub(self.seq) <= 1 => {
                 let added = self.gatherings.entry(seq).or_default().add_piece(node, act, ranks, more, body);
                 match added {
@@ -65,13 +85,14 @@ impl Trunk {
                 }
             }
             Word::Fault { why, .. } => self.break_off(Fault::Misused, BTreeSet::new(), why),
-            Word::Late { seq } if seq == self.seq && self.roll.is_none() && self.broken.is_none() => {
+            // Or at the last one, which was given: its node waits for others there.
+            Word::Late { seq } if self.seq.wrapping_sub(seq) <= 1 && self.roll.is_none() && self.broken.is_none() => {
                 let awaited: BTreeSet<NodeId> = self.nodes.iter().copied().collect();
-                self.roll = Some(Roll { awaited, absent: BTreeSet::new(), until: now + ROLL });
+                self.roll = Some(Roll { seq, awaited, absent: BTreeSet::new(), until: now + ROLL });
                 self.verdicts.push_back((Target::All, Verdict::Roll { seq }, Vec::new()));
             }
-            Word::Absent { node, seq, ranks } if seq == self.seq => {
-                if let Some(roll) = &mut self.roll {
+            Word::Absent { node, seq, ranks } => {
+                if let Some(roll) = self.roll.as_mut().filter(|roll| roll.seq == seq) {
                     roll.awaited.remove(&node);
                     roll.absent.extend(ranks);
                     if roll.awaited.is_empty() {
@@ -145,45 +166,52 @@ impl Trunk {
         if self.broken.is_some() || self.gatherings.get(&self.seq).is_none_or(|g| g.ranks < self.size()) {
             return;
         }
-        let Some(done) = self.gatherings.remove(&self.seq) else { return };
+        if let Some(done) = self.gatherings.remove(&self.seq) {
+            self.conclude(done.act.unwrap_or(Act::Barrier), &done.entries);
+        }
+    }
+
+    /// The operation has come to this: what is to be said of these entries.
+    fn conclude(&mut self, act: Act, body: &[u8]) {
         self.roll = None;
-        let act = done.act.unwrap_or(Act::Barrier);
         match act {
-            Act::Barrier => self.same(&done.entries),
-            Act::Broadcast => self.same(entries(&done.entries).next().map_or(&[], |(_, item)| item)),
-            Act::AllGather => self.same(&sorted(&done.entries)),
+            Act::Barrier => self.same(act, body),
+            Act::Broadcast => self.same(act, entries(body).next().map_or(&[], |(_, item)| item)),
+            Act::AllGather => self.same(act, &sorted(body)),
             Act::Gather => {
                 let mut part = Vec::new();
-                entry(&mut part, 0, &sorted(&done.entries));
+                entry(&mut part, 0, &sorted(body));
                 // First to the one that waits for it. Its node is then beyond this operation.
-                self.parts(self.master(), &part);
-                self.same(&[]);
+                self.parts(act, self.master(), &part);
+                self.same(act, &[]);
             }
             Act::Scatter => {
                 let mut parts = BTreeMap::<NodeId, Vec<u8>>::new();
-                let all = entries(&done.entries).next().map_or(&[][..], |(_, all)| all);
+                let all = entries(body).next().map_or(&[][..], |(_, all)| all);
                 for ((rank, item), node) in entries(all).zip(&self.nodes) {
                     entry(parts.entry(*node).or_default(), rank, item);
                 }
-                parts.iter().for_each(|(node, part)| self.parts(*node, part));
+                parts.iter().for_each(|(node, part)| self.parts(act, *node, part));
             }
         }
+        self.gatherings.remove(&self.seq);
         self.seq = self.seq.wrapping_add(1);
+        self.given_before = is_given(act, self.given_before);
     }
 
     fn size(&self) -> u32 {
         u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
     }
 
-    fn same(&mut self, body: &[u8]) {
+    fn same(&mut self, act: Act, body: &[u8]) {
         for (piece, more) in pieces(body) {
-            self.verdicts.push_back((Target::All, Verdict::Same { seq: self.seq, more }, piece.to_vec()));
+            self.verdicts.push_back((Target::All, Verdict::Same { seq: self.seq, act, more }, piece.to_vec()));
         }
     }
 
-    fn parts(&mut self, node: NodeId, body: &[u8]) {
+    fn parts(&mut self, act: Act, node: NodeId, body: &[u8]) {
         for (piece, more) in pieces(body) {
-            let verdict = Verdict::Parts { seq: self.seq, more };
+            let verdict = Verdict::Parts { seq: self.seq, act, more };
             self.verdicts.push_back((Target::Node(node), verdict, piece.to_vec()));
         }
     }

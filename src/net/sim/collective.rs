@@ -1,4 +1,5 @@
-//! The collectives of many nodes, some of which are lost: everybody who is left gets what he should, or is told who is missing.
+//! The collectives of many nodes, some of which are lost: everybody who is left gets what he should, or is told who is missing. Members take
+//! their time before they call, and end after their last operation.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -8,14 +9,17 @@ use crate::net::collective::{Answer, Branch, Trunk, text};
 use crate::net::wire::collective::{Act, Fault, Verdict, Word};
 use crate::net::wire::control::{NodeId, Target};
 
-const ROUNDS: u32 = 12;
+/// The last is one that the master gives.
+const ROUNDS: u32 = 18;
 const CHILDREN: u32 = 3;
-const ACTS: [Act; 5] = [Act::Barrier, Act::Broadcast, Act::Gather, Act::Scatter, Act::AllGather];
+const ACTS: [Act; 7] =
+    [Act::Barrier, Act::Broadcast, Act::Gather, Act::Scatter, Act::Broadcast, Act::Scatter, Act::AllGather];
 
 enum Message {
     Hello,
     Up(Word, Vec<u8>),
-    Lost(Vec<NodeId>),
+    /// These ranks ended, or their nodes are lost.
+    Gone(Vec<u32>),
     Down(Target, Verdict, Vec<u8>),
 }
 
@@ -29,6 +33,10 @@ struct Peer {
     /// Of each member here: operations that it has called, and what it was told at the end.
     called: Vec<u32>,
     failed: Vec<Option<Vec<u32>>>,
+    /// When it calls the next one, and how long it takes for that at most.
+    calls: Vec<Option<Duration>>,
+    pause: Duration,
+    random: fastrand::Rng,
     orphan: bool,
     out: VecDeque<(Link, Message)>,
 }
@@ -49,7 +57,7 @@ fn item(round: u32, rank: u32) -> Vec<u8> {
 }
 
 impl Peer {
-    fn new(node: NodeId, nodes: u32, each: u32) -> Peer {
+    fn new(node: NodeId, nodes: u32, each: u32, pause: Duration) -> Peer {
         let size = (nodes - 1) * each;
         let first = node.saturating_sub(1) * each;
         let expected = (1..nodes).filter(|other| is_below(*other, node)).count() as u32 * each;
@@ -63,6 +71,9 @@ impl Peer {
             branch: (!is_root).then(|| Branch::new(node, size, (first..first + each).collect(), expected)),
             called: vec![0; each as usize],
             failed: vec![None; each as usize],
+            calls: vec![None; each as usize],
+            pause,
+            random: fastrand::Rng::with_seed(node.into()),
             orphan: false,
             out: VecDeque::new(),
         }
@@ -80,7 +91,7 @@ impl Peer {
     fn call(&mut self, member: usize) {
         let (round, size) = (self.called[member], self.size());
         let rank = (self.node - 1) * self.each + member as u32;
-        let items: Vec<Vec<u8>> = match ACTS[(round % 5) as usize] {
+        let items: Vec<Vec<u8>> = match ACTS[round as usize % ACTS.len()] {
             Act::Gather | Act::AllGather => vec![item(round, rank)],
             Act::Broadcast if rank == 0 => vec![item(round, 0)],
             Act::Scatter if rank == 0 => (0..size).map(|to| item(round, to)).collect(),
@@ -88,17 +99,17 @@ impl Peer {
         };
         let items: Vec<&[u8]> = items.iter().map(Vec::as_slice).collect();
         let branch = self.branch.as_mut().unwrap();
-        if ACTS[(round % 5) as usize] == Act::Barrier {
+        if ACTS[round as usize % ACTS.len()] == Act::Barrier {
             branch.put(member, &item(round, rank), b"value");
         }
-        branch.handle_call(member, ACTS[(round % 5) as usize], &items).unwrap();
+        branch.handle_call(member, ACTS[round as usize % ACTS.len()], &items).unwrap();
         self.called[member] += 1;
     }
 
     fn check(&self, member: usize, reply: &[u8]) {
         let (round, size) = (self.called[member] - 1, self.size());
         let rank = (self.node - 1) * self.each + member as u32;
-        let items: Vec<Vec<u8>> = match ACTS[(round % 5) as usize] {
+        let items: Vec<Vec<u8>> = match ACTS[round as usize % ACTS.len()] {
             Act::Barrier => {
                 let all = (0..size).all(|other| self.branch.as_ref().unwrap().get(&item(round, other)).is_some());
                 assert!(all, "every key is here after the barrier");
@@ -113,13 +124,27 @@ impl Peer {
         assert_eq!(reply, text::done(&items), "round {round} at rank {rank}");
     }
 
-    fn settle(&mut self) {
+    fn call_later(&mut self, member: usize, now: Duration) {
+        self.calls[member] = Some(now + self.pause.mul_f64(self.random.f64()));
+    }
+
+    fn call_due(&mut self, now: Duration) {
+        for member in 0..self.calls.len() {
+            if self.calls[member].take_if(|at| *at <= now).is_some() {
+                self.call(member);
+            }
+        }
+    }
+
+    fn settle(&mut self, now: Duration) {
         while let Some((member, answer)) = self.branch.as_mut().and_then(Branch::poll_answer) {
             match answer {
                 Answer::Done(reply) => {
                     self.check(member, &reply);
                     if self.called[member] < ROUNDS {
-                        self.call(member);
+                        self.call_later(member, now);
+                    } else {
+                        self.gone(vec![(self.node - 1) * self.each + member as u32]);
                     }
                 }
                 Answer::Failed(broken) => {
@@ -149,10 +174,11 @@ impl Peer {
         }
     }
 
-    fn lost(&mut self, nodes: Vec<NodeId>) {
-        let Some(trunk) = &mut self.trunk else { return self.up(Message::Lost(nodes)) };
-        let each = self.each;
-        trunk.handle_gone(nodes.iter().flat_map(|node| (node - 1) * each..node * each));
+    fn gone(&mut self, ranks: Vec<u32>) {
+        match &mut self.trunk {
+            Some(trunk) => trunk.handle_gone(ranks),
+            None => self.up(Message::Gone(ranks)),
+        }
     }
 }
 
@@ -163,7 +189,7 @@ impl Machine for Peer {
         match input {
             Input::Start if self.branch.is_some() => {
                 self.up(Message::Hello);
-                (0..self.called.len()).for_each(|member| self.call(member));
+                (0..self.called.len()).for_each(|member| self.call_later(member, now));
             }
             Input::Message { message: Message::Up(word, body), .. } => match (&mut self.branch, word) {
                 (Some(branch), Word::Joined { node, seq, act, ranks, more }) => {
@@ -172,7 +198,7 @@ impl Machine for Peer {
                 (Some(_), word) => self.up(Message::Up(word, body)),
                 (None, word) => self.trunk.as_mut().unwrap().handle_word(now, word, &body),
             },
-            Input::Message { message: Message::Lost(nodes), .. } => self.lost(nodes),
+            Input::Message { message: Message::Gone(ranks), .. } => self.gone(ranks),
             Input::Message { message: Message::Down(to, verdict, body), .. } => {
                 self.down(to, verdict.clone(), &body);
                 if matches!(to, Target::All) || to == Target::Node(self.node) {
@@ -181,12 +207,17 @@ impl Machine for Peer {
             }
             Input::Lost(Link { peer, opened: true }) if peer < self.node => self.orphan = true,
             Input::Lost(Link { peer, .. }) => {
-                let below = (1..self.nodes).filter(|node| is_below(*node, peer)).collect();
-                self.lost(below);
+                let (each, below) = (self.each, (1..self.nodes).filter(|node| is_below(*node, peer)));
+                self.gone(below.flat_map(|node| (node - 1) * each..node * each).collect());
             }
             Input::Start | Input::Wake | Input::Message { message: Message::Hello, .. } => {}
         }
-        self.settle();
+        self.call_due(now);
+        self.settle(now);
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        self.calls.iter().flatten().min().copied()
     }
 
     fn poll_transmit(&mut self, _: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<Message>> {
@@ -196,10 +227,10 @@ impl Machine for Peer {
     }
 }
 
-/// `crashes`: nodes, and when.
-fn run(seed: u64, nodes: u32, each: u32, crashes: &[(NodeId, Duration)]) {
+/// `pause`: that long members take before they call; `crashes`: nodes, and when.
+fn run(seed: u64, nodes: u32, each: u32, pause: Duration, crashes: &[(NodeId, Duration)]) {
     let network = Network { jitter: Duration::from_micros(300), ..Network::default() };
-    let mut sim = Sim::new(network, seed, (0..nodes).map(|node| Peer::new(node, nodes, each)));
+    let mut sim = Sim::new(network, seed, (0..nodes).map(|node| Peer::new(node, nodes, each, pause)));
     sim.start_all();
     crashes.iter().for_each(|(node, at)| sim.crash(*node, *at));
     assert!(sim.run(Duration::from_secs(60)), "seed {seed}: it does not come to rest");
@@ -223,7 +254,9 @@ fn run(seed: u64, nodes: u32, each: u32, crashes: &[(NodeId, Duration)]) {
 #[test]
 fn all_get_what_they_should() {
     for (nodes, each) in [(2, 1), (2, 5), (5, 2), (14, 3), (41, 1)] {
-        run(1, nodes, each, &[]);
+        for pause in [0, 50, 500, 5_000] {
+            run(1, nodes, each, Duration::from_micros(pause), &[]);
+        }
     }
 }
 
@@ -231,9 +264,10 @@ fn all_get_what_they_should() {
 fn who_is_left_is_told_who_is_missing() {
     for seed in 0..400 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let nodes = random.u32(3..30);
-        let crash = |random: &mut fastrand::Rng| (random.u32(1..nodes), Duration::from_micros(random.u64(0..12_000)));
+        let (nodes, pause) = (random.u32(3..30), random.u64(0..1_000));
+        let within = 12_000 + u64::from(ROUNDS) * pause;
+        let crash = |random: &mut fastrand::Rng| (random.u32(1..nodes), Duration::from_micros(random.u64(0..within)));
         let crashes: Vec<_> = (0..random.usize(1..4)).map(|_| crash(&mut random)).collect();
-        run(seed, nodes, random.u32(1..4), &crashes);
+        run(seed, nodes, random.u32(1..4), Duration::from_micros(pause), &crashes);
     }
 }

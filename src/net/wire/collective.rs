@@ -9,7 +9,7 @@ use super::control::NodeId;
 /// Bytes in one piece of a body, at most.
 pub const PIECE: usize = 1 << 20;
 
-/// A collective operation. All members take part in each, in the same order; it ends for a member when all have called it.
+/// A collective operation. All members take part in each, in the same order; `net::collective` says when it ends for a member.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// Carries the keys that were put before it, too.
@@ -25,6 +25,8 @@ pub enum Act {
 pub enum Word {
     /// A member here has called something; said once.
     Begun,
+    /// The master has called number `seq`, whose outcome is what it gives: the body, an entry as in [`Word::Joined`].
+    Given { seq: u32, act: Act, more: bool },
     /// So many ranks, all at and below `node`, have called number `seq`. The body has their entries.
     Joined { node: NodeId, seq: u32, act: Act, ranks: u32, more: bool },
     /// A member does not want to wait any longer.
@@ -46,11 +48,11 @@ pub enum Word {
 /// What the root answers.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Number `seq` is complete, with this body for every member. Of a gather, only for nodes without the master.
-    Same { seq: u32, more: bool },
-    /// Number `seq` is complete on this node, with an entry for each member who gets something in the body.
-    Parts { seq: u32, more: bool },
-    /// Number `from` and all later ones fail.
+    /// Number `seq` has this body for every member. Of a gather, only for nodes without the master.
+    Same { seq: u32, act: Act, more: bool },
+    /// Number `seq` has an entry in this body for each member of this node who gets something.
+    Parts { seq: u32, act: Act, more: bool },
+    /// Number `from` and all later ones fail; nothing more is said of earlier ones.
     Broken { from: u32, broken: Broken },
     /// Who of you has not called number `seq`?
     Roll { seq: u32 },
