@@ -114,11 +114,11 @@ impl Queue {
         self.retention.fit(pages, (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2));
     }
 
-    /// What is to go next, if it is not more than so many pages.
-    fn pop(&mut self, most: usize) -> Option<(Source, (usize, usize, usize))> {
-        let kept = match self.retention.source() {
-            Source::Kept => !self.kept.is_empty(),
-            Source::Passing => self.passing.is_empty(),
+    /// What is to go next, or is first of the others, if it is not more than so many pages.
+    fn pop(&mut self, most: usize, other: bool) -> Option<(Source, (usize, usize, usize))> {
+        let kept = match (self.retention.source(), other) {
+            (Source::Kept, false) | (Source::Passing, true) => !self.kept.is_empty(),
+            _ => self.passing.is_empty(),
         };
         if kept { Some((Source::Kept, self.kept.pop(most)?)) } else { Some((Source::Passing, self.passing.pop(most)?)) }
     }
@@ -273,14 +273,15 @@ impl Evictor {
         // Others have them all for a moment.
         let Some(slot) = engine.slots.lock().take_empty() else { return false };
         let slot = slot.emptied(&engine.uffd);
-        let (mut parts, mut len, mut used) = ([Part::NONE; PARTS], 0, 0);
-        while len < PARTS {
-            let Some((from, next)) = engine.queue.lock().pop(SPAN_PAGES - used) else { break };
+        let (mut parts, mut len, mut used, mut held) = ([Part::NONE; PARTS], 0, 0, 0);
+        while len < PARTS && held < PARTS {
+            // What has to stay may be all that is in one of the lines.
+            let Some((from, next)) = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1) else { break };
             match self.take(from, next, slot + used * PAGE) {
                 Taken::Pages(part) => {
                     (parts[len], len, used) = (part, len + 1, used + next.2);
                 }
-                Taken::Held => break,
+                Taken::Held => held += 1,
                 Taken::Nothing => {}
             }
         }
@@ -324,7 +325,9 @@ impl Evictor {
         let kept = both(span.remote, pages);
         let mut queue = engine.queue.lock();
         span.note(pages, queue.retention.time());
-        queue.retention.leave(index(number, pages).start, count(&pages), from);
+        if pages != NONE {
+            queue.retention.leave(index(number, pages).start, count(&pages), from);
+        }
         queue.push(number, held, from == Source::Kept);
         drop(queue);
         drop(table);
