@@ -56,6 +56,13 @@ pub mod policy;
 #[cfg(test)]
 mod policy_traces;
 
+/// What it keeps; here for its tests.
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/retention.rs"]
+pub mod retention;
+#[cfg(test)]
+mod retention_traces;
+
 /// What programs wrote and the I/O worker has not, shared with both in memory and by file.
 #[path = "../../static-bootstrap/sys/src/extents.rs"]
 pub mod extents;

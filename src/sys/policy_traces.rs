@@ -29,7 +29,7 @@ impl Machine {
         }
         let (span, pages) = (page / SPAN_PAGES as u64, SPAN_PAGES as u64);
         let (choice, first, count) = if self.foreseen.remove(&span) {
-            (self.policy.handle_foreseen(page, (span + 1) * pages), span * pages, pages)
+            (self.policy.handle_foreseen(page, span * pages..(span + 1) * pages), span * pages, pages)
         } else {
             self.waits += 1;
             let choice = self.policy.handle_fault(page);
@@ -46,7 +46,8 @@ impl Machine {
             self.here.remove(&gone);
         }
         if let Some(next) = choice.ahead.filter(|_| choice.order >= 6) {
-            self.foreseen.extend((next / SPAN_PAGES as u64..).take(3));
+            let span = next.page / SPAN_PAGES as u64;
+            self.foreseen.extend((0..3).filter_map(|n| if next.down { span.checked_sub(n) } else { Some(span + n) }));
         }
     }
 }
@@ -60,6 +61,33 @@ fn interleaved_runs_are_foreseen() {
     }
     assert!(machine.waits < 60, "{} waits", machine.waits);
     assert!(machine.fetched < 3 * pages * 11 / 10, "{} pages", machine.fetched);
+}
+
+/// The same from the end to the beginning, and beside each other.
+#[test]
+fn runs_downwards_are_foreseen() {
+    let (pages, mut machine) = (100_000, Machine::new(8_000));
+    for page in 0..pages {
+        (0..3).for_each(|array| machine.access(array * 1_000_000 + pages - 1 - page));
+        machine.access(4_000_000 + page);
+    }
+    assert!(machine.waits < 80, "{} waits", machine.waits);
+    assert!(machine.fetched < 4 * pages * 11 / 10, "{} pages", machine.fetched);
+}
+
+/// Scattered accesses beside a run, in the same part of memory: neither gets the other's unit.
+#[test]
+fn a_run_is_foreseen_among_scattered_accesses() {
+    let (mut machine, mut rng) = (Machine::new(2_000), fastrand::Rng::with_seed(9));
+    let mut scattered = 0;
+    for page in 0..6_000 {
+        machine.access(page);
+        let before = machine.fetched;
+        machine.access(8_000 + rng.u64(..8_000));
+        scattered += machine.fetched - before;
+    }
+    assert!(scattered < 12_000, "{scattered}");
+    assert!(machine.waits < 6_000, "{}", machine.waits);
 }
 
 #[test]

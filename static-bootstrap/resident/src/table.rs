@@ -1,9 +1,12 @@
 //! What is known of each page of the window, under one lock.
 
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES};
+use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, runs};
 
 use super::lock::Lock;
 use super::{call, segments, window};
+
+/// Pages of which it is noted together when they went.
+pub(super) const GRANULE: usize = 16;
 
 /// A span of the window.
 #[repr(C)]
@@ -18,8 +21,25 @@ pub(super) struct Span {
     pub(super) remote: Bits,
     /// Somebody is about to change one of the above: leave them alone.
     pub(super) busy: Bits,
+    /// Of those that are here, what is to stay longer than others.
+    pub(super) kept: Bits,
+    /// When each [`GRANULE`] of pages, or one of them, went the last time; 0: never.
+    pub(super) went: [u16; SPAN_PAGES / GRANULE],
     /// Something else was put here: not 0, and never given again.
     pub(super) foreign: u64,
+}
+
+impl Span {
+    /// When the first of these pages went.
+    pub(super) fn went(&self, pages: Bits) -> u16 {
+        runs(pages).next().map_or(0, |(first, _)| self.went[first / GRANULE])
+    }
+
+    pub(super) fn note(&mut self, pages: Bits, time: u16) {
+        for (first, count) in runs(pages) {
+            self.went[first / GRANULE..(first + count).div_ceil(GRANULE)].fill(time);
+        }
+    }
 }
 
 /// All spans; zero at first.

@@ -108,7 +108,7 @@ impl Uffd {
     /// Fills missing pages with copies.
     pub(super) fn copy(&self, to: usize, from: usize, len: usize) -> Result<(), u32> {
         let copy = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0];
-        match self.all(COPY, len, copy, true) {
+        match self.all(COPY, len, copy, true).1 {
             // Not one mapping to the kernel, which takes no more at once.
             Err(ENOENT) if len > PAGE => {
                 let half = (len / 2).next_multiple_of(PAGE);
@@ -121,7 +121,7 @@ impl Uffd {
 
     /// Fills missing pages with zeros.
     pub(super) fn zero(&self, at: usize, len: usize) -> Result<(), u32> {
-        match self.all(ZEROPAGE, len, |done| [(at + done) as u64, (len - done) as u64, 0, 0, 0], true) {
+        match self.all(ZEROPAGE, len, |done| [(at + done) as u64, (len - done) as u64, 0, 0, 0], true).1 {
             Err(ENOENT) if len > PAGE => {
                 let half = (len / 2).next_multiple_of(PAGE);
                 self.zero(at, half)?;
@@ -133,12 +133,31 @@ impl Uffd {
 
     /// Moves pages to where none are; what is missing stays missing there.
     pub(super) fn take(&self, to: usize, from: usize, len: usize) -> Result<(), u32> {
+        self.shift(to, from, len).1
+    }
+
+    /// The same of pages that are all there, and copies those that cannot be moved: the kernel may find this after any. Whether all were moved.
+    pub(super) fn bring(&self, to: usize, from: usize, len: usize) -> Result<bool, u32> {
+        let (done, moved) = self.shift(to, from, len);
+        if moved.is_ok() {
+            return Ok(true);
+        }
+        self.copy(to + done, from + done, len - done).map(|()| false)
+    }
+
+    fn shift(&self, to: usize, from: usize, len: usize) -> (usize, Result<(), u32>) {
         let request = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, ALLOW_HOLES, 0];
         self.all(MOVE, len, request, false)
     }
 
-    /// Until it is done for all pages: the kernel may stop after any.
-    fn all(&self, kind: usize, len: usize, request: impl Fn(usize) -> [u64; 5], skip: bool) -> Result<(), u32> {
+    /// Until it is done for all pages: the kernel may stop after any. Of how many bytes it was done.
+    fn all(
+        &self,
+        kind: usize,
+        len: usize,
+        request: impl Fn(usize) -> [u64; 5],
+        skip: bool,
+    ) -> (usize, Result<(), u32>) {
         let mut done = 0;
         while done < len {
             let mut words = request(done);
@@ -146,14 +165,14 @@ impl Uffd {
             let told = if kind == ZEROPAGE { words[3] } else { words[4] };
             done += usize::try_from(told.cast_signed()).unwrap_or(0);
             match result {
-                Ok(()) => return Ok(()),
+                Ok(()) => return (len, Ok(())),
                 Err(call::EAGAIN) => {}
                 // It is there already.
                 Err(EEXIST) if skip => done += PAGE,
-                Err(errno) => return Err(errno),
+                Err(errno) => return (done, Err(errno)),
             }
         }
-        Ok(())
+        (len, Ok(()))
     }
 }
 

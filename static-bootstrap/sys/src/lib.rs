@@ -13,6 +13,7 @@ pub mod plan;
 pub mod policy;
 pub mod rank;
 pub mod resident;
+pub mod retention;
 pub mod socket;
 pub mod syscall;
 pub mod table;

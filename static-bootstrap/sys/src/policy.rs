@@ -1,8 +1,10 @@
 //! How much to fetch when a page is missing, and what to fetch before it is missed: decided from the places of the faults alone.
 
+use core::ops::Range;
+
 use super::page::SPAN_PAGES;
 
-/// Ascending runs of faults that are followed at a time.
+/// Runs of faults, upwards or downwards, that are followed at a time.
 const STREAMS: usize = 16;
 /// Pages of the part of memory that has a unit of its own: 64 MiB.
 const REGION: u64 = 16 << 10;
@@ -32,9 +34,13 @@ pub enum Hint {
 
 #[derive(Debug, Clone, Copy)]
 struct Stream {
-    /// The page that is missed next, if the run goes on.
-    next: u64,
+    /// What came the last time: missed next is the page after that, or before it.
+    start: u64,
+    end: u64,
+    down: bool,
     hits: u8,
+    /// Logarithm of its unit, which is not held back by scattered faults beside it.
+    order: u8,
     last: u32,
 }
 
@@ -44,7 +50,14 @@ pub struct Choice {
     /// Fetch this page and those around it, aligned: 2^order pages.
     pub order: u8,
     /// The run goes on from this page: it is worth fetching more.
-    pub ahead: Option<u64>,
+    pub ahead: Option<Ahead>,
+}
+
+/// Where a run goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ahead {
+    pub page: u64,
+    pub down: bool,
 }
 
 /// See the module.
@@ -63,7 +76,7 @@ pub struct Policy {
 
 impl Policy {
     pub const NEW: Policy = Policy {
-        streams: [Stream { next: u64::MAX, hits: 0, last: 0 }; STREAMS],
+        streams: [Stream { start: 0, end: u64::MAX, down: false, hits: 0, order: 0, last: 0 }; STREAMS],
         orders: [ORDER_FIRST * STEPS; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
         oldest: 0,
@@ -99,12 +112,12 @@ impl Policy {
         self.handle(page, None)
     }
 
-    /// A page is missed that was foreseen; with it come all up to `end`.
-    pub fn handle_foreseen(&mut self, page: u64, end: u64) -> Choice {
-        self.handle(page, Some(end))
+    /// A page is missed that was foreseen; with it come all of these, or as many of them as were missing.
+    pub fn handle_foreseen(&mut self, page: u64, comes: Range<u64>) -> Choice {
+        self.handle(page, Some(comes))
     }
 
-    fn handle(&mut self, page: u64, comes: Option<u64>) -> Choice {
+    fn handle(&mut self, page: u64, comes: Option<Range<u64>>) -> Choice {
         self.now = self.now.wrapping_add(1);
         let hint = self.hinted(page);
         if hint == Hint::Random {
@@ -113,33 +126,47 @@ impl Policy {
         let sequential = hint == Hint::Sequential;
         let order = &mut self.orders[(page / REGION) as usize % REGIONS];
         let reach = self.reach;
-        let follows = |stream: &&mut Stream| {
-            let apart = page.wrapping_sub(stream.next);
-            let leaps = stream.hits >= CONFIDENT && apart < reach + NEAR && page % (SPAN_PAGES as u64) < NEAR;
-            apart < NEAR || leaps
-        };
-        if let Some(stream) = self.streams.iter_mut().find(follows) {
-            stream.hits = stream.hits.saturating_add(1);
-            stream.last = self.now;
+        let followed = self.streams.iter_mut().find_map(|stream| Some((stream.follow(page, reach)?, stream)));
+        if let Some((down, stream)) = followed {
+            stream.hits = if stream.hits > 0 && stream.down != down { 1 } else { stream.hits.saturating_add(1) };
+            (stream.down, stream.last) = (down, self.now);
             *order = ((*order / STEPS + 1) * STEPS).min(ORDER_MAX * STEPS);
-            let order = if sequential { ORDER_MAX } else { *order / STEPS };
-            stream.next = comes.unwrap_or(end(page, order));
-            let ahead = (stream.hits >= CONFIDENT).then_some(stream.next);
-            return Choice { order, ahead };
+            stream.order = if sequential { ORDER_MAX } else { (stream.order + 1).clamp(*order / STEPS, ORDER_MAX) };
+            let Range { start, end } = comes.unwrap_or(unit(page, stream.order));
+            (stream.start, stream.end) = (start, end);
+            let from = if down { start.checked_sub(1) } else { Some(end) };
+            let ahead = from.filter(|_| stream.hits >= CONFIDENT).map(|page| Ahead { page, down });
+            return Choice { order: stream.order, ahead };
         }
         *order = order.saturating_sub(1);
         let order = if sequential { ORDER_MAX } else { order.div_ceil(STEPS) };
-        let next = comes.unwrap_or(end(page, order));
+        let Range { start, end } = comes.unwrap_or(unit(page, order));
         let now = self.now;
         let oldest = self.streams.iter_mut().max_by_key(|stream| now.wrapping_sub(stream.last));
         if let Some(oldest) = oldest {
-            *oldest = Stream { next, hits: if sequential { CONFIDENT } else { 0 }, last: now };
+            let hits = if sequential { CONFIDENT } else { 0 };
+            *oldest = Stream { start, end, down: false, hits, order, last: now };
         }
-        Choice { order, ahead: sequential.then_some(next) }
+        Choice { order, ahead: sequential.then_some(Ahead { page: end, down: false }) }
     }
 }
 
-/// The first page after the unit that holds this one.
-fn end(page: u64, order: u8) -> u64 {
-    ((page >> order) + 1) << order
+impl Stream {
+    /// Whether it goes on with this page, and then whether downwards.
+    fn follow(&self, page: u64, reach: u64) -> Option<bool> {
+        let leaps = |down| self.hits >= CONFIDENT && self.down == down;
+        let within = page % SPAN_PAGES as u64;
+        let (above, below) = (page.wrapping_sub(self.end), self.start.wrapping_sub(page).wrapping_sub(1));
+        if above < NEAR || leaps(false) && above < reach + NEAR && within < NEAR {
+            return Some(false);
+        }
+        let last = SPAN_PAGES as u64 - NEAR;
+        (below < NEAR || leaps(true) && below < reach + NEAR && within >= last).then_some(true)
+    }
+}
+
+/// The pages of the unit that holds this one.
+fn unit(page: u64, order: u8) -> Range<u64> {
+    let start = page >> order << order;
+    start..start + (1 << order)
 }

@@ -4,6 +4,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, SPAN_PAGES, count, has};
+use sys::policy::Ahead;
 use sys::syscall::{nr, syscall};
 
 use super::demand::{self, flip};
@@ -165,7 +166,9 @@ fn take_asked() -> Option<(usize, Entry)> {
 /// Puts what came into the program's memory.
 fn install(engine: &Engine, entry: Entry) {
     engine.take_room(count(&entry.pages));
-    if entry.pages != crate::table::ALL || !flip(engine, entry.number, entry.slot) {
+    if engine.uffd.moves && entry.pages == crate::table::ALL {
+        flip(engine, entry.number, entry.slot);
+    } else {
         engine.fill(entry.number, entry.pages, entry.slot);
         engine.slots.lock().give_full(entry.slot);
     }
@@ -204,13 +207,15 @@ pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> (bool, bool
     (true, true)
 }
 
-/// A run goes on from this page.
-pub(super) fn foresee(engine: &Engine, page: usize, order: u8) {
+/// A run goes on from there.
+pub(super) fn foresee(engine: &Engine, next: Ahead, order: u8) {
     if order < ORDER_WORTH {
         return;
     }
-    for number in (page / SPAN_PAGES..).take(engine.depth) {
-        ask(engine, number);
+    let first = next.page as usize / SPAN_PAGES;
+    for far in 0..engine.depth {
+        let number = if next.down { first.checked_sub(far) } else { Some(first + far) };
+        number.into_iter().for_each(|number| ask(engine, number));
     }
 }
 

@@ -105,8 +105,9 @@ impl Demand {
             let (waits, ready) = ahead::wanted(&engine, number, page);
             counts::fault(if waits { counts::FORESEEN } else { counts::AWAITED }, ready.then_some(begun));
             if waits {
-                let choice = POLICY.lock().handle_foreseen(index as u64, ((number + 1) * SPAN_PAGES) as u64);
-                choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next as usize, choice.order));
+                let comes = (number * SPAN_PAGES) as u64..((number + 1) * SPAN_PAGES) as u64;
+                let choice = POLICY.lock().handle_foreseen(index as u64, comes);
+                choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next, choice.order));
             }
             return;
         }
@@ -133,7 +134,7 @@ impl Demand {
             counts::unit(index, choice.order);
         }
         if let Some(next) = choice.ahead {
-            ahead::foresee(&engine, next as usize, choice.order);
+            ahead::foresee(&engine, next, choice.order);
         }
     }
 
@@ -178,9 +179,8 @@ impl Demand {
                 }
                 let (at, from) = (address(number, page), slot + used * PAGE);
                 lenders::get_at_once(number, range(page, page + len), from.wrapping_sub(page * PAGE));
-                if engine.uffd.take(at, from, len * PAGE).is_err() {
-                    let filled = engine.uffd.copy(at, from, len * PAGE);
-                    filled.unwrap_or_else(|errno| refused(step::FILL, errno));
+                let moved = engine.uffd.bring(at, from, len * PAGE);
+                if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
                     engine.empty(slot);
                 } else if used + len == there {
                     engine.slots.lock().give_empty(slot);
@@ -196,10 +196,11 @@ impl Demand {
 }
 
 /// Moves a whole slot into the program's memory.
-pub(super) fn flip(engine: &Engine, number: usize, slot: usize) -> bool {
-    if !engine.uffd.moves || engine.uffd.take(address(number, 0), slot, SPAN_PAGES * PAGE).is_err() {
-        return false;
+pub(super) fn flip(engine: &Engine, number: usize, slot: usize) {
+    let moved = engine.uffd.bring(address(number, 0), slot, SPAN_PAGES * PAGE);
+    if moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
+        engine.slots.lock().give_empty(slot);
+    } else {
+        engine.empty(slot);
     }
-    engine.slots.lock().give_empty(slot);
-    true
 }

@@ -5,10 +5,11 @@ use core::sync::atomic::Ordering;
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
 use sys::resident::{cause, step};
+use sys::retention::{Retention, Source};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, ROOM, WANTED, fatal};
+use super::{ENGINE, Engine, FREE, ROOM, WANTED, bounds, fatal, index};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, settings, trap};
@@ -27,28 +28,25 @@ const LOOKS: usize = 256;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
-/// What is here, in the order in which it came: number of the span, first page, pages.
-pub(super) struct Queue {
+/// Pages in an order: number of the span, first page, pages.
+struct Line {
     entries: *mut u64,
     head: usize,
     tail: usize,
-    discarded: [(usize, Bits); DISCARDED],
-    discards: usize,
 }
 
 // SAFETY: the pointer is to memory of its own.
-unsafe impl Send for Queue {}
+unsafe impl Send for Line {}
 
-impl Queue {
-    pub(super) const NEW: Queue =
-        Queue { entries: core::ptr::null_mut(), head: 0, tail: 0, discarded: [(0, NONE); DISCARDED], discards: 0 };
+impl Line {
+    const NEW: Line = Line { entries: core::ptr::null_mut(), head: 0, tail: 0 };
 
-    pub(super) fn make(&mut self) -> Result<(), u32> {
+    fn make(&mut self) -> Result<(), u32> {
         self.entries = call::map(0, ENTRIES * size_of::<u64>(), call::READ_WRITE, 0)? as *mut u64;
         Ok(())
     }
 
-    pub(super) fn push(&mut self, number: usize, first: usize, pages: usize) {
+    fn push(&mut self, number: usize, first: usize, pages: usize) {
         if self.tail - self.head == ENTRIES {
             fatal::say(cause::SHORT, 0, [0; 2]);
         }
@@ -58,9 +56,13 @@ impl Queue {
         self.tail += 1;
     }
 
-    /// What came first, if it is not more than so many pages.
+    fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// What is first, if it is not more than so many pages.
     fn pop(&mut self, most: usize) -> Option<(usize, usize, usize)> {
-        if self.head == self.tail {
+        if self.is_empty() {
             return None;
         }
         // SAFETY: as above; it was written.
@@ -71,6 +73,54 @@ impl Queue {
         }
         self.head += 1;
         Some((number, first, pages))
+    }
+}
+
+/// What is here, in the order in which it came: what is kept, and what is not.
+pub(super) struct Queue {
+    pub(super) retention: Retention,
+    kept: Line,
+    passing: Line,
+    discarded: [(usize, Bits); DISCARDED],
+    discards: usize,
+}
+
+impl Queue {
+    pub(super) const NEW: Queue = Queue {
+        retention: Retention::NEW,
+        kept: Line::NEW,
+        passing: Line::NEW,
+        discarded: [(0, NONE); DISCARDED],
+        discards: 0,
+    };
+
+    pub(super) fn make(&mut self) -> Result<(), u32> {
+        self.kept.make()?;
+        self.passing.make()
+    }
+
+    pub(super) fn push(&mut self, number: usize, pages: Bits, kept: bool) {
+        let line = if kept { &mut self.kept } else { &mut self.passing };
+        let (first, end) = bounds(pages);
+        if end > first {
+            line.push(number, first, end - first);
+        }
+    }
+
+    /// So many pages fit, and so many spans come ahead of each run.
+    pub(super) fn fit(&mut self, pages: usize, depth: usize) {
+        /// Runs whose spans are not to go before they are used.
+        const RUNS: usize = 3;
+        self.retention.fit(pages, (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2));
+    }
+
+    /// What is to go next, or is first of the others, if it is not more than so many pages.
+    fn pop(&mut self, most: usize, other: bool) -> Option<(Source, (usize, usize, usize))> {
+        let kept = match (self.retention.source(), other) {
+            (Source::Kept, false) | (Source::Passing, true) => !self.kept.is_empty(),
+            _ => self.passing.is_empty(),
+        };
+        if kept { Some((Source::Kept, self.kept.pop(most)?)) } else { Some((Source::Passing, self.passing.pop(most)?)) }
     }
 
     /// A server need not keep these any more. When it was told too much at once, it keeps some in vain.
@@ -200,6 +250,7 @@ impl Evictor {
         let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 4 * PAGE as u64);
         if budget != self.budget {
             FREE.fetch_add(page(budget) - page(self.budget), Ordering::AcqRel);
+            self.engine.queue.lock().fit((page(budget) - beside) as usize, self.engine.depth);
             self.budget = budget;
             ROOM.tell();
         }
@@ -222,14 +273,15 @@ impl Evictor {
         // Others have them all for a moment.
         let Some(slot) = engine.slots.lock().take_empty() else { return false };
         let slot = slot.emptied(&engine.uffd);
-        let (mut parts, mut len, mut used) = ([Part::NONE; PARTS], 0, 0);
-        while len < PARTS {
-            let Some(next) = engine.queue.lock().pop(SPAN_PAGES - used) else { break };
-            match self.take(next, slot + used * PAGE) {
+        let (mut parts, mut len, mut used, mut held) = ([Part::NONE; PARTS], 0, 0, 0);
+        while len < PARTS && held < PARTS {
+            // What has to stay may be all that is in one of the lines.
+            let Some((from, next)) = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1) else { break };
+            match self.take(from, next, slot + used * PAGE) {
                 Taken::Pages(part) => {
                     (parts[len], len, used) = (part, len + 1, used + next.2);
                 }
-                Taken::Held => break,
+                Taken::Held => held += 1,
                 Taken::Nothing => {}
             }
         }
@@ -258,19 +310,27 @@ impl Evictor {
     }
 
     /// Takes a run of pages away from the program, to this place.
-    fn take(&self, (number, first, len): (usize, usize, usize), place: usize) -> Taken {
+    fn take(&self, from: Source, (number, first, len): (usize, usize, usize), place: usize) -> Taken {
         let engine = self.engine;
         let mut table = TABLE.lock();
         let span = table.span(number);
-        let asked = without(both(range(first, first + len), span.resident), span.busy);
+        let here = without(both(range(first, first + len), span.resident), span.busy);
+        let asked = if from == Source::Kept { both(here, span.kept) } else { without(here, span.kept) };
         // What the program cannot reach now we cannot either.
         let held = with(both(asked, trap::held(number)), without(asked, span.mapped));
         let pages = without(asked, held);
         span.resident = without(span.resident, pages);
+        span.kept = without(span.kept, pages);
         span.busy = with(span.busy, pages);
         let kept = both(span.remote, pages);
+        let mut queue = engine.queue.lock();
+        span.note(pages, queue.retention.time());
+        if pages != NONE {
+            queue.retention.leave(index(number, pages).start, count(&pages), from);
+        }
+        queue.push(number, held, from == Source::Kept);
+        drop(queue);
         drop(table);
-        engine.enqueue(number, held);
         if pages == NONE {
             return if held == NONE { Taken::Nothing } else { Taken::Held };
         }
@@ -280,7 +340,7 @@ impl Evictor {
             if engine.uffd.moves { self.shift(number, pages, base) } else { self.copy(number, pages, base) };
         let stuck = without(pages, moved);
         if stuck != NONE {
-            engine.arrived(number, stuck);
+            engine.stays(number, stuck);
         }
         if moved == NONE {
             return Taken::Held;

@@ -9,6 +9,7 @@ mod evict;
 mod fork;
 mod slots;
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
@@ -97,12 +98,18 @@ pub(super) fn forget(at: usize, len: usize) {
             let span = table.span(number);
             if both(span.busy, pages) == NONE {
                 let (here, away) = (count(&both(span.resident, pages)), both(span.remote, pages));
+                let kept = count(&both(span.kept, pages));
                 span.resident = without(span.resident, pages);
+                span.kept = without(span.kept, pages);
+                span.note(pages, 0);
                 span.remote = without(span.remote, pages);
                 drop(table);
+                let mut queue = QUEUE.lock();
+                queue.retention.forget(kept);
                 if away != NONE {
-                    QUEUE.lock().discard(number, away);
+                    queue.discard(number, away);
                 }
+                drop(queue);
                 if here > 0 {
                     FREE.fetch_add(here as i64, Ordering::AcqRel);
                     ROOM.tell();
@@ -149,6 +156,7 @@ fn start() {
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
     demand::expect(group);
+    QUEUE.lock().fit(pages, depth);
     begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
@@ -157,7 +165,7 @@ fn start() {
 
 /// Slots of this program.
 fn staged() -> usize {
-    (settings::get().local as usize / 4 / SPAN).clamp(4, 32)
+    (settings::get().local as usize / 6 / SPAN).clamp(4, 32)
 }
 
 /// Starts the threads, and leaves them the descriptors.
@@ -184,7 +192,7 @@ fn adopt() -> usize {
         if span.mapped != NONE {
             span.resident = evict::there(address(number, 0), span.mapped);
             pages += count(&span.resident);
-            QUEUE.lock().push(number, 0, SPAN_PAGES);
+            QUEUE.lock().push(number, span.resident, false);
         }
     }
     pages
@@ -207,6 +215,18 @@ extern "C" fn first_thread(_: usize) -> ! {
     }
     ROOM.tell();
     demand::run(engine)
+}
+
+/// The first of these pages of a span, and the one after the last.
+fn bounds(pages: Bits) -> (usize, usize) {
+    let first = runs(pages).next().map_or(0, |(first, _)| first);
+    (first, runs(pages).last().map_or(0, |(first, count)| first + count))
+}
+
+/// The same, counted from the window's beginning.
+fn index(number: usize, pages: Bits) -> Range<u64> {
+    let (first, end) = bounds(pages);
+    (number * SPAN_PAGES + first) as u64..(number * SPAN_PAGES + end) as u64
 }
 
 impl Engine {
@@ -239,24 +259,32 @@ impl Engine {
         let span = table.span(number);
         span.resident = super::table::with(span.resident, pages);
         span.busy = without(span.busy, pages);
+        let mut queue = self.queue.lock();
+        let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages));
+        if keep {
+            span.kept = super::table::with(span.kept, pages);
+        }
+        queue.push(number, pages, keep);
+        drop(queue);
         drop(table);
-        self.enqueue(number, pages);
         // The kernel has woken who waited for one of them.
         SETTLED.tell();
     }
 
-    fn enqueue(&self, number: usize, pages: Bits) {
-        let first = runs(pages).next().map_or(0, |(first, _)| first);
-        let end = runs(pages).last().map_or(0, |(first, count)| first + count);
-        if end > first {
-            self.queue.lock().push(number, first, end - first);
-        }
+    /// Pages could not be taken away.
+    fn stays(&self, number: usize, pages: Bits) {
+        let mut table = TABLE.lock();
+        let span = table.span(number);
+        span.resident = super::table::with(span.resident, pages);
+        span.busy = without(span.busy, pages);
+        self.queue.lock().push(number, pages, false);
+        drop(table);
+        SETTLED.tell();
     }
 
     /// Nobody has these pages in his hands any more: who waits for one looks again.
     fn settled(&self, number: usize, pages: Bits) {
-        let first = runs(pages).next().map_or(0, |(first, _)| first);
-        let end = runs(pages).last().map_or(0, |(first, count)| first + count);
+        let (first, end) = bounds(pages);
         self.uffd.wake(address(number, first), (end - first) * PAGE);
         SETTLED.tell();
     }

@@ -1,0 +1,129 @@
+//! What the pager keeps, on traces of accesses: how much comes again.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::retention::{Retention, Source};
+
+/// Pages of a piece that comes and goes as one.
+const PIECE: usize = 16;
+
+/// A program with room for so many pieces.
+struct Machine {
+    retention: Retention,
+    room: usize,
+    /// Whether a piece that is here is kept.
+    here: HashMap<usize, bool>,
+    passing: VecDeque<usize>,
+    kept: VecDeque<usize>,
+    went: HashMap<usize, u16>,
+    /// Pieces that came.
+    misses: usize,
+}
+
+impl Machine {
+    fn new(room: usize, passing: usize) -> Machine {
+        let mut retention = Retention::NEW;
+        retention.fit(room * PIECE, passing * PIECE);
+        let (here, went) = Default::default();
+        let (passing, kept) = Default::default();
+        Machine { retention, room, here, passing, kept, went, misses: 0 }
+    }
+
+    fn access(&mut self, piece: usize) {
+        if self.here.contains_key(&piece) {
+            return;
+        }
+        self.misses += 1;
+        while self.here.len() >= self.room {
+            let from = self.retention.source();
+            let queue = if from == Source::Kept { &mut self.kept } else { &mut self.passing };
+            let gone = queue.pop_front().unwrap();
+            self.went.insert(gone, self.retention.time());
+            self.here.remove(&gone);
+            self.retention.leave((gone * PIECE) as u64, PIECE, from);
+        }
+        let first = (piece * PIECE) as u64;
+        let keep =
+            self.retention.arrive(first..first + PIECE as u64, PIECE, self.went.get(&piece).copied().unwrap_or(0));
+        self.here.insert(piece, keep);
+        if keep { self.kept.push_back(piece) } else { self.passing.push_back(piece) }
+    }
+
+    /// Misses of each of so many sweeps over pieces.
+    fn sweep(&mut self, first: usize, pieces: usize, laps: usize) -> Vec<usize> {
+        let lap = |_| {
+            let before = self.misses;
+            (first..first + pieces).for_each(|piece| self.access(piece));
+            self.misses - before
+        };
+        (0..laps).map(lap).collect()
+    }
+}
+
+/// A sweep over more than fits has nearly as many hits as anything could: first in, first out has none.
+#[test]
+fn of_a_sweep_that_does_not_fit_a_part_stays() {
+    for (pieces, most) in [(1100, 500), (1200, 550), (2000, 1350), (4000, 3400), (10_000, 9_600)] {
+        let laps = Machine::new(1000, 200).sweep(0, pieces, 12);
+        assert!(laps[2..].iter().all(|misses| *misses < most), "{pieces}: {laps:?}");
+    }
+}
+
+/// What fits is all here after a few sweeps, whatever was kept before.
+#[test]
+fn what_is_not_used_any_more_makes_room() {
+    for (before, after) in [(2000, 900), (1100, 950), (4000, 700), (900, 900)] {
+        let mut machine = Machine::new(1000, 200);
+        machine.sweep(0, before, 6);
+        let laps = machine.sweep(100_000, after, 12);
+        assert!(laps[7..].iter().all(|misses| *misses < after / 20), "{before}, {after}: {laps:?}");
+        assert!(laps.iter().sum::<usize>() < 7 * after, "{before}, {after}: {laps:?}");
+    }
+}
+
+/// One thing after the other, each used many times: as without anything kept.
+#[test]
+fn parts_that_fit_are_swept_in_turn() {
+    let mut machine = Machine::new(1000, 200);
+    for _ in 0..4 {
+        (0..5).for_each(|part| drop(machine.sweep(part * 600, 600, 10)));
+    }
+    // Each comes once at least, each time.
+    assert!(machine.misses < 3 * 4 * 5 * 600, "{}", machine.misses);
+}
+
+/// What is used all the time between the parts of a sweep stays.
+#[test]
+fn what_is_used_often_stays() {
+    let (mut machine, mut hot) = (Machine::new(1000, 200), 0);
+    let mut rng = fastrand::Rng::with_seed(3);
+    for lap in 0..12 {
+        for piece in 0..3000 {
+            machine.access(piece);
+            let before = machine.misses;
+            (0..3).for_each(|_| machine.access(50_000 + rng.usize(..100)));
+            hot += if lap > 3 { machine.misses - before } else { 0 };
+        }
+    }
+    assert!(hot < 8 * 3000 / 10, "{hot}");
+}
+
+/// What was used at random and kept then does not stay when all that fits is swept over.
+#[test]
+fn what_was_used_at_random_makes_room_for_a_sweep() {
+    for pieces in [980, 1000, 1100, 1500] {
+        let (mut machine, mut rng) = (Machine::new(1000, 480), fastrand::Rng::with_seed(5));
+        (0..20_000).for_each(|_| machine.access(rng.usize(..2400)));
+        let laps = machine.sweep(700, pieces, 40);
+        let least = if pieces > 1000 { pieces - 520 } else { 0 };
+        assert!(laps[20..].iter().all(|misses| *misses < least + pieces / 8), "{pieces}: {laps:?}");
+    }
+}
+
+/// Random accesses: not worse than what comes first goes first.
+#[test]
+fn of_what_is_used_at_random_as_much_is_here() {
+    let (mut machine, mut rng) = (Machine::new(1000, 200), fastrand::Rng::with_seed(4));
+    (0..100_000).for_each(|_| machine.access(rng.usize(..4000)));
+    assert!(machine.misses < 77_000, "{}", machine.misses);
+}

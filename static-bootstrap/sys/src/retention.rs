@@ -1,0 +1,133 @@
+//! What stays when room is needed: decided from what comes back how soon after it went, since nothing tells of accesses to what is here.
+//!
+//! First in, first out never has what a sweep over more memory than fits needs next. So what came back after it had gone is kept, as far as there is room for that, and the
+//! rest passes through what is left. Now and then something kept goes, too: by when it is missed, it is known how much sooner something else must have come back to be kept instead.
+
+use core::ops::Range;
+
+/// Of so many pieces that are not kept one has something kept go.
+const TRIAL_EVERY: u32 = 16;
+/// Kept pieces that went and were not missed yet, or were the last that were.
+const TRIALS: usize = 16;
+/// What has not been missed while as much has gone as fits so many times is not used any more.
+const TURNS: u64 = 8;
+/// Times in which as much goes as fits, divided.
+const GRAINS: u64 = 64;
+
+/// Something kept that went.
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    /// One of its pages.
+    page: u64,
+    since: u64,
+    /// How much went until it was missed.
+    took: Option<u64>,
+}
+
+/// From where to take what goes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// What came first of that which is not kept.
+    Passing,
+    /// What has been kept for longest.
+    Kept,
+}
+
+/// See the module. Amounts are pages.
+#[derive(Debug)]
+pub struct Retention {
+    /// All that fits, and what may be kept of it.
+    room: u64,
+    limit: u64,
+    kept: u64,
+    /// What has gone so far.
+    gone: u64,
+    refused: u32,
+    trials: [Option<Trial>; TRIALS],
+    oldest: usize,
+}
+
+impl Retention {
+    pub const NEW: Retention =
+        Retention { room: 0, limit: 0, kept: 0, gone: 0, refused: 0, trials: [None; TRIALS], oldest: 0 };
+
+    /// So much fits, of which `passing` at least is not kept.
+    pub fn fit(&mut self, room: usize, passing: usize) {
+        self.room = room as u64;
+        self.limit = room.saturating_sub(passing) as u64;
+    }
+
+    /// Now, to note it of what goes; never 0.
+    pub fn time(&self) -> u16 {
+        (self.gone / self.grain() % u64::from(u16::MAX)) as u16 + 1
+    }
+
+    fn grain(&self) -> u64 {
+        (self.room / GRAINS).max(1)
+    }
+
+    /// Pages of a range come, so many, which went at this time, or never did (0). Whether they are kept.
+    pub fn arrive(&mut self, comes: Range<u64>, pages: usize, went: u16) -> bool {
+        let gone = self.gone;
+        for trial in
+            self.trials.iter_mut().flatten().filter(|trial| comes.contains(&trial.page) && trial.took.is_none())
+        {
+            trial.took = Some(gone - trial.since);
+        }
+        if went == 0 {
+            return false;
+        }
+        let turns = u64::from(u16::MAX);
+        let grains = (u64::from(self.time()) + turns - u64::from(went)) % turns;
+        // From when it came the last time: it passed through what is not kept.
+        let apart = grains * self.grain() + self.room.saturating_sub(self.kept);
+        let keep = self.kept + pages as u64 <= self.limit || apart * 4 < self.missed() * 3;
+        if keep {
+            self.kept += pages as u64;
+        } else {
+            self.refused += 1;
+        }
+        keep
+    }
+
+    /// How much goes until something kept that went is missed, typically.
+    fn missed(&self) -> u64 {
+        let mut all = [0; TRIALS];
+        let mut len = 0;
+        for trial in self.trials.iter().flatten() {
+            all[len] = trial.took.unwrap_or(self.gone - trial.since);
+            len += 1;
+        }
+        all[..len].sort_unstable();
+        if len < TRIALS / 2 { 0 } else { all[len / 2] }
+    }
+
+    /// Where the next is that goes.
+    pub fn source(&self) -> Source {
+        let tries = self.refused >= TRIAL_EVERY && self.is_free();
+        if self.kept > self.limit || tries && self.kept > 0 { Source::Kept } else { Source::Passing }
+    }
+
+    /// Whether the oldest trial has come to an end.
+    fn is_free(&self) -> bool {
+        self.trials[self.oldest].is_none_or(|trial| trial.took.is_some() || self.gone - trial.since > TURNS * self.room)
+    }
+
+    /// So many pages from this one on went from there.
+    pub fn leave(&mut self, first: u64, pages: usize, from: Source) {
+        if from == Source::Kept {
+            self.kept = self.kept.saturating_sub(pages as u64);
+            if self.is_free() {
+                self.trials[self.oldest] = Some(Trial { page: first, since: self.gone, took: None });
+                self.oldest = (self.oldest + 1) % TRIALS;
+                self.refused = 0;
+            }
+        }
+        self.gone += pages as u64;
+    }
+
+    /// Kept pages are not the program's any more.
+    pub fn forget(&mut self, pages: usize) {
+        self.kept = self.kept.saturating_sub(pages as u64);
+    }
+}
