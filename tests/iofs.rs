@@ -127,6 +127,9 @@ fn threads_are_right() {
             assert_eq!(done.text(), "right\n", "{words}");
             assert!(kept(&stats) > 1000, "{words}");
         }
+        for words in ["alarmed {}/a 0", "alarmed {}/a 1"].repeat(5) {
+            assert_eq!(who.run("", &format!("{program} {words}")).end().code(0).text(), "right\n", "{words}");
+        }
     }
 }
 
