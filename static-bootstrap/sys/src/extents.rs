@@ -436,7 +436,8 @@ impl<'a> Log<'a> {
             file.known.store(0, Ordering::Relaxed);
             file.error.store(0, Ordering::Relaxed);
         }
-        fence(Ordering::SeqCst);
+        // Who saw the epoch and a position from before together finds that it is over.
+        self.segment.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Has `next` count in place of `now`; false: something else does meanwhile.

@@ -509,8 +509,11 @@ fn opening(directory: usize, path: usize, flags: usize, go: impl FnOnce() -> isi
     if flags & (CREATE | TRUNCATE) != 0 {
         settle();
     }
-    if flags & TRUNCATE != 0 && worker::may_be_busy() {
-        settle_path(directory, path);
+    if flags & TRUNCATE != 0 {
+        place::join_named();
+        if worker::may_be_busy() {
+            settle_path(directory, path);
+        }
     }
     let fd = go();
     if !failed(fd) {
