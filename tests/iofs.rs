@@ -255,7 +255,9 @@ fn a_full_file_system_is_told_once() {
     mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "none"]);
     let done = who.files("full {}/small/f").end();
     let size = fs::metadata(directory.join("f")).unwrap().len();
+    let shown = who.files("shown {}/small/g").end();
     mount(&["umount"]);
+    assert_eq!(shown.code(0).says("small/g").says("No space left").text(), "shown\nright\n");
     assert_eq!(done.code(0).says("small/f").says("No space left").text(), "told once\nright\n");
     assert_eq!(size, 100);
 }
