@@ -420,7 +420,8 @@ fn change(number: usize, args: [usize; 6]) -> isize {
 /// The first error of the worker with this open file that was not told.
 fn take_error(fd: usize) -> Option<isize> {
     let (file, error) = error_of(fd)?;
-    let errno = error.swap(0, Ordering::SeqCst);
+    // Another thread may have been told meanwhile.
+    let errno = Some(error.swap(0, Ordering::SeqCst)).filter(|errno| *errno != 0)?;
     file.failed.store(errno, Ordering::Relaxed);
     Some(-(errno as isize))
 }
@@ -435,7 +436,7 @@ fn error_of(fd: usize) -> Option<(&'static table::File, &'static AtomicU32)> {
 
 /// What a call has to say that would show an open file without what is missing in it; who writes, syncs or closes is told, too.
 fn missing(fd: usize) -> Option<isize> {
-    error_of(fd).map(|(_, error)| -(error.load(Ordering::SeqCst) as isize))
+    error_of(fd).map(|(_, error)| -(error.load(Ordering::SeqCst) as isize)).filter(|error| *error != 0)
 }
 
 /// What fsync has to say: something is missing in this file, whoever wrote it and whoever was told.
