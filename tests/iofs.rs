@@ -125,6 +125,9 @@ fn threads_are_right() {
             assert_eq!(done.text(), "right\n", "{words}");
             assert!(kept(&stats) > 1000, "{words}");
         }
+        for words in ["alarmed {}/a 0", "alarmed {}/a 1"].repeat(5) {
+            assert_eq!(who.run("", &format!("{program} {words}")).end().code(0).text(), "right\n", "{words}");
+        }
     }
 }
 
@@ -250,7 +253,9 @@ fn a_full_file_system_is_told_once() {
     mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "none"]);
     let done = who.files("full {}/small/f").end();
     let size = fs::metadata(directory.join("f")).unwrap().len();
+    let shown = who.files("shown {}/small/g").end();
     mount(&["umount"]);
+    assert_eq!(shown.code(0).says("small/g").says("No space left").text(), "shown\nright\n");
     assert_eq!(done.code(0).says("small/f").says("No space left").text(), "told once\nright\n");
     assert_eq!(size, 100);
 }

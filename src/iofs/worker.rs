@@ -317,6 +317,7 @@ impl Worker {
         let fd = self.told().files.get(&(segment, piece.file)).cloned();
         let lost = |errno: i32| {
             let failed = &self.extents.head().inodes[piece.inode as usize].failed;
+            self.extents.head().lost.store(1, Ordering::SeqCst);
             failed.store(errno.cast_unsigned(), Ordering::SeqCst);
             self.lose(segment, log, piece.file, errno);
             piece.len

@@ -257,6 +257,24 @@ static void executed(void) {
     pthread_join(one, 0);
 }
 
+static void *idle(void *argument) {
+    for (;;) pause();
+    return argument;
+}
+
+/* Ends while a handler writes again and again; with another thread, or alone. */
+static void alarmed(void) {
+    signalled = named("signalled", O_RDWR | O_TRUNC);
+    struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART }, was;
+    CHECK(sigaction(SIGALRM, &action, 0) == 0 && sigaction(SIGALRM, 0, &was) == 0);
+    CHECK(was.sa_handler == handler && !(was.sa_flags & SA_SIGINFO));
+    pthread_t one;
+    if (rounds) CHECK(pthread_create(&one, 0, idle, 0) == 0);
+    struct itimerval every = { { 0, 50 }, { 0, 50 } };
+    CHECK(setitimer(ITIMER_REAL, &every, 0) == 0);
+    while (handled < 30) {}
+}
+
 #ifdef _OPENMP
 static void parallel(void) {
     parts = named("parts", O_RDWR | O_TRUNC);
@@ -281,6 +299,7 @@ int main(int count, char **words) {
     if (!strcmp(mode, "together")) together();
     else if (!strcmp(mode, "cancel")) cancel();
     else if (!strcmp(mode, "execute")) executed();
+    else if (!strcmp(mode, "alarmed")) alarmed();
     else if (!strcmp(mode, "after")) in_order(named("appended", O_RDONLY), 0);
 #ifdef _OPENMP
     else if (!strcmp(mode, "parallel")) parallel();

@@ -637,6 +637,18 @@ static void full(const char *path, int expected) {
     printf("told once\n");
 }
 
+/* What is missing is not shown as if it had never been written. */
+static void shown(const char *path) {
+    int fd = create(path);
+    char bytes[512] = { 7 };
+    struct stat st;
+    do CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+    while (fstat(fd, &st) == 0);
+    CHECK(errno == ENOSPC && fstat(fd, &st) == -1 && errno == ENOSPC && lseek(fd, 0, SEEK_END) == -1 && errno == ENOSPC);
+    CHECK(write(fd, bytes, sizeof bytes) == -1 && errno == ENOSPC && fstat(fd, &st) == 0);
+    printf("shown\n");
+}
+
 /* Reads what was written, piece by piece, computes for so many us at each, and writes a piece of the result. */
 static void pipeline(const char *path, long count, int microseconds, int size) {
     char other[4096], *bytes = malloc(size);
@@ -670,6 +682,7 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "threads")) threads(path);
     else if (!strcmp(mode, "two")) two(path);
     else if (!strcmp(mode, "special")) special(path);
+    else if (!strcmp(mode, "shown")) shown(path);
     else if (!strcmp(mode, "full")) full(path, number ? number : ENOSPC);
     else if (!strcmp(mode, "pipeline")) pipeline(path, number, atoi(words[4]), atoi(words[5]));
     else if (!strcmp(mode, "large")) large(path, number, atoi(words[4]));

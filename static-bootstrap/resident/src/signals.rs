@@ -41,7 +41,11 @@ pub(super) fn foreign(signal: i32, info: *const i32, frame: *mut usize) {
 }
 
 /// sigaction(2). What the program gives is changed before the kernel gets it, and the handler that the kernel tells of before the program does.
-pub(super) fn set_action(args: [usize; 6], change: impl FnOnce(&mut [u64; 4]), tell: impl FnOnce(&mut u64)) -> isize {
+pub(super) fn set_action(
+    args: [usize; 6],
+    change: impl FnOnce(&mut [u64; 4]),
+    tell: impl FnOnce(&mut [u64; 4]),
+) -> isize {
     let [signal, new, old, size, ..] = args;
     if size != 8 {
         // SAFETY: refused by the kernel.
@@ -71,7 +75,7 @@ pub(super) fn set_action(args: [usize; 6], change: impl FnOnce(&mut [u64; 4]), t
         let action = if new == 0 { 0 } else { given.as_ptr() as usize };
         let result = pass(nr::RT_SIGACTION, [signal, action, old, size, 0, 0]);
         if result == 0 && old != 0 {
-            tell(&mut *(old as *mut u64));
+            tell(&mut *(old as *mut [u64; 4]));
         }
         result
     }

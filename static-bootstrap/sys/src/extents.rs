@@ -63,7 +63,8 @@ pub struct Head {
     ticket: AtomicU64,
     /// Not 0, in jobs on several hosts: a program may tell programs elsewhere without being seen: who shares memory with others keeps nothing.
     pub unseen: AtomicU32,
-    _unused: AtomicU32,
+    /// Not 0: something is missing in a file, or was.
+    pub lost: AtomicU32,
     /// A bit for each segment whose program shares memory with others and may have something pending; in jobs on several hosts.
     sharing: [AtomicU64; WORDS],
     pub inodes: [Inode; INODES],
@@ -435,7 +436,8 @@ impl<'a> Log<'a> {
             file.known.store(0, Ordering::Relaxed);
             file.error.store(0, Ordering::Relaxed);
         }
-        fence(Ordering::SeqCst);
+        // Who saw the epoch and a position from before together finds that it is over.
+        self.segment.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Has `next` count in place of `now`; false: something else does meanwhile.

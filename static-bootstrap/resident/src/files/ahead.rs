@@ -7,7 +7,7 @@ use super::kernel::{nr, raw};
 use super::{others, table};
 
 /// Ticks from which on a read was the file system's and not the cache's.
-const SLOW: u64 = 60_000;
+pub(super) const SLOW: u64 = 60_000;
 /// Reads in sequence before anything is asked for.
 const FEW: u8 = 3;
 /// Bytes that are asked for at a time (a kernel takes no more), and how far ahead at most.

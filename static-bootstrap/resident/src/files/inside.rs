@@ -20,8 +20,10 @@ const LOOKS: u32 = 200;
 
 /// The signals that were blocked before some were put off.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
-/// The program's handlers, by signal.
+/// The program's handlers, by signal; and a bit for each that it did not ask a `siginfo_t` for.
 static HANDLERS: [AtomicU64; 65] = [const { AtomicU64::new(0) }; 65];
+static PLAIN: AtomicU64 = AtomicU64::new(0);
+const SIGINFO: u64 = 4;
 /// SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV: they cannot wait.
 const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10;
 /// Word of a signal's frame (`asm/ucontext.h`) that has the signals blocked before.
@@ -129,18 +131,27 @@ fn left(held: u64, blocked: u64) {
     }
 }
 
-/// Has the kernel call [`handler`] in place of the program's handler: `action` is a `struct sigaction` as the kernel takes it.
+/// Has the kernel call [`handler`] in place of the program's handler: `action` is a `struct sigaction` as the kernel takes it. A signal that is put
+/// off is given back with its information, which the kernel leaves out unless it is asked for.
 pub(super) fn stand_before(signal: usize, action: &mut [u64; 4]) {
     const DEFAULT_IGNORE: u64 = 1;
     if action[0] > DEFAULT_IGNORE && action[0] != own() {
         HANDLERS[signal % 65].store(action[0], Ordering::Relaxed);
+        let bit = 1 << (signal % 65).saturating_sub(1);
+        _ = if action[1] & SIGINFO == 0 {
+            PLAIN.fetch_or(bit, Ordering::Relaxed)
+        } else {
+            PLAIN.fetch_and(!bit, Ordering::Relaxed)
+        };
         action[0] = own();
+        action[1] |= SIGINFO;
     }
 }
 
-/// What the program thinks its handler is.
-pub(super) fn behind(signal: usize) -> u64 {
-    HANDLERS[signal % 65].load(Ordering::Relaxed)
+/// What the program thinks its handler is, and the flag that was set for ours.
+pub(super) fn behind(signal: usize) -> (u64, u64) {
+    let plain = PLAIN.load(Ordering::Relaxed) >> (signal % 65).saturating_sub(1) & 1;
+    (HANDLERS[signal % 65].load(Ordering::Relaxed), plain * SIGINFO)
 }
 
 /// Address of [`handler`].

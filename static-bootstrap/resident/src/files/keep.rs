@@ -6,10 +6,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use sys::extents::{APPEND, Log, Now, OFFSETS, RUN, Refused, SMALL, Target, inode};
 use sys::resident::files;
 
-use super::inside::Inside;
-use super::kernel::{failed, nr, raw};
+use super::inside::{self, Inside};
+use super::kernel::{block_signals, failed, nr, raw, restore_signals};
 use super::table::{self, File};
-use super::{look, others, process, quick, settle, settle_file, take_error, touch, worker};
+use super::{
+    UnderWay, ahead, look, missing, others, process, quick, settle, settle_file, take_error, touch, with_kernel, worker,
+};
 use crate::settings;
 
 /// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has cost as much.
@@ -70,6 +72,25 @@ fn is_kept(fd: usize, id: usize, file: &File) -> bool {
 
 /// Writes directly, and sees what that costs.
 fn write_now(number: usize, args: [usize; 6], total: usize) -> isize {
+    // SAFETY: reads a register.
+    let clock = || unsafe { _rdtsc() };
+    if !worker::may_be_busy()
+        && let Some(under_way) = UnderWay::unlooked(args[0])
+    {
+        let begun = clock();
+        // SAFETY: the program's own call.
+        let result = unsafe { raw(number, args) };
+        let ticks = clock().saturating_sub(begun);
+        drop(under_way);
+        if !failed(result)
+            && (total <= SMALL || pace(total, ticks) > SLOW)
+            && (table::spent(args[0], ticks, PRICE) >= PRICE || always())
+            && let Some(file) = look(args[0]).map(table::file)
+        {
+            judge(args[0], file, total, ticks);
+        }
+        return result;
+    }
     let Some(file) = look(args[0]).map(table::file) else {
         settle();
         // SAFETY: the program's own call.
@@ -80,16 +101,23 @@ fn write_now(number: usize, args: [usize; 6], total: usize) -> isize {
     if let Some(error) = take_error(args[0]) {
         return error;
     }
-    // SAFETY: reads a register.
-    let clock = || unsafe { _rdtsc() };
     let begun = clock();
     let result = touch(number, args);
-    let ticks = clock().saturating_sub(begun);
-    if failed(result) {
-        return result;
+    if !failed(result) {
+        judge(args[0], file, total, clock().saturating_sub(begun));
     }
+    result
+}
+
+/// Nanoseconds for a KiB.
+fn pace(total: usize, ticks: u64) -> u32 {
+    (ticks / TICKS / (total as u64 >> 10).max(1)).min(u32::MAX.into()) as u32
+}
+
+/// A write of so many bytes took so long: whether the file is to be kept.
+fn judge(fd: usize, file: &File, total: usize, ticks: u64) {
     if total > SMALL {
-        let pace = (ticks / TICKS / (total as u64 >> 10)).min(u32::MAX.into()) as u32;
+        let pace = pace(total, ticks);
         file.pace.store(pace, Ordering::Relaxed);
         if file.state.load(Ordering::Relaxed) == table::KEPT
             && let Some((log, _)) = worker::log(file.log.load(Ordering::Relaxed).into())
@@ -102,14 +130,20 @@ fn write_now(number: usize, args: [usize; 6], total: usize) -> isize {
         && (file.cost.fetch_add(ticks, Ordering::Relaxed) + ticks >= PRICE || always())
     {
         let _inside = Inside::enter();
-        promote(args[0]);
+        promote(fd);
     }
-    result
 }
 
-/// Has the worker write this file from now on.
+/// Has the worker write this file from now on. No signal handler comes in between and writes to it, too.
 fn promote(fd: usize) {
-    let Some(id) = table::known(fd) else { return };
+    if let Some(id) = table::known(fd) {
+        let blocked = block_signals();
+        promote_alone(id);
+        restore_signals(blocked);
+    }
+}
+
+fn promote_alone(id: usize) {
     let file = table::file(id);
     if file.state.load(Ordering::Relaxed) != table::FRESH || super::is_off() || !stands(file) {
         return;
@@ -136,8 +170,12 @@ fn stands(file: &File) -> bool {
     const LOOKS: u32 = 1000;
     file.state.store(table::BEGUN, Ordering::SeqCst);
     for _ in 0..LOOKS {
-        if file.under_way.load(Ordering::SeqCst) == 0 {
+        if file.under_way.load(Ordering::SeqCst) == 0 && table::unlooked_under_way(file) == 0 {
             return true;
+        }
+        // What a signal handler has interrupted does not go on before that has ended.
+        if !inside::is_several() {
+            break;
         }
         // SAFETY: nothing is given.
         let _ = unsafe { raw(nr::SCHED_YIELD, [0; 6]) };
@@ -324,17 +362,22 @@ pub(super) fn seek(args: [usize; 6]) -> isize {
     if let Some(id) = table::known(args[0]) {
         table::file(id).reading.moved();
     }
-    if args[2] >= END { touch(nr::LSEEK, args) } else { move_offset(args) }
+    if args[2] < END {
+        return move_offset(args);
+    }
+    let result = touch(nr::LSEEK, args);
+    missing(args[0]).unwrap_or(result)
 }
 
 /// The kernel moves an offset: no file is looked at.
 fn move_offset(args: [usize; 6]) -> isize {
     let _inside = Inside::enter();
-    if table::known(args[0]).is_some_and(|id| table::file(id).state.load(Ordering::Relaxed) == table::KEPT) {
-        worker::settle();
-    }
     // SAFETY: integers.
-    unsafe { raw(nr::LSEEK, args) }
+    let go = || unsafe { raw(nr::LSEEK, args) };
+    match table::known(args[0]).map(table::file) {
+        Some(file) if file.state.load(Ordering::Relaxed) == table::KEPT => with_kernel(file, go),
+        _ => go(),
+    }
 }
 
 /// The log of a file whose offset is kept here.
@@ -377,8 +420,25 @@ fn moved(log: &Log<'_>, id: usize, file: &File, to: usize, whence: usize) -> Opt
 }
 
 pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
+    // SAFETY: reads a register.
+    let clock = || unsafe { _rdtsc() };
+    if !worker::may_be_busy()
+        && let Some(under_way) = UnderWay::unlooked(args[0])
+    {
+        let begun = clock();
+        // SAFETY: the program's own call.
+        let result = unsafe { raw(number, args) };
+        drop(under_way);
+        if clock().saturating_sub(begun) >= ahead::SLOW {
+            look(args[0]);
+        }
+        return result;
+    }
     // SAFETY: the program's own call.
     let Some(id) = look(args[0]) else { return unsafe { raw(number, args) } };
+    if let Some(error) = missing(args[0]) {
+        return error;
+    }
     let single = matches!(number, nr::READ | nr::PREAD64);
     if single && own_log(id).is_some() {
         let inside = Inside::enter();
@@ -389,8 +449,6 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
         }
         drop(inside);
     }
-    // SAFETY: reads a register.
-    let clock = || unsafe { _rdtsc() };
     let begun = clock();
     let result = touch(number, args);
     if single && result > 0 {

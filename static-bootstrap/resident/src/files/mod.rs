@@ -20,7 +20,7 @@ mod sites;
 mod table;
 mod worker;
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
 use sys::files::why;
 
@@ -117,18 +117,25 @@ fn leave() {
 }
 
 fn let_go() {
+    table::all().for_each(|(_, file)| hold_off(file));
     worker::settle();
     for (id, file) in table::all() {
         drop_file(id, file);
     }
 }
 
-/// The worker forgets an open file, if it knows it. Nothing is pending there.
+/// Nothing more is kept of a file until it is dropped: a signal handler that comes in between writes directly.
+fn hold_off(file: &table::File) {
+    let _ = file.state.compare_exchange(table::KEPT, table::BEGUN, Ordering::Relaxed, Ordering::Relaxed);
+    quick::forget();
+}
+
+/// The worker forgets an open file, if it knows it. Nothing is pending there, and nothing more is kept.
 fn drop_file(id: usize, file: &table::File) {
-    let _ = file.state.compare_exchange(table::KEPT, table::FRESH, Ordering::Relaxed, Ordering::Relaxed);
     if file.told.swap(0, Ordering::Relaxed) != 0 {
         worker::drop_file(id, file);
     }
+    let _ = file.state.compare_exchange(table::BEGUN, table::FRESH, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// A system call of the program.
@@ -320,7 +327,9 @@ fn look(fd: usize) -> Option<usize> {
 
 /// Everything that concerns this file is where it belongs: ours, and what others of the job wrote.
 fn settle_file(fd: usize) {
-    if let Some(file) = look(fd).map(table::file) {
+    if worker::may_be_busy()
+        && let Some(file) = look(fd).map(table::file)
+    {
         let (device, number) = file.name();
         worker::settle_inode(device, number);
     }
@@ -339,20 +348,39 @@ fn settle_path(directory: usize, path: usize) -> Option<(u64, u64)> {
     })
 }
 
-/// A call on a file that is not kept, and does not begin to be meanwhile: that would be with an offset that the call moves.
-struct UnderWay(Option<&'static AtomicU32>);
+/// A call on a file that is not kept, and does not begin to be meanwhile, by another thread or a signal handler: that would be with an offset that
+/// the call moves.
+struct UnderWay(&'static AtomicU32);
 
 impl UnderWay {
-    fn new(file: &'static table::File) -> UnderWay {
-        let count = inside::is_several().then_some(&file.under_way);
-        count.inspect(|count| _ = count.fetch_add(1, Ordering::SeqCst));
+    #[inline]
+    fn new(count: &'static AtomicU32) -> UnderWay {
+        if inside::is_several() {
+            count.fetch_add(1, Ordering::SeqCst);
+        } else {
+            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            compiler_fence(Ordering::SeqCst);
+        }
         UnderWay(count)
+    }
+
+    /// On a file that was opened and not looked at yet.
+    fn unlooked(fd: usize) -> Option<UnderWay> {
+        let is = || table::is_unlooked(fd);
+        is().then(|| UnderWay::new(&table::UNDER_WAY[fd])).filter(|_| is())
     }
 }
 
 impl Drop for UnderWay {
+    #[inline]
     fn drop(&mut self) {
-        self.0.inspect(|count| _ = count.fetch_sub(1, Ordering::SeqCst));
+        if inside::is_several() {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
+            // A child has begun again.
+            self.0.store(self.0.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        }
     }
 }
 
@@ -361,16 +389,26 @@ fn touch(number: usize, args: [usize; 6]) -> isize {
     settle_file(args[0]);
     // SAFETY: the program's own call.
     let go = || unsafe { raw(number, args) };
+    let unlooked = UnderWay::unlooked(args[0]);
     let Some(file) = table::known(args[0]).map(table::file) else { return go() };
-    let under_way = UnderWay::new(file);
+    drop(unlooked);
+    let under_way = UnderWay::new(&file.under_way);
     if file.state.load(Ordering::SeqCst) <= table::FRESH {
         return go();
     }
     drop(under_way);
     // Of a file that is kept the kernel is given the offset, which must not move meanwhile.
     let _inside = Inside::enter();
+    with_kernel(file, go)
+}
+
+/// Makes a call with the offset that the kernel is given. A signal handler that comes in between keeps nothing, and so moves that offset, too.
+fn with_kernel(file: &table::File, go: impl FnOnce() -> isize) -> isize {
+    let log = worker::log(file.log.load(Ordering::Relaxed).into()).filter(|(log, _)| log.begin());
     worker::settle();
-    go()
+    let result = go();
+    log.inspect(|(log, _)| log.end());
+    result
 }
 
 /// One that changes a file in a way that is not kept, or is noticed by others.
@@ -381,21 +419,29 @@ fn change(number: usize, args: [usize; 6]) -> isize {
 
 /// The first error of the worker with this open file that was not told.
 fn take_error(fd: usize) -> Option<isize> {
-    let id = table::known(fd).filter(|id| table::file(*id).told.load(Ordering::Relaxed) != 0)?;
-    let file = table::file(id);
-    let (log, _) = worker::log(file.log.load(Ordering::Relaxed).into())?;
-    match log.segment.files[id].error.swap(0, Ordering::SeqCst) {
-        0 => None,
-        errno => {
-            file.failed.store(errno, Ordering::Relaxed);
-            Some(-(errno as isize))
-        }
-    }
+    let (file, error) = error_of(fd)?;
+    // Another thread may have been told meanwhile.
+    let errno = Some(error.swap(0, Ordering::SeqCst)).filter(|errno| *errno != 0)?;
+    file.failed.store(errno, Ordering::Relaxed);
+    Some(-(errno as isize))
+}
+
+/// Where it is, if there is one.
+fn error_of(fd: usize) -> Option<(&'static table::File, &'static AtomicU32)> {
+    let id = table::known(fd)?;
+    let (log, _) = worker::log(table::file(id).log.load(Ordering::Relaxed).into())?;
+    let error = &log.segment.files[id].error;
+    (error.load(Ordering::SeqCst) != 0).then_some((table::file(id), error))
+}
+
+/// What a call has to say that would show an open file without what is missing in it; who writes, syncs or closes is told, too.
+fn missing(fd: usize) -> Option<isize> {
+    error_of(fd).map(|(_, error)| -(error.load(Ordering::SeqCst) as isize)).filter(|error| *error != 0)
 }
 
 /// What fsync has to say: something is missing in this file, whoever wrote it and whoever was told.
 fn failure(fd: usize) -> Option<isize> {
-    let file = table::file(table::known(fd)?);
+    let file = table::file(if worker::is_lost() { look(fd) } else { table::known(fd) }?);
     let (device, number) = file.name();
     let told = || Some(file.failed.load(Ordering::Relaxed)).filter(|errno| *errno != 0);
     take_error(fd).or_else(|| told().or_else(|| worker::failure(device, number)).map(|errno| -(errno as isize)))
@@ -414,15 +460,16 @@ fn forgive(fd: usize, empty: bool) {
 fn make_direct(fd: usize) {
     settle();
     let _inside = Inside::enter();
-    worker::settle();
     let Some(id) = table::look(fd) else { return };
     let file = table::file(id);
+    file.state.store(table::DIRECT, Ordering::Relaxed);
+    quick::forget();
+    worker::settle();
     if file.marked.load(Ordering::Relaxed) == 0 {
         worker::mark_direct(file);
     }
     let (device, number) = file.name();
     worker::settle_inode(device, number);
-    file.state.store(table::DIRECT, Ordering::Relaxed);
     // The worker's descriptor would hold the lock.
     drop_file(id, file);
 }
@@ -442,7 +489,7 @@ fn control(args: [usize; 6]) -> isize {
         SETFL => {
             let _inside = Inside::enter();
             worker::settle();
-            if let Some(file) = table::known(args[0]).map(table::file) {
+            if let Some(file) = table::look(args[0]).map(table::file) {
                 file.state.store(table::DIRECT, Ordering::Relaxed);
             }
             go()
@@ -463,14 +510,21 @@ fn opening(directory: usize, path: usize, flags: usize, go: impl FnOnce() -> isi
     if flags & (CREATE | TRUNCATE) != 0 {
         settle();
     }
-    if flags & TRUNCATE != 0 && worker::may_be_busy() {
-        settle_path(directory, path);
+    if flags & TRUNCATE != 0 {
+        place::join_named();
+        if worker::may_be_busy() {
+            settle_path(directory, path);
+        }
     }
     let fd = go();
     if !failed(fd) {
         let _inside = Inside::enter();
-        table::opened(fd as usize, flags);
-        forgive(fd as usize, flags & (EXCLUSIVE | TRUNCATE) != 0);
+        let empty = flags & (EXCLUSIVE | TRUNCATE) != 0;
+        table::opened(fd as usize, flags, empty && worker::head().is_none());
+        if empty && worker::is_lost() {
+            table::look(fd as usize);
+            forgive(fd as usize, true);
+        }
     }
     fd
 }
@@ -483,7 +537,13 @@ fn told(go: impl Fn() -> isize, which: impl FnOnce() -> place::Told, directory: 
         let told = which();
         place::join(&told, directory, path);
         // What was pending may have been written since it was told of.
-        if worker::settle_inode(told.device, told.number) || told.is_regular && worker::done() != done {
+        let again = worker::settle_inode(told.device, told.number) || told.is_regular && worker::done() != done;
+        // SAFETY: the program's path, which the kernel has just read.
+        let by_descriptor = path == 0 || unsafe { *(path as *const u8) } == 0;
+        if by_descriptor && let Some(error) = missing(directory) {
+            return error;
+        }
+        if again {
             return go();
         }
     }
@@ -492,6 +552,7 @@ fn told(go: impl Fn() -> isize, which: impl FnOnce() -> place::Told, directory: 
 
 fn duplicated(old: usize, go: impl FnOnce() -> isize) -> isize {
     let _inside = Inside::enter();
+    table::look_opened(old);
     let new = go();
     if !failed(new) && table::known(old).is_some() {
         if new as usize >= table::DESCRIPTORS {
@@ -504,6 +565,9 @@ fn duplicated(old: usize, go: impl FnOnce() -> isize) -> isize {
 
 fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
     let inside = Inside::enter();
+    if DIRTY.load(Ordering::Relaxed) != 0 {
+        table::look_opened(fd);
+    }
     let Some(id) = table::known(fd) else {
         table::remove(fd);
         drop(inside);
@@ -515,13 +579,15 @@ fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
     if file.told.load(Ordering::Relaxed) != 0 {
         others::settle();
     }
-    let mut error = None;
     if file.told.load(Ordering::Relaxed) != 0 {
-        worker::settle();
-        error = take_error(fd);
         if table::is_last(fd).is_some() {
-            drop_file(id, file);
+            hold_off(file);
         }
+        worker::settle();
+    }
+    let error = take_error(fd);
+    if table::is_last(fd).is_some() {
+        drop_file(id, file);
     }
     table::remove(fd);
     let result = go();

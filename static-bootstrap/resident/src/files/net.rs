@@ -42,9 +42,9 @@ pub(super) fn set_action(args: [usize; 6]) -> isize {
         action[2] = dispatch::RESTORE.load(Ordering::Relaxed) as u64;
         inside::stand_before(signal, action);
     };
-    signals::set_action(args, change, |handler| {
-        if *handler == inside::own() {
-            *handler = before;
+    signals::set_action(args, change, |action| {
+        if action[0] == inside::own() {
+            (action[0], action[1]) = (before.0, action[1] & !before.1);
         }
     })
 }

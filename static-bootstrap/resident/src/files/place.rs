@@ -130,6 +130,14 @@ pub(super) fn join(told: &Told, directory: usize, path: usize) {
     }
 }
 
+/// Takes part if the user named directories: which files are below them is not known before.
+pub(super) fn join_named() {
+    if settings::get().files & files::NAMED != 0 && worker::head().is_none() {
+        let _inside = Inside::enter();
+        worker::attach();
+    }
+}
+
 /// Whether files of this file system concern us; `statfs` asks the kernel about it.
 fn concerns(device: u64, statfs: impl FnOnce(usize) -> isize) -> bool {
     let wanted = (device + 1) << 1;

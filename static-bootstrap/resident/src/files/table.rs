@@ -6,12 +6,18 @@ use sys::extents::FILES;
 
 use super::ahead::Reading;
 use super::kernel::{failed, nr, raw};
-use super::place;
+use super::{place, worker};
 
 pub(super) const DESCRIPTORS: usize = 4096;
 /// Nothing known; and: nothing that concerns us.
 const UNKNOWN: u16 = 0;
 pub(super) const OTHER: u16 = u16::MAX;
+/// Opened by the program and not looked at yet; what is known of it is in the lowest bits: it may be kept, appends, and was empty when nothing was
+/// known of others' files.
+const OPENED: u16 = 0xfff0;
+const MAY: u16 = 1;
+const APPENDS: u16 = 2;
+const EMPTY: u16 = 4;
 /// What an open file is to us.
 pub(super) const FREE: u8 = 0;
 pub(super) const TAKEN: u8 = 1;
@@ -58,6 +64,9 @@ pub(super) struct File {
 }
 
 pub(super) static DESCRIPTOR: [AtomicU16; DESCRIPTORS] = [const { AtomicU16::new(UNKNOWN) }; DESCRIPTORS];
+/// Of what was not looked at yet: ticks that writes took, and calls of threads.
+static SPENT: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+pub(super) static UNDER_WAY: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 static FILE: [File; FILES] = [const {
     File {
         state: AtomicU8::new(FREE),
@@ -93,7 +102,7 @@ pub(super) fn all() -> impl Iterator<Item = (usize, &'static File)> {
 /// The one behind a descriptor, if it is known to be a file that concerns us.
 pub(super) fn known(fd: usize) -> Option<usize> {
     match DESCRIPTOR.get(fd)?.load(Ordering::Relaxed) {
-        UNKNOWN | OTHER => None,
+        UNKNOWN | OPENED.. => None,
         id => Some(usize::from(id) - 1),
     }
 }
@@ -107,21 +116,62 @@ pub(super) fn look(fd: usize) -> Option<usize> {
         if failed(flags) {
             return None;
         }
-        enter(fd, flags as usize, true);
+        enter(fd, UNKNOWN, said(flags as usize));
     }
+    look_opened(fd);
     known(fd)
 }
 
-/// Opened by the program just now: nobody else has it. `flags` as for open(2).
-pub(super) fn opened(fd: usize, flags: usize) {
-    enter(fd, flags, false);
+/// The same of what the program opened: nobody else has it.
+pub(super) fn look_opened(fd: usize) {
+    if is_unlooked(fd) {
+        let opened = DESCRIPTOR[fd].load(Ordering::Relaxed);
+        enter(fd, opened, opened);
+    }
 }
 
-fn enter(fd: usize, flags: usize, shared: bool) {
+/// Whether the program opened it, and it was not looked at yet.
+#[inline]
+pub(super) fn is_unlooked(fd: usize) -> bool {
+    DESCRIPTOR.get(fd).is_some_and(|slot| (OPENED..OTHER).contains(&slot.load(Ordering::SeqCst)))
+}
+
+/// Opened by the program just now: it is looked at when it has to be. `flags` as for open(2).
+pub(super) fn opened(fd: usize, flags: usize, empty: bool) {
+    if let (Some(slot), Some(spent)) = (DESCRIPTOR.get(fd), SPENT.get(fd)) {
+        spent.store(0, Ordering::Relaxed);
+        slot.store(OPENED | said(flags) | if empty { EMPTY } else { 0 }, Ordering::Relaxed);
+    }
+}
+
+/// So many more ticks were spent writing to what was not looked at yet: all of them. The last are not counted yet where that is too much.
+pub(super) fn spent(fd: usize, ticks: u64, price: u64) -> u64 {
+    let Some(spent) = SPENT.get(fd) else { return 0 };
+    let all = u64::from(spent.load(Ordering::Relaxed)) + ticks;
+    if all < price {
+        spent.store(all as u32, Ordering::Relaxed);
+    }
+    all
+}
+
+/// Calls of threads that found an open file not looked at yet.
+pub(super) fn unlooked_under_way(file: &File) -> u32 {
+    UNDER_WAY.get(file.fd.load(Ordering::Relaxed) as usize).map_or(0, |count| count.load(Ordering::SeqCst))
+}
+
+/// What flags say.
+fn said(flags: usize) -> u16 {
     const WRITES: usize = 3;
     const APPEND: usize = 0o2000;
     /// O_DIRECT, O_DSYNC and O_SYNC, O_PATH.
     const NOT_KEPT: usize = 0o40000 | 0o10000 | 0o4_000_000 | 0o10_000_000;
+    let may = if flags & WRITES != 0 && flags & NOT_KEPT == 0 { MAY } else { 0 };
+    may | if flags & APPEND != 0 { APPENDS } else { 0 }
+}
+
+/// `before`: what its slot holds, unless a signal handler looks at it meanwhile.
+fn enter(fd: usize, before: u16, said: u16) {
+    let shared = before == UNKNOWN;
     let Some(slot) = DESCRIPTOR.get(fd) else { return };
     let Some((device, number)) = place::of(fd) else { return slot.store(OTHER, Ordering::Relaxed) };
     let free = |(_, file): &(usize, &File)| {
@@ -133,8 +183,9 @@ fn enter(fd: usize, flags: usize, shared: bool) {
         flag.store(0, Ordering::Relaxed);
     }
     file.shared.store(u8::from(shared), Ordering::Relaxed);
-    file.appends.store(u8::from(flags & APPEND != 0), Ordering::Relaxed);
-    file.cost.store(0, Ordering::Relaxed);
+    file.appends.store(u8::from(said & APPENDS != 0), Ordering::Relaxed);
+    let spent = if shared { 0 } else { SPENT[fd].load(Ordering::Relaxed) };
+    file.cost.store(spent.into(), Ordering::Relaxed);
     file.pace.store(0, Ordering::Relaxed);
     file.failed.store(0, Ordering::Relaxed);
     file.reading.reset();
@@ -143,9 +194,14 @@ fn enter(fd: usize, flags: usize, shared: bool) {
     file.device.store(device, Ordering::Relaxed);
     file.number.store(number, Ordering::Relaxed);
     file.offset.store(AWAY, Ordering::Relaxed);
-    let state = if flags & WRITES != 0 && flags & NOT_KEPT == 0 { FRESH } else { DIRECT };
+    let state = if said & MAY != 0 { FRESH } else { DIRECT };
     file.state.store(state, Ordering::Relaxed);
-    slot.store(id as u16 + 1, Ordering::Relaxed);
+    if slot.compare_exchange(before, id as u16 + 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        return file.state.store(FREE, Ordering::Relaxed);
+    }
+    if !shared && said & EMPTY != 0 {
+        worker::forgive(device, number);
+    }
 }
 
 /// `new` is another descriptor of what `old` is.
@@ -167,7 +223,7 @@ pub(super) fn is_last(fd: usize) -> Option<usize> {
 pub(super) fn remove(fd: usize) {
     let Some(slot) = DESCRIPTOR.get(fd) else { return };
     let id = match slot.swap(UNKNOWN, Ordering::Relaxed) {
-        UNKNOWN | OTHER => return,
+        UNKNOWN | OPENED.. => return,
         id => usize::from(id) - 1,
     };
     if file(id).descriptors.fetch_sub(1, Ordering::Relaxed) == 1 {
@@ -187,6 +243,8 @@ pub(super) fn between(first: usize, last: usize) -> impl Iterator<Item = usize> 
 pub(super) fn share_one(fd: usize) {
     if let Some(id) = known(fd) {
         file(id).shared.store(1, Ordering::Relaxed);
+    } else if is_unlooked(fd) {
+        DESCRIPTOR[fd].store(UNKNOWN, Ordering::Relaxed);
     }
 }
 
@@ -194,8 +252,9 @@ pub(super) fn share_one(fd: usize) {
 pub(super) fn share(all_of_them: bool) {
     const GETFD: usize = 1;
     for fd in between(0, DESCRIPTORS) {
+        let concerns = known(fd).is_some() || is_unlooked(fd);
         // SAFETY: integers.
-        if known(fd).is_some() && (all_of_them || unsafe { raw(nr::FCNTL, [fd, GETFD, 0, 0, 0, 0]) } & 1 == 0) {
+        if concerns && (all_of_them || unsafe { raw(nr::FCNTL, [fd, GETFD, 0, 0, 0, 0]) } & 1 == 0) {
             share_one(fd);
         }
     }
@@ -203,6 +262,10 @@ pub(super) fn share(all_of_them: bool) {
 
 /// A fresh process has what its parent opened, and has not told the worker of anything.
 pub(super) fn inherit() {
+    UNDER_WAY
+        .iter()
+        .filter(|count| count.load(Ordering::Relaxed) != 0)
+        .for_each(|count| count.store(0, Ordering::Relaxed));
     for file in &FILE {
         match file.state.load(Ordering::Relaxed) {
             TAKEN => file.state.store(FREE, Ordering::Relaxed),

@@ -60,6 +60,11 @@ pub(super) fn may_be_busy() -> bool {
     head().is_none_or(|head| head.owned.load(Ordering::SeqCst) != 0) && ALONE.load(Ordering::Relaxed) == 0
 }
 
+/// Whether something is missing in a file of the job, or was.
+pub(super) fn is_lost() -> bool {
+    head().is_some_and(|head| head.lost.load(Ordering::SeqCst) != 0)
+}
+
 /// The log of any program, without its ring.
 fn log_of(segment: u32) -> Option<Log<'static>> {
     let at = AT.load(Ordering::Acquire);
@@ -103,11 +108,12 @@ pub(super) fn attach() -> bool {
     if head().is_some() {
         return true;
     }
-    ALONE.load(Ordering::Relaxed) == 0 && {
-        let joined = join(op::ATTACH, NONE, &OWN[0]);
-        ALONE.store(u32::from(!joined), Ordering::Relaxed);
-        joined
-    }
+    // A signal handler that came in between would be another one.
+    let blocked = block_signals();
+    let joined = head().is_some() || ALONE.load(Ordering::Relaxed) == 0 && join(op::ATTACH, NONE, &OWN[0]);
+    ALONE.store(u32::from(!joined), Ordering::Relaxed);
+    restore_signals(blocked);
+    joined
 }
 
 /// Which of our logs is this file system's, and its segment: another one, if need be.
