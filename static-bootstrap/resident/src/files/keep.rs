@@ -9,7 +9,7 @@ use sys::resident::files;
 use super::inside::Inside;
 use super::kernel::{failed, nr, raw};
 use super::table::{self, File};
-use super::{look, others, process, quick, settle, settle_file, take_error, touch, worker};
+use super::{elsewhere, look, others, process, quick, settle, settle_file, take_error, touch, worker};
 use crate::settings;
 
 /// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has cost as much.
@@ -39,7 +39,7 @@ impl File {
 pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
     let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
     if total > 0
-        && let Some(id) = table::known(args[0])
+        && let Some(id) = if elsewhere::is() { begin(args[0]) } else { table::known(args[0]) }
     {
         let file = table::file(id);
         if file.state.load(Ordering::Relaxed) == table::KEPT {
@@ -60,6 +60,17 @@ pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: O
         }
     }
     write_now(number, args, total)
+}
+
+/// The open file behind a descriptor, which is kept from now on if it can be.
+fn begin(fd: usize) -> Option<usize> {
+    let id = look(fd)?;
+    if table::file(id).state.load(Ordering::Relaxed) == table::FRESH {
+        settle();
+        let _inside = Inside::enter();
+        promote(fd);
+    }
+    Some(id)
 }
 
 /// Whether this descriptor is still this open file, and that kept.
