@@ -78,6 +78,8 @@ struct Sent {
     offset: u64,
     /// Position and length of each piece.
     pieces: Vec<(u64, u64)>,
+    /// Sent before it was known that one before it failed: not written, and told with that.
+    doomed: bool,
 }
 
 impl Hosts {
@@ -155,7 +157,8 @@ impl Away {
             self.answer(worker, host);
         }
         // Somebody may be gone, or have said that it is done.
-        if self.from(segment, log).1 != piece.position {
+        let (mut run, position) = self.from(segment, log);
+        if !log.after(&mut run, position).is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
             return 0;
         }
         let (Some(host), Some(fd)) = (host.filter(|host| self.links[*host].direct.is_some()), fd) else {
@@ -191,7 +194,7 @@ impl Away {
         self.again.remove(&segment);
         let (offset, place) = (first.offset, first.inode as usize);
         let pieces = pieces.iter().map(|piece| (piece.position, piece.len)).collect();
-        self.links[host].unanswered.push_back(Sent { segment, file: first.file, place, offset, pieces });
+        self.links[host].unanswered.push_back(Sent { segment, file: first.file, place, offset, pieces, doomed: false });
         bytes.len() as u64
     }
 
@@ -334,7 +337,9 @@ impl Away {
             let _ = state.compare_exchange(inode::IDLE, inode::WRITTEN, Ordering::SeqCst, Ordering::SeqCst);
             let len = sent.pieces.iter().map(|piece| piece.1).sum();
             refresh(worker, (sent.segment, sent.file), sent.offset, len);
-        } else {
+        } else if !sent.doomed {
+            let same = |other: &&mut Sent| (other.segment, other.file) == (sent.segment, sent.file);
+            unanswered.iter_mut().filter(same).for_each(|other| other.doomed = true);
             self.failed.insert((sent.segment, sent.file));
             worker.fail(sent.segment, &log, (sent.file, sent.place), errno);
         }

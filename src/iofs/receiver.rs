@@ -71,7 +71,7 @@ pub fn serve(listener: Async<TcpListener>, key: SessionKey) -> Result<()> {
 fn connection(link: Direct, node: NodeId, queues: &Queues) -> Result<(), LinkError> {
     let (mut receiving, sending) = link.split()?;
     let (requests, work) = sync_channel(CREDITS);
-    thread::scope(|scope| {
+    thread::scope(move |scope| {
         let writing = thread::Builder::new().name("write".to_owned()).stack_size(STACK);
         writing.spawn_scoped(scope, move || answer(&work, sending, node, queues))?;
         while let Some((put, len)) = receiving.receive_within::<Put>((HEADER, RUN as usize))? {
