@@ -75,8 +75,9 @@ fn programs_are_right() {
         let at = nodes.place(uid, "p");
         // The I/O host runs ranks, or not.
         for flags in ["--hosts hpc1 --async-io --io-forward hpc2", "--hosts hpc1,hpc2 -n 1 --async-io --io-forward hpc[1-2]"] {
-            for words in ["pieces {}/p 100000 64", "signals {}/s 5000", "two {}/2", "special {}/x", "random {}/r 1 300"] {
+            for words in ["pieces {}/p 100000 64", "two {}/2", "special {}/x", "random {}/r 1 300"] {
                 let done = one(&nodes, &at, flags, &format!("{program} {words}")).end().code(0);
+                println!("{flags} {words} as {uid}: {:.2?}", done.took);
                 assert!(done.text().ends_with("right\n"), "{flags} {words}: {}{}", done.text(), done.err);
             }
             let done = one(&nodes, &at, flags, &format!("{program} many {{}}/m 1 1000 3 2")).end().code(0);
@@ -162,7 +163,6 @@ fn what_was_told_is_there() {
 #[test]
 fn what_cannot_be_is_refused() {
     common::exec("--io-forward node1").program(&["true"]).end().code(2).says("only with --async-io");
-    common::exec("--async-io --io-forward a,a").program(&["true"]).end().code(2).says("names a host twice");
     let Some(nodes) = Nodes::up("forwardno") else { return };
     let at = nodes.place(USERS[1], "n");
     one(&nodes, &at, "--hosts hpc1 --async-io --io-forward hpc9", "true").end().code(125).says("hpc9");

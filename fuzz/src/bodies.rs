@@ -207,7 +207,8 @@ pub fn forward(bytes: &[u8]) {
     let mut logs = std::collections::BTreeMap::new();
     let mut queue = Queue::new(&mut logs);
     let ours = path.as_os_str().as_bytes().to_vec();
-    assert_eq!(queue.handle(&Put::Open { name: (1, 2), path: ours.clone(), device: 3, seen }, &[]), 0);
+    let open = Put::Open { name: (1, 2), path: ours.clone(), device: 3, seen };
+    queue.handle(&open, &[]).expect("it is the same file");
     let mut rest = bytes;
     while let Some((len, after)) = rest.split_first_chunk::<2>() {
         let len = usize::from(u16::from_le_bytes(*len)).min(after.len());
@@ -223,7 +224,7 @@ pub fn forward(bytes: &[u8]) {
             Put::Open { name, device, seen, .. } => Put::Open { name, path: ours.clone(), device, seen },
             put => put,
         };
-        assert!(queue.handle(&put, &vec![7; body]) >= 0);
+        let _ = queue.handle(&put, &vec![7; body]);
     }
     drop(queue);
     let _ = std::fs::remove_file(&path);

@@ -209,6 +209,7 @@ impl Away {
         if state.appends.load(Ordering::SeqCst) == piece.position + 1 && self.links.iter().any(|link| link.gone) {
             let done = worker.appended(log, piece, fd, state.append_size.load(Ordering::SeqCst), size);
             if done > 0 {
+                move_to(worker, (segment, piece.file), size);
                 log.advance(done);
                 worker.done();
                 return true;
@@ -309,7 +310,7 @@ impl Away {
     fn ask(&mut self, host: usize, put: &Put) -> Result<i32, LinkError> {
         let direct = self.links[host].direct.as_mut().ok_or(LinkError::Closed)?;
         direct.send(put, &[])?;
-        answered(direct)
+        answered(direct).map(|(errno, _)| errno)
     }
 
     /// Hears everything that is unanswered.
@@ -326,8 +327,8 @@ impl Away {
     /// Hears one answer.
     fn answer(&mut self, worker: &Worker, host: usize) {
         let Link { direct: Some(direct), unanswered, .. } = &mut self.links[host] else { return };
-        let errno = match answered(direct) {
-            Ok(errno) => errno,
+        let (errno, end) = match answered(direct) {
+            Ok(answer) => answer,
             Err(error) => return self.lose(worker, host, &error),
         };
         let Some(sent) = unanswered.pop_front() else { return };
@@ -337,6 +338,9 @@ impl Away {
             let _ = state.compare_exchange(inode::IDLE, inode::WRITTEN, Ordering::SeqCst, Ordering::SeqCst);
             let len = sent.pieces.iter().map(|piece| piece.1).sum();
             refresh(worker, (sent.segment, sent.file), sent.offset, len);
+            if sent.offset == APPEND {
+                move_to(worker, (sent.segment, sent.file), end);
+            }
         } else if !sent.doomed {
             let same = |other: &&mut Sent| (other.segment, other.file) == (sent.segment, sent.file);
             unanswered.iter_mut().filter(same).for_each(|other| other.doomed = true);
@@ -444,9 +448,9 @@ impl Away {
     }
 }
 
-fn answered(direct: &mut Direct) -> Result<i32, LinkError> {
+fn answered(direct: &mut Direct) -> Result<(i32, u64), LinkError> {
     match direct.receive_within((HEADER, 0))? {
-        Some((Got::Done { errno }, 0)) => Ok(errno),
+        Some((Got::Done { errno, end }, 0)) => Ok((errno, end)),
         Some(_) => Err(FrameError::Header.into()),
         None => Err(LinkError::Closed),
     }
@@ -458,4 +462,11 @@ fn refresh(worker: &Worker, name: Name, offset: u64, len: u64) {
     let (offset, len) = if offset == APPEND { (0, 0) } else { (offset, len) };
     let _ = same::seen(&fd);
     let _ = rustix::fs::fadvise(&fd, offset, std::num::NonZeroU64::new(len), rustix::fs::Advice::DontNeed);
+}
+
+/// A program's open file is where its own append would have left it.
+fn move_to(worker: &Worker, name: Name, end: u64) {
+    if let Some(fd) = worker.file(name) {
+        let _ = rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(end));
+    }
 }

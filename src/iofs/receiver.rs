@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -36,7 +36,6 @@ use crate::sys::extents_map;
 const CONNECTIONS: usize = 4096;
 const STACK: usize = 256 << 10;
 const EIO: i32 = 5;
-const EBADF: i32 = 9;
 
 /// How far the logs of each queue are done: epoch and position, by segment. Held by the connection that the queue has.
 type Logs = BTreeMap<u32, (u64, u64)>;
@@ -97,9 +96,12 @@ fn answer(work: &Receiver<(Put, Vec<u8>)>, mut sending: Direct, node: NodeId, qu
     let _ = sending.send(&Got::Begun { logs: begun }, &[]);
     let mut session = Session::new(&mut logs);
     for (put, body) in work {
-        let errno = session.handle(&put, &body);
+        let (errno, end) = match session.handle(&put, &body) {
+            Ok(end) => (0, end),
+            Err(error) => (error.raw_os_error().unwrap_or(EIO), 0),
+        };
         // Whoever has gone away has it written nevertheless.
-        let _ = sending.send(&Got::Done { errno }, &[]);
+        let _ = sending.send(&Got::Done { errno, end }, &[]);
     }
 }
 
@@ -127,30 +129,32 @@ impl Session<'_> {
         Session { logs, files: BTreeMap::new(), devices: BTreeMap::new() }
     }
 
-    /// Does what is asked, which has been checked: an errno, or 0.
-    pub fn handle(&mut self, put: &Put, body: &[u8]) -> i32 {
-        let done = match put {
+    /// Does what is asked, which has been checked; where something was appended ends.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn handle(&mut self, put: &Put, body: &[u8]) -> io::Result<u64> {
+        match put {
             Put::Begin { .. } => Err(Errno::INVAL.into()),
-            Put::Open { name, path, device, seen } => self.open(*name, path, (*device, seen)),
+            Put::Open { name, path, device, seen } => self.open(*name, path, (*device, seen)).map(|()| 0),
             Put::Write { name, epoch, position, offset, anew } => {
-                let Some(open) = self.files.get_mut(name) else { return EBADF };
+                let open = self.files.get_mut(name).ok_or(Errno::BADF)?;
                 if *anew {
                     open.failed = 0;
                 }
                 if open.failed != 0 {
-                    return open.failed;
+                    return Err(io::Error::from_raw_os_error(open.failed));
                 }
                 let written = open.write(*offset, body);
                 match &written {
-                    Ok(()) => _ = self.logs.insert(name.0, (*epoch, *position)),
+                    Ok(_) => _ = self.logs.insert(name.0, (*epoch, *position)),
                     Err(error) => open.failed = error.raw_os_error().unwrap_or(EIO),
                 }
                 written
             }
-            Put::Sync { name } => self.files.get(name).map_or(Ok(()), |open| open.file.sync_all()),
-            Put::Close { name } => self.files.remove(name).map_or(Ok(()), Open::close),
-        };
-        done.map_or_else(|error| error.raw_os_error().unwrap_or(EIO), |()| 0)
+            Put::Sync { name } => self.files.get(name).map_or(Ok(0), |open| open.file.sync_all().map(|()| 0)),
+            Put::Close { name } => self.files.remove(name).map_or(Ok(0), |open| open.close().map(|()| 0)),
+        }
     }
 
     fn open(&mut self, name: Name, path: &[u8], (device, seen): (u64, &Seen)) -> io::Result<()> {
@@ -169,10 +173,11 @@ impl Session<'_> {
 }
 
 impl Open {
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<u64> {
         if offset != APPEND {
             self.file.write_all_at(bytes, offset)?;
-            return extents_map::written(&self.file, offset, bytes.len() as u64);
+            extents_map::written(&self.file, offset, bytes.len() as u64)?;
+            return Ok(0);
         }
         let file = match &mut self.appending {
             Some(file) => file,
@@ -182,7 +187,9 @@ impl Open {
             }
         };
         file.write_all(bytes)?;
-        extents_map::written(file, 0, 0)
+        let end = file.stream_position()?;
+        extents_map::written(file, 0, 0)?;
+        Ok(end)
     }
 
     fn close(self) -> io::Result<()> {

@@ -35,8 +35,8 @@ pub enum Put {
 pub enum Got {
     /// Of logs that this queue has sent before: epoch, and the position up to which everything is done.
     Begun { logs: Vec<(u32, u64, u64)> },
-    /// An errno, or 0.
-    Done { errno: i32 },
+    /// An errno, or 0; where something was appended ends.
+    Done { errno: i32, end: u64 },
 }
 
 impl Put {

@@ -7,7 +7,7 @@ use sys::extents::{APPEND, Log, Now, OFFSETS, RUN, Refused, SMALL, Target, inode
 use sys::resident::files;
 
 use super::inside::Inside;
-use super::kernel::{failed, nr, raw};
+use super::kernel::{block_signals, failed, nr, raw, restore_signals};
 use super::table::{self, File};
 use super::{elsewhere, look, others, process, quick, settle, settle_file, take_error, touch, worker};
 use crate::settings;
@@ -68,7 +68,10 @@ fn begin(fd: usize) -> Option<usize> {
     if table::file(id).state.load(Ordering::Relaxed) == table::FRESH {
         settle();
         let _inside = Inside::enter();
+        // A handler that came in between would write directly, as often as it came.
+        let before = block_signals();
         promote(fd);
+        restore_signals(before);
     }
     Some(id)
 }
