@@ -186,6 +186,8 @@ impl Open {
                 none.insert(OpenOptions::new().append(true).open(again)?)
             }
         };
+        // FUSE would append where this host's kernel believes that the end is.
+        same::seen(&*file)?;
         file.write_all(bytes)?;
         let end = file.stream_position()?;
         extents_map::written(file, 0, 0)?;
