@@ -106,12 +106,12 @@ fn who_is_killed_loses_nothing() {
     let Some(nodes) = Nodes::up("forwardkill") else { return };
     for uid in USERS {
         let at = nodes.place(uid, "k");
-        for (mode, count) in [("appending", 400), ("interleaved", 2000), ("solver", 200)] {
+        for (mode, count) in [("appending", 4000), ("interleaved", 40000), ("solver", 2000)] {
             // Of the two hosts one, then the other.
             let run = nodes.start(&at, TWO.0, TWO_HOSTS, &format!("{mode} {{}}/{mode} {count}"));
             until(|| at.here.join(mode).metadata().ok().filter(|file| file.len() > 0));
             kill_io_host(&nodes, &run, 2, "ioworker");
-            std::thread::sleep(Duration::from_millis(fastrand::u64(0..400)));
+            std::thread::sleep(Duration::from_millis(fastrand::u64(0..300)));
             // An agent's end ends its worker.
             kill_io_host(&nodes, &run, 3, if mode == "solver" { "" } else { "ioworker" });
             let done = run.end();
