@@ -74,7 +74,9 @@ fn programs_are_right() {
     for uid in USERS {
         let at = nodes.place(uid, "p");
         // The I/O host runs ranks, or not.
-        for flags in ["--hosts hpc1 --async-io --io-forward hpc2", "--hosts hpc1,hpc2 -n 1 --async-io --io-forward hpc[1-2]"] {
+        for flags in
+            ["--hosts hpc1 --async-io --io-forward hpc2", "--hosts hpc1,hpc2 -n 1 --async-io --io-forward hpc[1-2]"]
+        {
             for words in ["pieces {}/p 100000 64", "two {}/2", "special {}/x", "random {}/r 1 300"] {
                 let done = one(&nodes, &at, flags, &format!("{program} {words}")).end().code(0);
                 println!("{flags} {words} as {uid}: {:.2?}", done.took);
@@ -83,9 +85,24 @@ fn programs_are_right() {
             let done = one(&nodes, &at, flags, &format!("{program} many {{}}/m 1 1000 3 2")).end().code(0);
             assert!(done.text().ends_with("right\n"), "{flags} {}{}", done.text(), done.err);
         }
+        let flags = "--hosts hpc1 --async-io --io-forward hpc2";
+        // What is to survive is synced by whoever has written it.
+        nodes.cluster.reset_ops().unwrap();
+        one(&nodes, &at, flags, "dd if=/dev/zero of={}/d bs=64 count=2000 conv=fsync status=none").end().code(0);
+        let [here, there] = [0, 1].map(|host| nodes.cluster.host_ops().unwrap()[host].ops);
+        assert_eq!((here.write, there.other), (0, 1), "{here:?} {there:?}");
+        assert_eq!(fs::metadata(at.here.join("d")).unwrap().len(), 128_000);
+        // What another host may not open its own one writes.
+        let script = "umask 333; cd $0; for n in 1 2; do for k in $(seq 300); do echo $n $k; done > f$n; done; cat f1 f2 | md5sum; for n in 1 2; do for k in $(seq 300); do echo $n $k; done; done | md5sum";
+        let mut done = one(&nodes, &at, flags, "sh -c").arg(script).arg(&at.there).end().code(0);
+        let sums = done.lines();
+        assert!(sums.len() == 2 && sums[0] == sums[1], "{sums:?}");
+        if uid != 0 {
+            done = done.says("written by this host itself").says("Permission denied");
+            assert_eq!(done.err.matches("itself").count(), 1, "{}", done.err);
+        }
         // What fails is told once.
         for (name, errno, said) in [("f.eio", "5", "Input/output error"), ("f.edquot", "122", "quota exceeded")] {
-            let flags = "--hosts hpc1 --async-io --io-forward hpc2";
             let done = one(&nodes, &at, flags, &format!("{program} full {{}}/{name} {errno}")).end().code(0);
             assert_eq!(done.says(name).says(said).text(), "told once\nright\n");
             assert_eq!(fs::metadata(at.here.join(name)).unwrap().len(), 100);
@@ -120,10 +137,11 @@ fn who_is_killed_loses_nothing() {
             assert_eq!(done.text(), "right\n", "{mode}: {}", done.err);
         }
         // Workers of the compute hosts.
-        let mut run = nodes.start(&at, TWO.0, TWO_HOSTS, "appending {}/a 800");
+        let mut run = nodes.start(&at, TWO.0, TWO_HOSTS, "appending {}/a 20000");
         let mut kills = 0;
         while run.child.try_wait().unwrap().is_none() {
-            let workers: Vec<_> = [0, 1].into_iter().flat_map(|host| nodes.named(&run, "ioworker", Some(host))).collect();
+            let workers: Vec<_> =
+                [0, 1].into_iter().flat_map(|host| nodes.named(&run, "ioworker", Some(host))).collect();
             if !workers.is_empty() {
                 kills += u32::from(kill(workers[fastrand::usize(0..workers.len())], Signal::SIGKILL).is_ok());
             }
@@ -135,6 +153,22 @@ fn who_is_killed_loses_nothing() {
     }
 }
 
+/// What everybody was told of is there, and of each rank the beginning of what it wrote.
+fn is_there(at: &Place) {
+    let told = told(at).unwrap();
+    for rank in 0..4 {
+        let bytes = fs::read(at.here.join(format!("f.{rank}"))).unwrap();
+        let (numbers, rest) = bytes.as_chunks::<8>();
+        assert!(rest.is_empty());
+        assert!((0u64..).zip(numbers).all(|(nth, number)| u64::from_le_bytes(*number) == nth), "of rank {rank}");
+        assert!(numbers.len() as u64 >= told, "{told} were told of, {} of rank {rank} are there", numbers.len());
+    }
+}
+
+fn told(at: &Place) -> Option<u64> {
+    fs::read(at.here.join("told")).ok()?.try_into().ok().map(u64::from_le_bytes)
+}
+
 /// All of a program, or of a compute host, is killed.
 #[test]
 fn what_was_told_is_there() {
@@ -142,22 +176,32 @@ fn what_was_told_is_there() {
     for (uid, host) in USERS.into_iter().zip([1, 0]) {
         let at = nodes.place(uid, "h");
         let run = nodes.start(&at, TWO.0, TWO_HOSTS, "forever {}/f {}/told");
-        let number = || fs::read(at.here.join("told")).ok()?.try_into().ok().map(u64::from_le_bytes);
-        until(|| number().filter(|number| *number >= 2000));
+        until(|| told(&at).filter(|number| *number >= 2000));
         let victims = nodes.named(&run, if host == 1 { "" } else { "forever" }, Some(host));
         let begun = Instant::now();
         victims.into_iter().for_each(|pid| _ = kill(pid, Signal::SIGKILL));
         run.end().gone();
         assert!(begun.elapsed() < Duration::from_secs(20));
-        let told = number().unwrap();
-        for rank in 0..4 {
-            let bytes = fs::read(at.here.join(format!("f.{rank}"))).unwrap();
-            let (numbers, rest) = bytes.as_chunks::<8>();
-            assert!(rest.is_empty());
-            assert!((0u64..).zip(numbers).all(|(nth, number)| u64::from_le_bytes(*number) == nth), "of rank {rank}");
-            assert!(numbers.len() as u64 >= told, "{told} were told of, {} of rank {rank} are there", numbers.len());
-        }
+        is_there(&at);
     }
+}
+
+/// Whether it still writes nobody knows.
+#[test]
+fn a_silent_io_host_ends_the_job() {
+    let Some(nodes) = Nodes::up("forwardcut") else { return };
+    let at = nodes.place(USERS[1], "c");
+    let run = nodes.start(&at, TWO.0, ONE_HOST, "forever {}/f {}/told");
+    until(|| told(&at).filter(|number| *number >= 2000));
+    let names = ["sh", "-c", "ip -o link | grep -v ' lo:' | cut -d: -f2 | cut -d@ -f1"];
+    let found = nodes.cluster.exec("hpc3", 0, &names).unwrap();
+    let device = String::from_utf8_lossy(&found.stdout).trim().to_owned();
+    let begun = Instant::now();
+    assert!(nodes.cluster.exec("hpc3", 0, &["ip", "link", "set", &device, "down"]).unwrap().status.success());
+    let done = run.end();
+    println!("{:.1?} after it fell silent: {}", begun.elapsed(), done.err);
+    done.code(125).says("have hpc3 write files");
+    is_there(&at);
 }
 
 #[test]

@@ -230,7 +230,6 @@ pub fn forward(bytes: &[u8]) {
     let _ = std::fs::remove_file(&path);
 }
 
-
 /// What a client asks a memory server, one header of 80 bytes after the other; pages that should follow are made up.
 pub fn page(bytes: &[u8]) {
     let store = Store::new(300 * PAGE as u64);

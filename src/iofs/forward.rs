@@ -170,7 +170,15 @@ impl Away {
         self.send(worker, host, log, segment, pieces, &fd)
     }
 
-    fn send(&mut self, worker: &Worker, host: usize, log: &Log<'_>, segment: u32, pieces: &[Piece], fd: &OwnedFd) -> u64 {
+    fn send(
+        &mut self,
+        worker: &Worker,
+        host: usize,
+        log: &Log<'_>,
+        segment: u32,
+        pieces: &[Piece],
+        fd: &OwnedFd,
+    ) -> u64 {
         let Some((first, last)) = pieces.first().zip(pieces.last()) else { return 0 };
         // What this host's kernel would write later must not come over it.
         if let Err(error) = extents_map::written(fd, 0, 0) {
@@ -199,7 +207,14 @@ impl Away {
     }
 
     /// Notes where a file ended before a piece is appended; true: a host that is gone has appended it, or its beginning.
-    fn append(&mut self, worker: &Worker, segment: u32, log: &Log<'_>, pieces: &mut [Piece], fd: &Arc<OwnedFd>) -> bool {
+    fn append(
+        &mut self,
+        worker: &Worker,
+        segment: u32,
+        log: &Log<'_>,
+        pieces: &mut [Piece],
+        fd: &Arc<OwnedFd>,
+    ) -> bool {
         let [piece] = pieces else { return false };
         let size = same::seen(fd).map_or(0, |(_, seen)| seen.size);
         let state = log.segment;

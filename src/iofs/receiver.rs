@@ -50,9 +50,13 @@ pub fn serve(listener: Async<TcpListener>, key: SessionKey) -> Result<()> {
     let queues: Arc<Queues> = Arc::default();
     let arrived = move |one: Arrival| {
         if one.purpose != Purpose::Files || Arc::strong_count(&queues) > CONNECTIONS {
-            return log::warn!("refused a connection of node {}: it asks for something else, or there are too many", one.node);
+            return log::warn!(
+                "refused a connection of node {}: it asks for something else, or there are too many",
+                one.node
+            );
         }
-        let (link, node, queues) = (Direct::new(&one.stream, one.reader, one.writer, true), one.node, Arc::clone(&queues));
+        let (link, node, queues) =
+            (Direct::new(&one.stream, one.reader, one.writer, true), one.node, Arc::clone(&queues));
         let begun = thread::Builder::new().name("forward".to_owned()).stack_size(STACK).spawn(move || {
             if let Err(error) = link.and_then(|link| connection(link, node, &queues)) {
                 log::debug!("a connection ended: {error}");

@@ -44,9 +44,8 @@ impl Lending {
         console: &Console,
     ) -> Result<Lending> {
         let started = wish.servers.iter_mut().filter(|lender| lender.lend > 0);
-        let (hosts, places): (Vec<Wish>, Vec<_>) = started
-            .map(|one| ((one.name.clone(), Service::Memory { bytes: one.lend }), &mut one.addresses))
-            .unzip();
+        let (hosts, places): (Vec<Wish>, Vec<_>) =
+            started.map(|one| ((one.name.clone(), Service::Memory { bytes: one.lend }), &mut one.addresses)).unzip();
         let (lending, found) = Lending::start(root, job, &hosts, &wish.key, news, console).await?;
         places.into_iter().zip(found).for_each(|(place, addresses)| *place = addresses);
         Ok(lending)

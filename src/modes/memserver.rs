@@ -8,9 +8,9 @@ use std::thread;
 
 use crate::cli::Memserver;
 use crate::error::{Context, Error, Result, say};
+use crate::iofs::receiver;
 use crate::launch::door::{self, Door, Porter};
 use crate::launch::lender;
-use crate::iofs::receiver;
 use crate::net::listen;
 use crate::net::wire::control::Service;
 use crate::pager::server::{self, Terms};

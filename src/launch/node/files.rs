@@ -286,11 +286,13 @@ impl Written {
             }
             Worked::Here { segment, file, host, errno } => {
                 let (name, error) = (self.name((*segment, *file)), io::Error::from_raw_os_error(*errno));
-                let said = format!("{name}: written by this host itself: {host} cannot open it as the same file: {error}");
+                let said =
+                    format!("{name}: written by this host itself: {host} cannot open it as the same file: {error}");
                 self.told.borrow_mut().insert(said);
             }
             Worked::Gone { host, others } => {
-                let who = if *others { "the others of --io-forward write" } else { "each host writes its files itself" };
+                let who =
+                    if *others { "the others of --io-forward write" } else { "each host writes its files itself" };
                 self.told.borrow_mut().insert(format!("the I/O worker on {host} is gone: {who}"));
             }
             Worked::Silent { .. } | Worked::Finished => {}
@@ -407,7 +409,7 @@ async fn work(node: &Node, id: JobId, job: &Written) -> Result<bool> {
     while let Ok(Some((word, _))) = socket.read_with(Seqpacket::receive_now::<Worked>).await {
         finished |= word == Worked::Finished;
         if let Worked::Silent { host, error } = &word {
-            let error = Error::new(format!("have {host} write files"), error).remedy("the job is started anew without it");
+            let error = Error::new(format!("have {host} write files"), error).remedy("leave it out of --io-forward");
             node.report(&Report::Failed { job: id, node: node.id, error: error.to_string() }).await;
         }
         job.heard(&word);

@@ -20,14 +20,31 @@ const PATH_MAX: usize = 4096;
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Put {
     /// The first word: which of the host's queues this is.
-    Begin { queue: u64 },
+    Begin {
+        queue: u64,
+    },
     /// Open the file at this path, if it is this one on the compute host's file system `device`, as it was seen there just now.
-    Open { name: Name, path: Vec<u8>, device: u64, seen: Seen },
+    Open {
+        name: Name,
+        path: Vec<u8>,
+        device: u64,
+        seen: Seen,
+    },
     /// Write the body. `position`: of its first byte in the log, which has begun `epoch` times. `anew`: an error was told, there may be more.
-    Write { name: Name, epoch: u64, position: u64, offset: u64, anew: bool },
+    Write {
+        name: Name,
+        epoch: u64,
+        position: u64,
+        offset: u64,
+        anew: bool,
+    },
     /// What was written has to survive.
-    Sync { name: Name },
-    Close { name: Name },
+    Sync {
+        name: Name,
+    },
+    Close {
+        name: Name,
+    },
 }
 
 /// What is answered.
