@@ -106,7 +106,7 @@ impl Run {
         self
     }
 
-    pub fn cwd(mut self, directory: impl AsRef<std::path::Path>) -> Run {
+    pub fn cwd(mut self, directory: impl AsRef<Path>) -> Run {
         self.command.current_dir(directory);
         self
     }
