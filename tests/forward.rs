@@ -101,6 +101,18 @@ fn programs_are_right() {
             done = done.says("written by this host itself").says("Permission denied");
             assert_eq!(done.err.matches("itself").count(), 1, "{}", done.err);
         }
+        // Beside the program, in the directories that hpcrt shows.
+        fs::copy(&program, at.here.join("files")).unwrap();
+        nodes.cluster.reset_ops().unwrap();
+        let done = one(&nodes, &at, flags, "{}/files pieces {}/v 20000 64").end().code(0);
+        // Of those directories the kernel tells an ordinary user's worker nothing.
+        println!("beside the program as {uid}: requests to write {:?}, {}", writes(&nodes), done.err);
+
+        assert_eq!(fs::metadata(at.here.join("v")).unwrap().len(), 20_000 * 64);
+        for flags in ["--hosts hpc1 --async-io", flags] {
+            let done = one(&nodes, &at, flags, "{}/files special {}/x2").end().code(0);
+            assert!(done.text().ends_with("right\n"), "{flags} {}{}", done.text(), done.err);
+        }
         // What fails is told once.
         for (name, errno, said) in [("f.eio", "5", "Input/output error"), ("f.edquot", "122", "quota exceeded")] {
             let done = one(&nodes, &at, flags, &format!("{program} full {{}}/{name} {errno}")).end().code(0);

@@ -418,18 +418,23 @@ impl Worker {
     /// Writes a piece at its file's end, wherever that is for the file system, unless a worker before this one has.
     fn append(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd) -> io::Result<u64> {
         let segment = log.segment;
-        let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+        // In an ordinary user's view the kernel lets this process write, and tells it nothing.
+        let size = rustix::fs::fstat(fd).ok().map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
         let offset = rustix::fs::tell(fd)?;
         if segment.appends.load(Ordering::SeqCst) == piece.position + 1 {
             let before = segment.append_size.load(Ordering::SeqCst);
             // What is appended moves the open file's offset behind it: almost always to another place.
             let moved = offset != segment.append_offset.load(Ordering::SeqCst) || offset == before + piece.len;
-            let done = if moved { self.appended(log, piece, fd, before, size) } else { 0 };
+            let done = match size {
+                Some(size) if moved => self.appended(log, piece, fd, before, size),
+                None if moved => piece.len,
+                _ => 0,
+            };
             if done > 0 {
                 return Ok(done);
             }
         }
-        segment.append_size.store(size, Ordering::SeqCst);
+        segment.append_size.store(size.unwrap_or(0), Ordering::SeqCst);
         segment.append_offset.store(offset, Ordering::SeqCst);
         segment.appends.store(piece.position + 1, Ordering::SeqCst);
         self.extents.write(log, piece, fd.as_fd())
