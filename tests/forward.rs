@@ -135,7 +135,7 @@ fn who_is_killed_loses_nothing() {
     let Some(nodes) = Nodes::up("forwardkill") else { return };
     for uid in USERS {
         let at = nodes.place(uid, "k");
-        for (mode, count) in [("appending", 4000), ("interleaved", 40000), ("solver", 2000)] {
+        for (mode, count) in [("appending", 4000), ("interleaved", 40000), ("solver", 600)] {
             // Of the two hosts one, then the other.
             let run = nodes.start(&at, TWO.0, TWO_HOSTS, &format!("{mode} {{}}/{mode} {count}"));
             until(|| at.here.join(mode).metadata().ok().filter(|file| file.len() > 0));
@@ -149,7 +149,7 @@ fn who_is_killed_loses_nothing() {
             assert_eq!(done.text(), "right\n", "{mode}: {}", done.err);
         }
         // Workers of the compute hosts.
-        let mut run = nodes.start(&at, TWO.0, TWO_HOSTS, "appending {}/a 20000");
+        let mut run = nodes.start(&at, TWO.0, TWO_HOSTS, "appending {}/a 8000");
         let mut kills = 0;
         while run.child.try_wait().unwrap().is_none() {
             let workers: Vec<_> =

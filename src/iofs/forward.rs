@@ -146,6 +146,11 @@ impl Away {
         let Some(piece) = pieces.first().copied() else { return 0 };
         let (name, fd) = ((segment, piece.file), worker.file((segment, piece.file)));
         let failed = log.segment.files.get(piece.file as usize).is_none_or(|f| f.error.load(Ordering::SeqCst) != 0);
+        // What this host's kernel would write later must not come over it. Of what it cannot write the program's own fsync does not hear any more.
+        if let Some(Err(error)) = fd.as_ref().filter(|_| !failed).map(|fd| extents_map::written(fd, 0, 0)) {
+            worker.fail(segment, log, (piece.file, piece.inode as usize), error.raw_os_error().unwrap_or(EIO));
+            return 0;
+        }
         let host = fd.as_ref().filter(|_| !failed).and_then(|fd| self.host(worker, name, &piece, fd));
         let elsewhere = |(nth, link): (usize, &Link)| {
             Some(nth) != host && link.unanswered.iter().any(|sent| sent.segment == segment)
@@ -167,23 +172,11 @@ impl Away {
         if piece.offset == APPEND && self.append(worker, segment, log, pieces, &fd) {
             return piece.len;
         }
-        self.send(worker, host, log, segment, pieces, &fd)
+        self.send(worker, host, log, segment, pieces)
     }
 
-    fn send(
-        &mut self,
-        worker: &Worker,
-        host: usize,
-        log: &Log<'_>,
-        segment: u32,
-        pieces: &[Piece],
-        fd: &OwnedFd,
-    ) -> u64 {
+    fn send(&mut self, worker: &Worker, host: usize, log: &Log<'_>, segment: u32, pieces: &[Piece]) -> u64 {
         let Some((first, last)) = pieces.first().zip(pieces.last()) else { return 0 };
-        // What this host's kernel would write later must not come over it.
-        if let Err(error) = extents_map::written(fd, 0, 0) {
-            log::debug!("flush a file: {error}");
-        }
         let (name, epoch) = ((segment, first.file), log.segment.epoch.load(Ordering::SeqCst));
         let (position, anew) = (last.position + last.len, self.failed.remove(&name));
         let put = Put::Write { name, epoch, position, offset: first.offset, anew };
@@ -300,10 +293,7 @@ impl Away {
         self.collect(worker, host);
         let refused = |error: io::Error| error.raw_os_error().unwrap_or(EIO);
         for nth in 1.. {
-            let seen = || {
-                extents_map::written(fd, 0, 0)?;
-                Ok((fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?, same::seen(fd)?))
-            };
+            let seen = || Ok((fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?, same::seen(fd)?));
             let (path, (device, seen)) = match seen() {
                 Ok(found) => found,
                 Err(error) => return Ok(refused(error)),
