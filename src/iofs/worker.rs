@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Advice, fadvise};
+
 use super::forward::{Away, Hosts};
 use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
@@ -446,7 +448,14 @@ impl Worker {
         let mut there = vec![0; usize::try_from(size.saturating_sub(before).min(LOOKED_AT)).unwrap_or(0)];
         // Theirs may be open to write only.
         let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        if file.and_then(|file| file.read_exact_at(&mut there, before)).is_err() {
+        // Neither from what this host's kernel had before others appended, nor left there for who reads after they have again.
+        let read = file.and_then(|file| {
+            let _ = fadvise(&file, 0, None, Advice::DontNeed);
+            let read = file.read_exact_at(&mut there, before);
+            let _ = fadvise(&file, 0, None, Advice::DontNeed);
+            read
+        });
+        if read.is_err() {
             return len;
         }
         let bytes = self.extents.gathered(log, &[*piece]);
