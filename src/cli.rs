@@ -149,6 +149,9 @@ macro_rules! flags {
     /// where, directories separated by commas (with --async-io; default: on network file systems and FUSE)
     #[argh(option, arg_name = "list")]
     pub io_roots: Option<String>,
+    /// hosts that do it in the place of those that run ranks (with --async-io)
+    #[argh(option, arg_name = "hosts")]
+    pub io_forward: Option<String>,
     /// talk to the job's rank 0 over this connected stream socket (docs/COLLECTIVES.md)
     #[argh(option, arg_name = "fd")]
     pub front: Option<u32>,
@@ -327,7 +330,11 @@ pub struct Memserver {
 /// Write what the programs of a job on this host left in shared memory; started by its agent.
 #[derive(FromArgs, ArgsInfo, Debug)]
 #[argh(subcommand, name = "ioworker")]
-pub struct Ioworker {}
+pub struct Ioworker {
+    /// write what workers of other hosts send
+    #[argh(switch)]
+    pub forward: bool,
+}
 
 /// Be a node's agent (started by exec).
 #[derive(FromArgs, ArgsInfo, Debug)]
@@ -415,7 +422,7 @@ pub enum Options {
     Status(Status),
     Memserver(Memserver),
     Serve(Serve),
-    Ioworker,
+    Ioworker(Ioworker),
     /// The job, and argv.
     Enter(String, Vec<OsString>),
     Doctor(Doctor),
@@ -522,7 +529,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Mode::Status(flags) => Ok(Options::Status(flags)),
         Mode::Memserver(flags) => Ok(Options::Memserver(flags)),
         Mode::Serve(flags) => Ok(Options::Serve(flags)),
-        Mode::Ioworker(Ioworker {}) => Ok(Options::Ioworker),
+        Mode::Ioworker(flags) => Ok(Options::Ioworker(flags)),
         Mode::Enter(_) if program.is_empty() => Err(Error::usage("enter a session", "no program is named")),
         Mode::Enter(flags) => Ok(Options::Enter(flags.job, program)),
         Mode::Doctor(doctor) => Ok(Options::Doctor(doctor)),

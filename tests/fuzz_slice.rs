@@ -17,6 +17,7 @@ use hpcrt::loader::audit::table::Entries;
 use hpcrt::net::auth::SessionKey;
 use hpcrt::net::wire::control::{Down, Exit, Extent, Limits, Need, NodeSpec, Order, Report, Seen, Status, Target};
 use hpcrt::net::wire::facts::{Birth, Facts, JobFacts};
+use hpcrt::net::wire::forward::Put;
 use hpcrt::net::wire::frame::{Message, Prefix};
 use hpcrt::net::wire::guest::{Guest, Welcome};
 use hpcrt::net::wire::hello::{Hello, Purpose};
@@ -114,6 +115,25 @@ fn pages() -> Vec<u8> {
     .concat()
 }
 
+/// A queue's requests, each with the length of its body.
+fn requests() -> Vec<u8> {
+    let (name, seen) = ((1, 2), Seen { ino: 1, size: 2, mtime: (3, 4), ctime: (5, 6) });
+    let write = |offset, anew| Put::Write { name, epoch: 1, position: 64, offset, anew };
+    let all = [
+        (Put::Begin { queue: 7 }, 0),
+        (Put::Open { name, path: b"/a/b".to_vec(), device: 7, seen }, 0),
+        (write(8, false), 9),
+        (write(u64::MAX, true), 3),
+        (Put::Sync { name }, 0),
+        (Put::Close { name }, 0),
+    ];
+    let said = |(put, body): (Put, u8)| {
+        let put = put.encode();
+        [&u16::try_from(put.len()).unwrap().to_le_bytes()[..], &put, &[body]].concat()
+    };
+    all.into_iter().flat_map(said).collect()
+}
+
 /// Source text, and a module of the standard library as the machine's interpreter compiled it, in every dialect.
 fn modules() -> Vec<Vec<u8>> {
     let source = "import os, a.b as c\nfrom . import (x,\n  y)\ndef f():\n    from ..z import *\n";
@@ -183,6 +203,7 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
         }
         "python" => modules(),
         "page" => vec![pages()],
+        "forward" => vec![requests()],
         "hostlist" => texts(&["n[01-04,7]:2,login1", "r[1-3]c[001-020]^r2c[5-9],user@x:4", "a,b,a,[1-2]x"]),
         _ => texts(&["n1 slots=4 max_slots=8 # x\n4/n2\nn[3-5]:2\n\nn6\nn6\n"]),
     };
@@ -307,6 +328,11 @@ fn records() {
 #[test]
 fn page() {
     slice("page");
+}
+
+#[test]
+fn forward() {
+    slice("forward");
 }
 
 #[test]

@@ -3,101 +3,21 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+#[path = "common/nodes.rs"]
+mod hosts;
 #[path = "common/site.rs"]
 mod site;
 
 use std::fs;
-use std::os::unix::fs::chown;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cluster::{Cluster, Spec};
-use common::{Run, Running, marked, until};
+use common::{Running, until};
+use hosts::{Nodes, PORT, Place, TWO, USERS};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
-/// root and the cluster's ordinary user.
-const USERS: [u32; 2] = [0, 20001];
-const PORT: &str = "7100";
-/// Two ranks on each of two hosts; one on each of four.
-const TWO: (&str, &str) = ("hpc1:2,hpc2:2", "hpc1 hpc1 hpc2 hpc2");
+/// One rank on each of four.
 const FOUR: (&str, &str) = ("hpc1,hpc2,hpc3,hpc4", "hpc1 hpc2 hpc3 hpc4");
-
-/// A cluster with a program for it.
-struct Nodes {
-    cluster: Cluster,
-    hpcrt: PathBuf,
-    program: PathBuf,
-}
-
-/// Somebody's directory on the shared file system: here, and as the hosts see it.
-struct Place {
-    uid: u32,
-    here: PathBuf,
-    there: String,
-}
-
-impl Nodes {
-    fn up(name: &str) -> Option<Nodes> {
-        let obstacle = Cluster::obstacle();
-        let gcc = Command::new("gcc").arg("--version").output().is_ok();
-        if let Some(obstacle) = obstacle.or((!gcc).then_some("gcc is not installed")) {
-            eprintln!("SKIPPED nodes: {obstacle}");
-            return None;
-        }
-        // What hosts believe of files is asked anew every time: nothing that is seen late is the file system's.
-        let spec = Spec { trust: Duration::ZERO, ..Spec::of(&format!("t-{name}")) };
-        let cluster = Cluster::up(spec).unwrap();
-        let file = |name| cluster.state().file(name);
-        let (hpcrt, program) = (file("hpcrt"), file("nodes"));
-        fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &hpcrt).unwrap();
-        let sdk = concat!(env!("CARGO_MANIFEST_DIR"), "/sdk");
-        let mut gcc = Command::new("gcc");
-        gcc.args(["-O2", "-I", sdk, "-o"]).arg(&program).arg(site::source("nodes.c")).arg(format!("{sdk}/libi.c"));
-        assert!(gcc.status().unwrap().success());
-        Some(Nodes { cluster, hpcrt, program })
-    }
-
-    fn place(&self, uid: u32, name: &str) -> Place {
-        let name = format!("{name}{uid}");
-        let here = self.cluster.backing().join(&name);
-        fs::create_dir(&here).unwrap();
-        chown(&here, Some(uid), Some(uid)).unwrap();
-        Place { uid, here, there: format!("/shared/{name}") }
-    }
-
-    /// `hpcrt exec FLAGS --hosts HOSTS -- nodes WORDS`; `{}` in a word is the directory.
-    fn start(&self, at: &Place, hosts: &str, flags: &str, words: &str) -> Running {
-        let agent = self.cluster.agent_command();
-        let [hpcrt, program] = [&self.hpcrt, &self.program].map(|path| path.to_str().unwrap());
-        // Whether it pays is another question.
-        let mut line = vec!["env", "HPCRT_WITHOUT=pace", hpcrt, "exec", "-q", "--hosts", hosts, "--agent", &agent];
-        line.extend(flags.split_whitespace());
-        let words = words.replace("{}", &at.there);
-        line.extend(["--", program].into_iter().chain(words.split(' ')));
-        Run::new(self.cluster.command("hpc1", at.uid, &line)).start()
-    }
-
-    #[track_caller]
-    fn right(&self, at: &Place, hosts: &str, flags: &str, words: &str) -> Duration {
-        let done = self.start(at, hosts, flags, words).end().code(0);
-        assert_eq!(done.text(), "right\n", "{words}: {}", done.err);
-        done.took
-    }
-
-    /// Processes of a run with this word in their command line, on one host or on all.
-    fn named(&self, run: &Running, word: &str, host: Option<usize>) -> Vec<Pid> {
-        let network = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-        let there = host.map(|host| network(self.cluster.state().hosts[host].pid));
-        let has = |line: Vec<u8>| word.is_empty() || line.split(|byte| *byte == 0).any(|part| part == word.as_bytes());
-        let is = |pid: &Pid| {
-            fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has)
-                && there.as_ref().is_none_or(|there| network(pid.as_raw()) == *there)
-        };
-        marked(&run.mark).into_iter().filter(is).collect()
-    }
-}
 
 /// Writes that were kept, and the calls that made them.
 fn kept(stats: &Path) -> (u64, u64) {

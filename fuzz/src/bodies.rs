@@ -3,9 +3,12 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
+use hpcrt::iofs::receiver::Session as Queue;
 use hpcrt::launch::allocation::{self, Surroundings};
 use hpcrt::launch::invitation::Invitation;
 use hpcrt::launch::{fold, hostfile, hostlist, pmi};
@@ -22,7 +25,8 @@ use hpcrt::net::collective::{self, text};
 use hpcrt::net::link;
 use hpcrt::net::pull::{Pull, WINDOW};
 use hpcrt::net::seqpacket::Seqpacket;
-use hpcrt::net::wire::control::{Down, Report};
+use hpcrt::net::wire::control::{Down, Report, Seen};
+use hpcrt::net::wire::forward::{Got, Put};
 use hpcrt::net::wire::frame::{BODY_MAX, HEADER_MAX, HELLO_MAX, Message, PREFIX, Prefix};
 use hpcrt::net::wire::guest::{Guest, Welcome};
 use hpcrt::net::wire::hello::{Hello, Purpose};
@@ -37,13 +41,14 @@ use hpcrt::sys::page::{HEAD, PAGE, count, op};
 use rkyv::util::AlignedVec;
 
 /// Name and body, for those who run all.
-pub const ALL: [(&str, fn(&[u8])); 17] = [
+pub const ALL: [(&str, fn(&[u8])); 18] = [
     ("frame", frame),
     ("hello", hello),
     ("link", link),
     ("seqpacket", seqpacket),
     ("records", records),
     ("page", page),
+    ("forward", forward),
     ("fetch", fetch),
     ("elf", elf),
     ("ldcache", ldcache),
@@ -78,6 +83,8 @@ pub fn frame(bytes: &[u8]) {
     again::<SessionTell>(&aligned);
     again::<JobSpec>(&aligned);
     again::<Page>(&aligned);
+    again::<Put>(&aligned);
+    again::<Got>(&aligned);
 }
 
 /// What a process that another launcher started and its node's agent say to each other, and the file by which agents come by themselves.
@@ -184,6 +191,43 @@ pub fn records(mut bytes: &[u8]) {
             _ => {}
         }
     }
+}
+
+/// What a compute host's I/O worker asks of an I/O host's: requests with their lengths, each followed by the length of a body. Opened is one file only, whatever
+/// is asked for.
+pub fn forward(bytes: &[u8]) {
+    let path = std::env::temp_dir().join(format!("hpcrt-fuzz-{}", std::process::id()));
+    let found = std::fs::write(&path, b"x").and_then(|()| std::fs::metadata(&path)).expect("a file can be written");
+    let seen = Seen {
+        ino: found.ino(),
+        size: found.len(),
+        mtime: (found.mtime(), found.mtime_nsec() as u32),
+        ctime: (found.ctime(), found.ctime_nsec() as u32),
+    };
+    let mut logs = std::collections::BTreeMap::new();
+    let mut queue = Queue::new(&mut logs);
+    let ours = path.as_os_str().as_bytes().to_vec();
+    let open = Put::Open { name: (1, 2), path: ours.clone(), device: 3, seen };
+    queue.handle(&open, &[]).expect("it is the same file");
+    let mut rest = bytes;
+    while let Some((len, after)) = rest.split_first_chunk::<2>() {
+        let len = usize::from(u16::from_le_bytes(*len)).min(after.len());
+        let mut aligned = AlignedVec::with_capacity(len);
+        aligned.extend_from_slice(&after[..len]);
+        rest = &after[len..];
+        let body = rest.split_off_first().map_or(0, |len| usize::from(*len));
+        let Ok(put) = Put::decode(&aligned) else { continue };
+        if put.check(body).is_err() {
+            continue;
+        }
+        let put = match put {
+            Put::Open { name, device, seen, .. } => Put::Open { name, path: ours.clone(), device, seen },
+            put => put,
+        };
+        let _ = queue.handle(&put, &vec![7; body]);
+    }
+    drop(queue);
+    let _ = std::fs::remove_file(&path);
 }
 
 /// What a client asks a memory server, one header of 80 bytes after the other; pages that should follow are made up.

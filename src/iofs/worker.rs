@@ -8,13 +8,17 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Advice, fadvise};
+
+use super::forward::{Away, Hosts};
 use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::files::{Work, Worked};
+use crate::net::wire::forward::Name;
 use crate::sys::extents::{APPEND, Log, NOBODY, NONE, Piece, RING, RUN};
 use crate::sys::extents_map::{Extents, wait, wake};
 
@@ -34,18 +38,48 @@ struct Told {
     files: BTreeMap<(u32, u32), Arc<OwnedFd>>,
     /// Segments that programs have; true: the program has ended.
     segments: BTreeMap<u32, bool>,
+    /// Files that their queues are to forget, where other hosts write.
+    dropped: Vec<Name>,
 }
 
 #[derive(Debug)]
-struct Worker {
-    extents: Extents,
+pub(super) struct Worker {
+    pub(super) extents: Extents,
     agent: Seqpacket,
     told: Mutex<Told>,
+    /// Who writes in its stead.
+    hosts: OnceLock<Arc<Hosts>>,
     /// It has been told all that an earlier worker knew: before that files may be missing.
     ready: AtomicBool,
     finish: AtomicBool,
     /// The agent is gone.
     orphan: AtomicBool,
+}
+
+/// All that goes to one file system.
+struct Queue {
+    device: u64,
+    /// Since when something is pending, by segment.
+    waiting: BTreeMap<u32, Instant>,
+    away: Option<Away>,
+}
+
+impl Queue {
+    /// From where on a log has to be written: run and position.
+    fn from(&self, segment: u32, log: &Log<'_>) -> (u64, u64) {
+        let done = || (log.segment.run.load(Ordering::Relaxed), log.segment.upto.load(Ordering::Relaxed));
+        self.away.as_ref().map_or_else(done, |away| away.from(segment, log))
+    }
+
+    /// What a log holds from there on.
+    fn pending<'a>(&self, segment: u32, log: &'a Log<'a>) -> impl Iterator<Item = Piece> + 'a {
+        let (mut run, mut position) = self.from(segment, log);
+        std::iter::from_fn(move || {
+            let piece = log.after(&mut run, position).ok()??;
+            position = piece.position + piece.len;
+            Some(piece)
+        })
+    }
 }
 
 /// Runs the mode: the agent's socket is standard input.
@@ -63,6 +97,7 @@ pub fn run() -> Result<u8> {
         extents,
         agent,
         told: Mutex::default(),
+        hosts: OnceLock::new(),
         ready: AtomicBool::new(false),
         finish: AtomicBool::new(false),
         orphan: AtomicBool::new(false),
@@ -71,16 +106,6 @@ pub fn run() -> Result<u8> {
     thread::Builder::new().name("agent".to_owned()).spawn(move || hearing.hear()).op("hear the agent")?;
     worker.work();
     Ok(0)
-}
-
-/// What a log holds and the file system does not have.
-fn pending<'a>(log: &'a Log<'a>) -> impl Iterator<Item = Piece> + 'a {
-    let (mut run, mut position) = (log.segment.run.load(Ordering::Relaxed), log.segment.upto.load(Ordering::Relaxed));
-    std::iter::from_fn(move || {
-        let piece = log.after(&mut run, position).ok()??;
-        position = piece.position + piece.len;
-        Some(piece)
-    })
 }
 
 impl Worker {
@@ -105,21 +130,17 @@ impl Worker {
     }
 
     /// Something that programs may wait for has happened.
-    fn done(&self) {
+    pub(super) fn done(&self) {
         let done = &self.extents.head().done;
         done.fetch_add(1, Ordering::SeqCst);
         wake(done);
     }
 
     fn obey(&self, word: Work, fds: Vec<OwnedFd>) {
-        let set_known = |segment, file: u32, known| {
-            let log = self.extents.log(segment);
-            if let Some(file) = log.as_ref().and_then(|log| log.segment.files.get(file as usize)) {
-                file.known.store(known, Ordering::SeqCst);
-            }
-        };
+        let set_known = |segment, file, known| self.set_known((segment, file), known);
         match word {
             Work::Memory => {}
+            Work::Forward { node, forward } => _ = self.hosts.set(Arc::new(Hosts::new(node, forward))),
             Work::Begin { segment } => _ = self.told().segments.insert(segment, false),
             Work::File { segment, file } => {
                 if let Some(fd) = fds.into_iter().next() {
@@ -134,7 +155,11 @@ impl Worker {
                     thread::yield_now();
                 }
                 drop(dropped);
-                set_known(segment, file, 0);
+                // Who has it open elsewhere closes it first.
+                match self.hosts.get() {
+                    Some(_) => self.told().dropped.push((segment, file)),
+                    None => set_known(segment, file, 0),
+                }
             }
             Work::Over { segment } => _ = self.told().segments.insert(segment, true),
             Work::Known => {
@@ -150,6 +175,32 @@ impl Worker {
             Work::Finish => self.finish.store(true, Ordering::SeqCst),
         }
         self.done();
+    }
+
+    fn set_known(&self, (segment, file): Name, known: u32) {
+        let log = self.extents.log(segment);
+        if let Some(file) = log.as_ref().and_then(|log| log.segment.files.get(file as usize)) {
+            file.known.store(known, Ordering::SeqCst);
+        }
+    }
+
+    /// Files of a file system that are to be forgotten; then each is.
+    pub(super) fn dropped(&self, device: u64) -> Vec<Name> {
+        self.told().dropped.extract_if(.., |(segment, _)| self.device(*segment) == Some(device)).collect()
+    }
+
+    pub(super) fn forget(&self, name: Name) {
+        self.set_known(name, 0);
+        self.done();
+    }
+
+    pub(super) fn file(&self, name: Name) -> Option<Arc<OwnedFd>> {
+        self.told().files.get(&name).cloned()
+    }
+
+    /// Tells the agent, if there is one.
+    pub(super) fn tell(&self, word: &Worked) {
+        let _ = self.agent.send(word, &[]);
     }
 
     fn ends(&self) -> bool {
@@ -200,16 +251,30 @@ impl Worker {
 
     /// Writes all that goes to one file system.
     fn serve(&self, device: u64) {
-        let mut waiting = BTreeMap::new();
+        let away = self.hosts.get().map(|hosts| Away::new(hosts, device));
+        let mut queue = Queue { device, waiting: BTreeMap::new(), away };
         let mut alone = None;
         loop {
             let seen = self.extents.head().bell.load(Ordering::SeqCst);
             let ends = self.ends();
             let mut segments: Vec<_> = self.told().segments.iter().map(|(segment, over)| (*segment, *over)).collect();
-            segments.retain(|(segment, _)| self.device(*segment) == Some(device));
+            segments.retain(|(segment, _)| self.device(*segment) == Some(queue.device));
+            for (segment, over) in &segments {
+                self.visit(*segment, *over || ends, &mut queue);
+            }
+            if let Some(away) = &mut queue.away {
+                away.drain(self);
+                away.attend(self);
+            }
             let mut left = false;
             for (segment, over) in segments {
-                left |= self.visit(segment, over || ends, over, &mut waiting);
+                let Some(log) = self.extents.log(segment) else { continue };
+                let pending = log.pending() > 0;
+                left |= pending;
+                if over && !pending {
+                    queue.away.iter_mut().for_each(|away| away.end(self, segment));
+                    self.close(segment, &log);
+                }
             }
             if ends && !left {
                 return;
@@ -221,28 +286,32 @@ impl Worker {
         }
     }
 
-    /// Writes what is due of one program; true: something is left. `waiting`: since when something is pending, by segment.
-    fn visit(&self, segment: u32, at_once: bool, over: bool, waiting: &mut BTreeMap<u32, Instant>) -> bool {
-        let Some(log) = self.extents.log(segment) else { return false };
+    /// Writes what is due of one program.
+    fn visit(&self, segment: u32, at_once: bool, queue: &mut Queue) {
+        let Some(log) = self.extents.log(segment) else { return };
         let mut budget = RING;
         while budget > 0 {
-            let pending = log.pending();
+            let (mut run, position) = queue.from(segment, &log);
+            let pending = log.now().tail.saturating_sub(position);
             if pending == 0 {
-                waiting.remove(&segment);
+                queue.waiting.remove(&segment);
                 break;
             }
-            let wanted = log.segment.wanted.load(Ordering::SeqCst) > log.segment.upto.load(Ordering::SeqCst);
-            let old = waiting.get(&segment).is_some_and(|since| since.elapsed() >= LOOK);
+            let wanted = log.segment.wanted.load(Ordering::SeqCst) > position;
+            let old = queue.waiting.get(&segment).is_some_and(|since| since.elapsed() >= LOOK);
             if !(at_once || wanted || old || pending >= RUN) {
-                waiting.entry(segment).or_insert_with(Instant::now);
+                queue.waiting.entry(segment).or_insert_with(Instant::now);
                 break;
             }
-            match log.next() {
+            match log.after(&mut run, position) {
                 Ok(Some(piece)) => {
-                    let (first, piece) = self.first(segment, piece);
+                    let (first, piece) = self.first(segment, piece, queue);
                     let written = self.extents.log(first).map_or(0, |log| {
-                        let pieces = self.gather(first, &log, piece);
-                        self.write(first, &log, &pieces)
+                        let mut pieces = self.gather(first, &log, piece, queue);
+                        match &mut queue.away {
+                            Some(away) => away.write(self, first, &log, &mut pieces),
+                            None => self.write(first, &log, &pieces),
+                        }
                     });
                     budget = budget.saturating_sub(written);
                 }
@@ -256,19 +325,15 @@ impl Worker {
                 }
             }
         }
-        let left = log.pending() > 0;
-        if over && !left {
-            self.close(segment, &log);
-        }
-        left
     }
 
     /// Another program's piece that covers some of what this one does and comes before a ticket: whose, and its ticket, the earliest.
-    fn earlier(&self, segment: u32, piece: &Piece, ticket: u64) -> Option<(u32, u64)> {
+    fn earlier(&self, segment: u32, piece: &Piece, ticket: u64, queue: &Queue) -> Option<(u32, u64)> {
         let inode = &self.extents.head().inodes[piece.inode as usize];
         let others = inode.writers().filter(|other| *other != segment).filter_map(|other| {
             let log = self.extents.log(other)?;
-            pending(&log)
+            queue
+                .pending(other, &log)
                 .take_while(|other| other.ticket < ticket)
                 .find(|other| other.overlaps(piece))
                 .map(|earlier| (other, earlier.ticket))
@@ -278,22 +343,22 @@ impl Worker {
 
     /// What has to be written before a piece: all that another program wrote up to where it covers some of the same bytes earlier, and what that
     /// waits for; or the piece.
-    fn first(&self, mut segment: u32, mut piece: Piece) -> (u32, Piece) {
-        while let Some((other, _)) = self.earlier(segment, &piece, piece.ticket) {
-            let Some(next) = self.extents.log(other).and_then(|log| log.next().ok()?) else { break };
+    fn first(&self, mut segment: u32, mut piece: Piece, queue: &Queue) -> (u32, Piece) {
+        while let Some((other, _)) = self.earlier(segment, &piece, piece.ticket, queue) {
+            let Some(next) = self.extents.log(other).and_then(|log| queue.pending(other, &log).next()) else { break };
             (segment, piece) = (other, next);
         }
         (segment, piece)
     }
 
     /// A piece that nothing has to be written before, and those of its program behind it that go on where it ends, for which that is so, too.
-    fn gather(&self, segment: u32, log: &Log<'_>, piece: Piece) -> Vec<Piece> {
+    fn gather(&self, segment: u32, log: &Log<'_>, piece: Piece, queue: &Queue) -> Vec<Piece> {
         let mut pieces = vec![piece];
         if piece.offset == APPEND || piece.len >= RUN {
             return pieces;
         }
         let mut all = piece;
-        for next in pending(log).skip(1) {
+        for next in queue.pending(segment, log).skip(1) {
             let follows = next.file == all.file && next.inode == all.inode && next.offset == all.offset + all.len;
             if !follows || all.len + next.len > RUN {
                 break;
@@ -302,7 +367,7 @@ impl Worker {
             all.ticket = next.ticket;
             pieces.push(next);
         }
-        if let Some((_, ticket)) = self.earlier(segment, &all, all.ticket) {
+        if let Some((_, ticket)) = self.earlier(segment, &all, all.ticket, queue) {
             let known = pieces.iter().skip(1).take_while(|piece| piece.ticket < ticket).count();
             pieces.truncate(1 + known);
         }
@@ -310,16 +375,13 @@ impl Worker {
     }
 
     /// Writes pieces that go on where the one before ends. Returns the bytes that are done with.
-    fn write(&self, segment: u32, log: &Log<'_>, pieces: &[Piece]) -> u64 {
+    pub(super) fn write(&self, segment: u32, log: &Log<'_>, pieces: &[Piece]) -> u64 {
         let Some(piece) = pieces.first() else { return 0 };
         let state = log.segment.files.get(piece.file as usize);
         let failed = state.is_some_and(|file| file.error.load(Ordering::SeqCst) != 0);
-        let fd = self.told().files.get(&(segment, piece.file)).cloned();
+        let fd = self.file((segment, piece.file));
         let lost = |errno: i32| {
-            let failed = &self.extents.head().inodes[piece.inode as usize].failed;
-            self.extents.head().lost.store(1, Ordering::SeqCst);
-            failed.store(errno.cast_unsigned(), Ordering::SeqCst);
-            self.lose(segment, log, piece.file, errno);
+            self.fail(segment, log, (piece.file, piece.inode as usize), errno);
             piece.len
         };
         let begun = Instant::now();
@@ -358,37 +420,56 @@ impl Worker {
     /// Writes a piece at its file's end, wherever that is for the file system, unless a worker before this one has.
     fn append(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd) -> io::Result<u64> {
         let segment = log.segment;
-        let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+        // In an ordinary user's view the kernel lets this process write, and tells it nothing.
+        let size = rustix::fs::fstat(fd).ok().map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
         let offset = rustix::fs::tell(fd)?;
         if segment.appends.load(Ordering::SeqCst) == piece.position + 1 {
             let before = segment.append_size.load(Ordering::SeqCst);
             // What is appended moves the open file's offset behind it: almost always to another place.
             let moved = offset != segment.append_offset.load(Ordering::SeqCst) || offset == before + piece.len;
-            let done = if moved { self.appended(log, piece, fd, before, size) } else { 0 };
+            let done = match size {
+                Some(size) if moved => self.appended(log, piece, fd, before, size),
+                None if moved => piece.len,
+                _ => 0,
+            };
             if done > 0 {
                 return Ok(done);
             }
         }
-        segment.append_size.store(size, Ordering::SeqCst);
+        segment.append_size.store(size.unwrap_or(0), Ordering::SeqCst);
         segment.append_offset.store(offset, Ordering::SeqCst);
         segment.appends.store(piece.position + 1, Ordering::SeqCst);
         self.extents.write(log, piece, fd.as_fd())
     }
 
     /// How much of a piece is in the file from where it ended before: all of it behind what others appended meanwhile, or its beginning.
-    fn appended(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd, before: u64, size: u64) -> u64 {
+    pub(super) fn appended(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd, before: u64, size: u64) -> u64 {
         let len = size.saturating_sub(before).min(piece.len);
         let mut there = vec![0; usize::try_from(size.saturating_sub(before).min(LOOKED_AT)).unwrap_or(0)];
         // Theirs may be open to write only.
         let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        if file.and_then(|file| file.read_exact_at(&mut there, before)).is_err() {
+        // Neither from what this host's kernel had before others appended, nor left there for who reads after they have again.
+        let read = file.and_then(|file| {
+            let _ = fadvise(&file, 0, None, Advice::DontNeed);
+            let read = file.read_exact_at(&mut there, before);
+            let _ = fadvise(&file, 0, None, Advice::DontNeed);
+            read
+        });
+        if read.is_err() {
             return len;
         }
-        let bytes = self.extents.bytes(log, piece);
+        let bytes = self.extents.gathered(log, &[*piece]);
         if memchr::memmem::find(&there, &bytes).is_some() {
             return piece.len;
         }
         if len > 0 && there.starts_with(&bytes[..usize::try_from(len).unwrap_or(0).min(bytes.len())]) { len } else { 0 }
+    }
+
+    /// Something is missing in a file, and its writes fail from here on.
+    pub(super) fn fail(&self, segment: u32, log: &Log<'_>, (file, place): (u32, usize), errno: i32) {
+        self.extents.head().lost.store(1, Ordering::SeqCst);
+        self.extents.head().inodes[place].failed.store(errno.cast_unsigned(), Ordering::SeqCst);
+        self.lose(segment, log, file, errno);
     }
 
     /// A file's writes fail from here on, until the program has been told.

@@ -131,6 +131,7 @@ pub async fn run(
         stdin: StdinTo::None,
         memory: None,
         files: None,
+        forward: None,
         guests: true,
         hold: false,
         wiring: Wiring::default(),

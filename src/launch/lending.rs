@@ -1,4 +1,4 @@
-//! The memory servers that a job has its nodes run: started before its ranks, ended after them.
+//! The servers that a job has nodes run for its programs: started before its ranks, ended after them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -12,8 +12,9 @@ use super::console::Console;
 use super::root::{News, Root};
 use crate::error::{Error, Result};
 use crate::net::auth::nonce;
-use crate::net::wire::borrow::{Borrow, Lender};
-use crate::net::wire::control::{JobId, NodeId, Order, Target};
+use crate::net::wire::borrow::Borrow;
+use crate::net::wire::control::{JobId, NodeId, Order, Service, Target};
+use crate::net::wire::files::Forward;
 
 /// A server runs within this time after it was ordered.
 const START: Duration = Duration::from_secs(20);
@@ -23,46 +24,84 @@ const START: Duration = Duration::from_secs(20);
 pub(super) struct Lending {
     job: JobId,
     nodes: Vec<NodeId>,
+    /// What runs there.
+    server: &'static str,
 }
 
+/// A host, and what it is to do.
+type Wish = (String, Service);
+
 impl Lending {
-    /// Has the servers started that are to be, and puts their addresses into `wish`.
+    /// Has memory servers started that are to be, and puts their addresses into `wish`.
     ///
     /// # Errors
     /// A host is not there, or cannot lend so much; nothing of it is left then.
-    pub(super) async fn start(
+    pub(super) async fn memory(
         root: &Rc<Root>,
         job: JobId,
         wish: &mut Borrow,
         news: &Receiver<News>,
         console: &Console,
     ) -> Result<Lending> {
+        let started = wish.servers.iter_mut().filter(|lender| lender.lend > 0);
+        let (hosts, places): (Vec<Wish>, Vec<_>) =
+            started.map(|one| ((one.name.clone(), Service::Memory { bytes: one.lend }), &mut one.addresses)).unzip();
+        let (lending, found) = Lending::start(root, job, &hosts, &wish.key, news, console).await?;
+        places.into_iter().zip(found).for_each(|(place, addresses)| *place = addresses);
+        Ok(lending)
+    }
+
+    /// The same for I/O workers.
+    ///
+    /// # Errors
+    /// As [`Lending::memory`]'s.
+    pub(super) async fn files(
+        root: &Rc<Root>,
+        job: JobId,
+        wish: &mut Forward,
+        news: &Receiver<News>,
+        console: &Console,
+    ) -> Result<Lending> {
+        let hosts: Vec<Wish> = wish.hosts.iter().map(|host| (host.name.clone(), Service::Files)).collect();
+        let (lending, found) = Lending::start(root, job, &hosts, &wish.key, news, console).await?;
+        wish.hosts.iter_mut().zip(found).for_each(|(host, addresses)| host.addresses = addresses);
+        Ok(lending)
+    }
+
+    async fn start(
+        root: &Rc<Root>,
+        job: JobId,
+        wishes: &[Wish],
+        key: &[u8; 32],
+        news: &Receiver<News>,
+        console: &Console,
+    ) -> Result<(Lending, Vec<Vec<String>>)> {
         let up = root.up();
-        let node = |lender: &Lender| {
-            let found = up.iter().find(|(node, _)| root.host(*node) == lender.name);
+        let node = |(name, service): &Wish| {
+            let found = up.iter().find(|(node, _)| root.host(*node) == name);
             let missing = || {
-                let error = Error::usage("have it lend memory", "it is none of the hosts that are up");
-                error.on(&lender.name).remedy("name hosts of the session, or start hpcrt memserver there")
+                let (operation, remedy) = match service {
+                    Service::Memory { .. } => {
+                        ("have it lend memory", "name hosts of the session, or start hpcrt memserver there")
+                    }
+                    Service::Files => ("have it write files", "name hosts of the session"),
+                };
+                Error::usage(operation, "it is none of the hosts that are up").on(name).remedy(remedy)
             };
             found.map(|(node, _)| *node).ok_or_else(missing)
         };
-        let wanted: Vec<(usize, NodeId)> = (0..)
-            .zip(&wish.servers)
-            .filter(|(_, lender)| lender.lend > 0)
-            .map(|(at, lender)| Ok((at, node(lender)?)))
-            .collect::<Result<_>>()?;
-        let lending = Lending { job, nodes: wanted.iter().map(|(_, node)| *node).collect() };
-        for (at, node) in &wanted {
-            let (nonce, bytes) = (nonce(), wish.servers[*at].lend);
-            let order = Order::Lend { job, bytes, key: root.key.hide(&nonce, &wish.key), nonce };
+        let nodes: Vec<NodeId> = wishes.iter().map(node).collect::<Result<_>>()?;
+        let server = wishes.first().map_or("server", |(_, service)| service.server());
+        let lending = Lending { job, nodes, server };
+        for (node, (_, service)) in lending.nodes.iter().zip(wishes) {
+            let nonce = nonce();
+            let order = Order::Lend { job, service: *service, key: root.key.hide(&nonce, key), nonce };
             root.order(Target::Node(*node), order, Vec::new()).await;
         }
         match lending.started(root, news, console).await {
-            Ok(mut addresses) => {
-                for (at, node) in wanted {
-                    wish.servers[at].addresses = addresses.remove(&node).unwrap_or_default();
-                }
-                Ok(lending)
+            Ok(mut found) => {
+                let addresses = lending.nodes.iter().map(|node| found.remove(node).unwrap_or_default()).collect();
+                Ok((lending, addresses))
             }
             Err(error) => {
                 lending.end(root).await;
@@ -77,28 +116,28 @@ impl Lending {
         news: &Receiver<News>,
         console: &Console,
     ) -> Result<BTreeMap<NodeId, Vec<String>>> {
-        const OPERATION: &str = "start the memory server";
+        let refused = |cause: String| Error::new(format!("start the {}", self.server), cause);
         let mut found = BTreeMap::new();
         let hear = async {
             while found.len() < self.nodes.len() {
                 match news.recv().await {
                     Ok(News::Lent { node, addresses }) => drop(found.insert(node, addresses)),
                     Ok(News::Unlent { node, error } | News::Lost { node, error }) if self.nodes.contains(&node) => {
-                        return Err(Error::new(OPERATION, error).at(root.host(node).to_owned()));
+                        return Err(refused(error).at(root.host(node).to_owned()));
                     }
                     Ok(_) => {}
-                    Err(_) => return Err(Error::new(OPERATION, "the session is being ended")),
+                    Err(_) => return Err(refused("the session is being ended".to_owned())),
                 }
             }
             Ok(())
         };
         let interrupted = async {
             let signal = console.ended_by().await;
-            Err(Error::new(OPERATION, format!("ended by {}", signal.as_str())))
+            Err(refused(format!("ended by {}", signal.as_str())))
         };
         let late = async {
             Timer::after(START).await;
-            Err(Error::new(OPERATION, format!("it did not come up within {} s", START.as_secs())))
+            Err(refused(format!("it did not come up within {} s", START.as_secs())))
         };
         let heard = hear.or(interrupted).or(late).await;
         heard.map_err(|error| match self.nodes.iter().find(|node| !found.contains_key(node)) {

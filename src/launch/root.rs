@@ -49,7 +49,7 @@ pub const GATHER: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub hosts: Vec<String>,
-    /// The last so many of them lend memory and run no ranks.
+    /// The last so many of them lend memory or write files, and run no ranks.
     pub lenders: usize,
     /// The first is this machine, however the others are reached.
     pub first_here: bool,

@@ -31,6 +31,7 @@ use crate::loader::catalog::as_path;
 use crate::net::auth::nonce;
 use crate::net::wire::borrow::Borrow;
 use crate::net::wire::control::{Aid, Binding, JobId, Launch, NodeId, Order, Place, Status, StdinTo, Target};
+use crate::net::wire::files::Forward;
 use crate::net::wire::session::{Block, JobSpec};
 use crate::sys::{mpir, process};
 use crate::{Error, Result};
@@ -146,10 +147,14 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
     let held = mpir::is_debugged();
     let wiring = rendezvous::wiring(&placement, &nodes, root.is_local(), front.is_some());
     let mut memory = job.memory.clone();
-    let lending = match &mut memory {
-        Some(wish) => Some(Lending::start(root, id, wish, &news, console).await.inspect_err(|_| root.forget(id))?),
-        None => None,
+    let mut forward = job.forward.clone();
+    // Nobody has both.
+    let lending = match (&mut memory, &mut forward) {
+        (Some(wish), _) => Some(Lending::memory(root, id, wish, &news, console).await),
+        (None, Some(wish)) => Some(Lending::files(root, id, wish, &news, console).await),
+        (None, None) => None,
     };
+    let lending = lending.transpose().inspect_err(|_| root.forget(id))?;
     let launch = |(part, block): (u32, &Block)| Launch {
         job: id,
         part,
@@ -170,6 +175,10 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
             Borrow { key: root.key.hide(&nonce, &wish.key), nonce, ..wish.clone() }
         }),
         files: job.files.clone(),
+        forward: forward.as_ref().map(|wish| {
+            let nonce = nonce();
+            Forward { key: root.key.hide(&nonce, &wish.key), nonce, ..wish.clone() }
+        }),
         guests: false,
         hold: held,
         wiring: wiring.clone(),

@@ -65,7 +65,9 @@ impl Arrivals {
     /// Gives a proved connection to whoever waits for it; nobody waits twice for the same node's control link.
     fn hand_over(&self, node: NodeId, purpose: Purpose, link: Arrival, socket: TcpStream) {
         match purpose {
-            Purpose::Memory | Purpose::MemoryHere => log::debug!("refused a connection: no memory is lent here"),
+            Purpose::Memory | Purpose::MemoryHere | Purpose::Files => {
+                log::debug!("refused a connection: that is another process's");
+            }
             Purpose::Control => {
                 if let Some(waiting) = self.control.borrow_mut().remove(&node) {
                     let _ = waiting.try_send(link);

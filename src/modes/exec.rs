@@ -59,7 +59,7 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     process::keep_freed_memory();
     let mut parts = job::parts(parts, flags.ranks, flags.ppn, flags.hosts.as_deref());
     let named = job::hosts_of(&parts, flags.hosts.as_deref());
-    let lending = job::lenders(flags.memory.as_deref())?;
+    let lending = job::lenders(flags.memory.as_deref(), flags.io_forward.as_deref())?;
     let Where { hosts, lenders, agent, here } =
         job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), lending)?;
     let launcher = job::launcher(&mut parts, flags.view, job::not_ours!(flags))?;

@@ -14,12 +14,13 @@ use crate::error::say;
 use crate::launch::allocation::{self, Source};
 use crate::launch::donors::{self, Donor};
 use crate::launch::foreign::Foreign;
-use crate::launch::hostlist::Host;
+use crate::launch::hostlist::{self, Host};
 use crate::launch::start_tree::StartCost;
 use crate::loader::catalog::as_path;
 use crate::net::auth::SessionKey;
 use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::control::{AgentKind, View};
+use crate::net::wire::files::{Forward, IoHost};
 use crate::net::wire::session::{Block, JobSpec};
 use crate::pager::{budget, key, list};
 use crate::sys::process;
@@ -47,7 +48,7 @@ const NOT_PASSED: [&str; 14] = [
 /// The hosts, and how agents get there.
 pub(super) struct Where {
     pub(super) hosts: Vec<Host>,
-    /// The last so many of them only lend memory.
+    /// The last so many of them only lend memory or write files.
     pub(super) lenders: usize,
     pub(super) agent: AgentKind,
     /// Nobody named hosts: this machine.
@@ -153,6 +154,7 @@ macro_rules! spec {
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 files: job::files(&here, $flags.async_io, $flags.io_roots.as_deref(), $flags.memory.is_some())?,
+                forward: job::forward($flags.async_io, $flags.io_forward.as_deref())?,
                 memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
                 quiet: $flags.quiet,
                 verbose: $flags.verbose,
@@ -389,14 +391,33 @@ pub(super) fn variables(set: &[String]) -> Result<Vec<(&str, OsString)>> {
     set.iter().map(|word| variable(word)).collect()
 }
 
-/// The hosts on which the job is to start memory servers.
-pub(super) fn lenders(list: Option<&str>) -> Result<Vec<Host>> {
-    let donors = list.map_or_else(|| Ok(Vec::new()), donors::parse)?;
+/// The hosts on which the job is to start memory servers or I/O workers.
+pub(super) fn lenders(memory: Option<&str>, forward: Option<&str>) -> Result<Vec<Host>> {
+    let donors = memory.map_or_else(|| Ok(Vec::new()), donors::parse)?;
     let started = |donor| match donor {
         Donor::Started { host, .. } => Some(host),
         Donor::Running { .. } => None,
     };
-    Ok(donors.into_iter().filter_map(started).collect())
+    let mut hosts: Vec<Host> = donors.into_iter().filter_map(started).collect();
+    hosts.extend(forward.map_or_else(|| Ok(Vec::new()), io_hosts)?);
+    Ok(hosts)
+}
+
+fn io_hosts(list: &str) -> Result<Vec<Host>> {
+    let refused = |cause: &str| Error::usage("use --io-forward", cause).on(list);
+    let hosts = hostlist::parse(list, &mut || Err(refused("the hosts cannot be read from standard input")))?;
+    if hosts.is_empty() { Err(refused("it names no host")) } else { Ok(hosts) }
+}
+
+/// The hosts that write what programs wrote.
+pub(super) fn forward(wanted: bool, list: Option<&str>) -> Result<Option<Forward>> {
+    let Some(list) = list else { return Ok(None) };
+    if !wanted {
+        return Err(Error::usage("use --io-forward", "files are written asynchronously only with --async-io"));
+    }
+    let host = |host: &Host| IoHost { name: host.login(), addresses: Vec::new() };
+    let hosts = io_hosts(list)?.iter().map(host).collect();
+    Ok(Some(Forward { hosts, key: SessionKey::random().0, nonce: [0; 32] }))
 }
 
 /// The directories below which programs write asynchronously; none: wherever hosts share a file system.

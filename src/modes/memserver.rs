@@ -8,9 +8,11 @@ use std::thread;
 
 use crate::cli::Memserver;
 use crate::error::{Context, Error, Result, say};
+use crate::iofs::receiver;
 use crate::launch::door::{self, Door, Porter};
 use crate::launch::lender;
 use crate::net::listen;
+use crate::net::wire::control::Service;
 use crate::pager::server::{self, Terms};
 use crate::pager::{key, promise, store::Store};
 use crate::sys::process;
@@ -44,7 +46,7 @@ pub(super) fn run(flags: &Memserver) -> Result<u8> {
     Ok(0)
 }
 
-/// The same on the [`Terms`] of the agent that started it and whose socket is standard input; ends with that.
+/// The same, or an I/O host's worker, on the [`Terms`] of the agent that started it and whose socket is standard input; ends with that.
 ///
 /// # Errors
 /// As [`run`]'s.
@@ -54,9 +56,11 @@ pub(super) fn run_for_agent() -> Result<u8> {
     let (mut hear, mut tell) = (BufReader::new(&socket), &socket);
     let mut line = String::new();
     hear.read_line(&mut line).op("hear the agent")?;
-    let Terms { bytes, here, key } =
+    let Terms { service, here, key } =
         Terms::parse(&line).ok_or_else(|| Error::new("hear the agent", "it says something else"))?;
-    promise::check(bytes)?;
+    if let Service::Memory { bytes } = service {
+        promise::check(bytes)?;
+    }
     process::raise_nofile();
     let listener = listen::listen(here, &Without::from_env()?).op("listen")?;
     let listener = listener.ok_or_else(|| Error::new("listen", "HPCRT_WITHOUT forbids TCP connections"))?;
@@ -68,6 +72,9 @@ pub(super) fn run_for_agent() -> Result<u8> {
         process::leave(0)
     };
     thread::Builder::new().name("agent".to_owned()).spawn(watch).op("watch the agent")?;
-    server::lend(listener, key, &Store::new(bytes))?;
+    match service {
+        Service::Memory { bytes } => server::lend(listener, key, &Store::new(bytes))?,
+        Service::Files => receiver::serve(listener, key)?,
+    }
     Ok(0)
 }

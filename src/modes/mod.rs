@@ -12,7 +12,7 @@ mod status;
 use std::io::Write;
 
 use crate::Result;
-use crate::cli::{Options, Serve};
+use crate::cli::{Ioworker, Options, Serve};
 
 /// Runs the chosen mode; the exit code is the process's.
 ///
@@ -27,7 +27,8 @@ pub fn run(options: Options) -> Result<u8> {
         Options::SessionStop(name) => session::stop(&name),
         Options::Status(flags) => status::run(&flags),
         Options::Memserver(flags) => memserver::run(&flags),
-        Options::Ioworker => crate::iofs::worker::run(),
+        Options::Ioworker(Ioworker { forward: true }) => memserver::run_for_agent(),
+        Options::Ioworker(Ioworker { forward: false }) => crate::iofs::worker::run(),
         Options::Serve(Serve { lend: true, .. }) => memserver::run_for_agent(),
         Options::Serve(Serve { same: Some(hash), .. }) => crate::launch::agent::is_same(&hash),
         Options::Serve(Serve { same: None, join: None, .. }) => crate::launch::node::serve(),

@@ -33,7 +33,8 @@ const DEAD: Duration = Duration::from_secs(20);
 pub struct Direct {
     stream: TcpStream,
     /// Of what is sent, and of what is received.
-    tags: Option<(Tags, Tags)>,
+    ours: Option<Tags>,
+    theirs: Option<Tags>,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -47,6 +48,19 @@ pub struct Direct {
 /// # Errors
 /// Nobody answers there, or he has another key.
 pub async fn connect(address: SocketAddr, key: &SessionKey, tagged: bool) -> Result<Direct, LinkError> {
+    connect_for(address, key, 0, if tagged { Purpose::Memory } else { Purpose::MemoryHere }).await
+}
+
+/// Connects as a node for any purpose; frames carry tags unless that says otherwise.
+///
+/// # Errors
+/// As [`connect`]'s.
+pub async fn connect_for(
+    address: SocketAddr,
+    key: &SessionKey,
+    node: u32,
+    purpose: Purpose,
+) -> Result<Direct, LinkError> {
     let late = async {
         Timer::after(CONNECT).await;
         Err(io::ErrorKind::TimedOut.into())
@@ -54,9 +68,8 @@ pub async fn connect(address: SocketAddr, key: &SessionKey, tagged: bool) -> Res
     let stream = Async::<TcpStream>::connect(address).or(late).await?;
     stream.get_ref().set_nodelay(true)?;
     let stream = smol::net::TcpStream::from(stream);
-    let purpose = if tagged { Purpose::Memory } else { Purpose::MemoryHere };
-    let (reader, writer) = link::connect(stream.clone(), key, 0, purpose).await?;
-    Direct::new(&stream, reader, writer, tagged)
+    let (reader, writer) = link::connect(stream.clone(), key, node, purpose).await?;
+    Direct::new(&stream, reader, writer, purpose != Purpose::MemoryHere)
 }
 
 impl Direct {
@@ -78,13 +91,25 @@ impl Direct {
         socket.set_tcp_keepalive(&probes)?;
         socket.set_tcp_user_timeout(Some(DEAD))?;
         let (buffer, header) = (vec![0; READ_AHEAD].into(), AlignedVec::with_capacity(HEAD));
-        Ok(Direct { stream, tags: tags.filter(|_| tagged), buffer, start: 0, end: 0, header, soon: false })
+        let (ours, theirs) = tags.filter(|_| tagged).unzip();
+        Ok(Direct { stream, ours, theirs, buffer, start: 0, end: 0, header, soon: false })
+    }
+
+    /// One for receiving and one for sending, for two threads.
+    ///
+    /// # Errors
+    /// The socket cannot be shared.
+    pub fn split(mut self) -> io::Result<(Direct, Direct)> {
+        let (stream, ours) = (self.stream.try_clone()?, self.ours.take());
+        let (buffer, header) = (Box::default(), AlignedVec::new());
+        let sending = Direct { stream, ours, theirs: None, buffer, start: 0, end: 0, header, soon: false };
+        Ok((self, sending))
     }
 
     /// The socket, and the tags of what is sent and received; nothing may have been read ahead.
     pub fn into_parts(self) -> (OwnedFd, Option<(Tags, Tags)>) {
         debug_assert_eq!(self.start, self.end);
-        (self.stream.into(), self.tags)
+        (self.stream.into(), self.ours.zip(self.theirs))
     }
 
     /// The next frame, and how long its body is, which has to be read with [`Direct::body`]. `None`: the peer is gone.
@@ -92,26 +117,34 @@ impl Direct {
     /// # Errors
     /// See [`LinkError`]; after one the link is unusable.
     pub fn receive(&mut self) -> Result<Option<(Page, usize)>, LinkError> {
+        self.receive_within((HEAD, SPAN))
+    }
+
+    /// The same for any message, with at most so many bytes of header and body.
+    ///
+    /// # Errors
+    /// As [`Direct::receive`]'s.
+    pub fn receive_within<M: Message>(&mut self, limit: (usize, usize)) -> Result<Option<(M, usize)>, LinkError> {
         let mut prefix = [0; PREFIX];
         match self.read_exact(&mut prefix) {
             Err(LinkError::Closed) => return Ok(None),
             read => read?,
         }
-        let Prefix { kind, header, body } = Prefix::decode(&prefix, (HEAD, SPAN))?;
-        if kind != Page::KIND {
+        let Prefix { kind, header, body } = Prefix::decode(&prefix, limit)?;
+        if kind != M::KIND {
             return Err(FrameError::Header.into());
         }
         let mut bytes = std::mem::take(&mut self.header);
         bytes.resize(header, 0);
         self.read_exact(&mut bytes)?;
-        if self.tags.is_some() {
+        if self.theirs.is_some() {
             let tag = self.read_tag()?;
-            let expected = self.tags.as_mut().map(|(_, theirs)| theirs.header(&prefix, &bytes));
+            let expected = self.theirs.as_mut().map(|theirs| theirs.header(&prefix, &bytes));
             check(expected, &tag)?;
         }
-        let page = Page::decode(&bytes);
+        let message = M::decode(&bytes);
         self.header = bytes;
-        Ok(Some((page?, body)))
+        Ok(Some((message?, body)))
     }
 
     /// The body of the frame that was received last, into these parts, one after the other.
@@ -122,10 +155,10 @@ impl Direct {
         for part in &mut parts {
             self.read_exact(part)?;
         }
-        if self.tags.is_some() && !parts.is_empty() {
+        if self.theirs.is_some() && !parts.is_empty() {
             let tag = self.read_tag()?;
             let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-            check(self.tags.as_ref().map(|(_, theirs)| theirs.body(&parts)), &tag)?;
+            check(self.theirs.as_ref().map(|theirs| theirs.body(&parts)), &tag)?;
         }
         Ok(())
     }
@@ -134,13 +167,13 @@ impl Direct {
     ///
     /// # Errors
     /// See [`LinkError`]; after one the link is unusable.
-    pub fn send(&mut self, page: &Page, parts: &[&[u8]]) -> Result<(), LinkError> {
-        let header = page.encode();
+    pub fn send<M: Message>(&mut self, message: &M, parts: &[&[u8]]) -> Result<(), LinkError> {
+        let header = message.encode();
         let body = parts.iter().map(|part| part.len()).sum();
-        let prefix = Prefix { kind: Page::KIND, header: header.len(), body }.encode();
+        let prefix = Prefix { kind: M::KIND, header: header.len(), body }.encode();
         let mut tags = [[0; TAG]; 2];
         let mut slices = vec![IoSlice::new(&prefix), IoSlice::new(&header)];
-        if let Some((ours, _)) = &mut self.tags {
+        if let Some(ours) = &mut self.ours {
             tags[0] = ours.header(&prefix, &header);
             if body > 0 {
                 tags[1] = ours.body(parts);
@@ -148,7 +181,7 @@ impl Direct {
             slices.push(IoSlice::new(&tags[0]));
         }
         slices.extend(parts.iter().map(|part| IoSlice::new(part)));
-        if self.tags.is_some() && body > 0 {
+        if self.ours.is_some() && body > 0 {
             slices.push(IoSlice::new(&tags[1]));
         }
         // Another question is here: its answer follows at once.
@@ -224,6 +257,6 @@ impl Direct {
 
 impl std::fmt::Debug for Direct {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Direct").field("tags", &self.tags).finish_non_exhaustive()
+        f.debug_struct("Direct").field("ours", &self.ours).finish_non_exhaustive()
     }
 }

@@ -13,6 +13,7 @@ use crate::net::auth::SessionKey;
 use crate::net::direct::Direct;
 use crate::net::link::LinkError;
 use crate::net::welcome::{Arrival, welcome};
+use crate::net::wire::control::Service;
 use crate::net::wire::frame::FrameError;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::page::{Ask, Page};
@@ -124,12 +125,13 @@ fn parts_mut(mut bytes: &mut [u8], data: Bits) -> Vec<&mut [u8]> {
     parts
 }
 
+const FILES: &str = "files";
+
 /// What a server is to do that an agent starts, as it is told: one line on its standard input, which also takes its answer: its
 /// addresses, a line each, and an empty one.
 #[derive(Debug)]
 pub struct Terms {
-    /// To be lent.
-    pub bytes: u64,
+    pub service: Service,
     /// It is asked over the loopback interface only.
     pub here: bool,
     pub key: SessionKey,
@@ -138,15 +140,23 @@ pub struct Terms {
 impl Terms {
     /// As a line, with its end.
     pub fn to_line(&self) -> String {
-        format!("{} {} {}\n", self.bytes, u8::from(self.here), blake3::Hash::from(self.key.0).to_hex())
+        let service = match self.service {
+            Service::Memory { bytes } => bytes.to_string(),
+            Service::Files => FILES.to_owned(),
+        };
+        format!("{service} {} {}\n", u8::from(self.here), blake3::Hash::from(self.key.0).to_hex())
     }
 
     /// From such a line.
     pub fn parse(line: &str) -> Option<Terms> {
         let mut words = line.split_whitespace();
-        let (bytes, here) = (words.next()?.parse().ok()?, words.next()? == "1");
+        let service = match words.next()? {
+            FILES => Service::Files,
+            bytes => Service::Memory { bytes: bytes.parse().ok()? },
+        };
+        let here = words.next()? == "1";
         let key = SessionKey(*blake3::Hash::from_hex(words.next()?).ok()?.as_bytes());
-        Some(Terms { bytes, here, key })
+        Some(Terms { service, here, key })
     }
 }
 

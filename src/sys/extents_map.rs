@@ -130,18 +130,8 @@ impl Extents {
     /// # Errors
     /// `pwrite(2)`'s.
     pub fn write_all(&self, log: &Log<'_>, pieces: &[Piece], file: BorrowedFd<'_>) -> io::Result<u64> {
-        let (Some(first), total) = (pieces.first(), pieces.iter().map(|piece| piece.len as usize).sum()) else {
-            return Ok(0);
-        };
-        let mut bytes: Vec<u8> = Vec::with_capacity(total);
-        for piece in pieces {
-            let len = piece.len as usize;
-            // SAFETY: `Log::after` has seen that the piece lies in the ring; there is room for all, and who writes meanwhile spoils bytes only.
-            unsafe {
-                log.address(piece.at).copy_to_nonoverlapping(bytes.as_mut_ptr().add(bytes.len()), len);
-                bytes.set_len(bytes.len() + len);
-            }
-        }
+        let Some(first) = pieces.first() else { return Ok(0) };
+        let bytes = self.gathered(log, pieces);
         loop {
             match rustix::io::pwrite(file, &bytes, first.offset) {
                 Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
@@ -152,10 +142,18 @@ impl Extents {
         }
     }
 
-    /// A piece's bytes.
-    pub fn bytes(&self, log: &Log<'_>, piece: &Piece) -> Vec<u8> {
-        // SAFETY: `Log::next` has seen that the piece lies in the ring, and the program does not change what is not written yet.
-        (0..piece.len).map(|nth| unsafe { log.address(piece.at + nth).read() }).collect()
+    /// The bytes of pieces, one behind the other.
+    pub fn gathered(&self, log: &Log<'_>, pieces: &[Piece]) -> Vec<u8> {
+        let mut bytes: Vec<u8> = Vec::with_capacity(pieces.iter().map(|piece| piece.len as usize).sum());
+        for piece in pieces {
+            let len = piece.len as usize;
+            // SAFETY: `Log::after` has seen that the piece lies in the ring; there is room for all, and who writes meanwhile spoils bytes only.
+            unsafe {
+                log.address(piece.at).copy_to_nonoverlapping(bytes.as_mut_ptr().add(bytes.len()), len);
+                bytes.set_len(bytes.len() + len);
+            }
+        }
+        bytes
     }
 }
 
@@ -164,6 +162,19 @@ impl Drop for Extents {
         // SAFETY: the mapping is this one's, and nobody has a reference into it any more.
         let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.len) };
     }
+}
+
+/// Has this host's kernel write what it holds back of a part of a file (without a length: to its end), and waits until the file server has it.
+///
+/// # Errors
+/// `sync_file_range(2)`'s: what it was to write is lost.
+pub fn written(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+    const ALL: libc::c_uint =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let part = [offset, len].map(|part| libc::off64_t::try_from(part).unwrap_or(libc::off64_t::MAX));
+    // SAFETY: a descriptor and integers.
+    let done = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), part[0], part[1], ALL) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Waits until a word is not `seen`, or the time is over.

@@ -23,11 +23,12 @@ use smol::{Async, Task, Timer};
 
 use super::Node;
 use super::door::{self, Door, peer, send};
+use crate::iofs::forward;
 use crate::launch::agent::{OURSELVES, Process};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{JobId, Launch, Report};
 use crate::net::wire::facts::Writing;
-use crate::net::wire::files::{Work, Worked};
+use crate::net::wire::files::{Forward, Work, Worked};
 use crate::sys::extents::{FILES, NOBODY, RING, RUN, SEGMENTS, inode};
 use crate::sys::extents_map::{self, Extents};
 use crate::sys::files::{Answer, MARK, Question, ROOTS_MAX, Terms, op, why};
@@ -75,6 +76,8 @@ struct Written {
     /// Names of files of which something may be missing and that are not kept any more.
     names: RefCell<BTreeMap<(u32, u32), String>>,
     worker: RefCell<Option<Rc<Async<Seqpacket>>>>,
+    /// Who writes in the worker's stead.
+    forward: Option<Forward>,
     finishing: Cell<bool>,
     counts: RefCell<Writing>,
     /// What else the user is to hear at the end.
@@ -132,7 +135,9 @@ impl Files {
         let named = if roots.is_empty() { 0 } else { files::NAMED };
         let always = if Without::from_env()?.has(Ability::Pace) { files::ALWAYS } else { 0 };
         let hosts = if launch.writes_elsewhere() { files::HOSTS } else { 0 };
-        let files = files::ON | named | always | hosts;
+        let shown = launch.forward.clone().map(|wish| Forward { key: node.key.hide(&wish.nonce, &wish.key), ..wish });
+        let elsewhere = if shown.is_some() { files::ELSEWHERE | files::ALWAYS } else { 0 };
+        let files = files::ON | named | always | hosts | elsewhere;
         let settings = Settings { files, ..Settings::NONE };
         let door = Door::open("use --async-io", &mut launch.env, settings)?;
         let job = Rc::new(Written {
@@ -146,6 +151,7 @@ impl Files {
             names: RefCell::default(),
             counts: RefCell::default(),
             worker: RefCell::default(),
+            forward: shown,
             finishing: Cell::new(false),
             told: RefCell::default(),
         });
@@ -165,6 +171,19 @@ impl Files {
         all.retain(|_, other| other.strong_count() > 0);
         all.insert(launch.job, Rc::downgrade(&shared));
         Ok(Some(Files(shared)))
+    }
+
+    /// Tries whether everybody can be reached who is to write: who cannot is the error.
+    pub(super) fn reach(&self, node: &Rc<Node>) -> impl Future<Output = Result<()>> + use<> {
+        let (job, node) = (Rc::clone(&self.0.job), Rc::clone(node));
+        async move {
+            let Some(wish) = &job.forward else { return Ok(()) };
+            for (nth, host) in wish.hosts.iter().enumerate() {
+                let reached = forward::connect(node.id, wish, nth).await;
+                reached.map_err(|error| Error::new("reach its I/O worker", error).on(&host.name))?;
+            }
+            Ok(())
+        }
     }
 
     /// Has everything written that the job's programs left: none of these runs any more, and where others of the job do, they do it. What was
@@ -265,7 +284,18 @@ impl Written {
                 self.told.borrow_mut().insert(format!("{name}: what a program wrote is not there: {error}"));
                 self.counts.borrow_mut().lost.push((name, error));
             }
-            Worked::Finished => {}
+            Worked::Here { segment, file, host, errno } => {
+                let (name, error) = (self.name((*segment, *file)), io::Error::from_raw_os_error(*errno));
+                let said =
+                    format!("{name}: written by this host itself: {host} cannot open it as the same file: {error}");
+                self.told.borrow_mut().insert(said);
+            }
+            Worked::Gone { host, others } => {
+                let who =
+                    if *others { "the others of --io-forward write" } else { "each host writes its files itself" };
+                self.told.borrow_mut().insert(format!("the I/O worker on {host} is gone: {who}"));
+            }
+            Worked::Silent { .. } | Worked::Finished => {}
         }
     }
 }
@@ -342,7 +372,7 @@ async fn supervise(node: Rc<Node>, id: JobId, job: Rc<Written>, _over: Sender<()
     let mut failures = 0;
     loop {
         let begun = Instant::now();
-        let cause = match work(&job).await {
+        let cause = match work(&node, id, &job).await {
             Ok(true) => return,
             Ok(false) => "it ended".to_owned(),
             Err(error) => error.to_string(),
@@ -360,7 +390,7 @@ async fn supervise(node: Rc<Node>, id: JobId, job: Rc<Written>, _over: Sender<()
 }
 
 /// Runs one worker; true: it has finished.
-async fn work(job: &Written) -> Result<bool> {
+async fn work(node: &Node, id: JobId, job: &Written) -> Result<bool> {
     const OPERATION: &str = "start the I/O worker";
     let (ours, theirs) = Seqpacket::pair().op(OPERATION)?;
     let mut command = Command::new(OURSELVES);
@@ -371,10 +401,17 @@ async fn work(job: &Written) -> Result<bool> {
     let socket = Rc::new(Async::new(ours).op(OPERATION)?);
     *job.worker.borrow_mut() = Some(Rc::clone(&socket));
     job.tell(Work::Memory, &[job.memory.as_fd()]).await;
+    if let Some(forward) = &job.forward {
+        job.tell(Work::Forward { node: node.id, forward: forward.clone() }, &[]).await;
+    }
     job.tell_all().await;
     let mut finished = false;
     while let Ok(Some((word, _))) = socket.read_with(Seqpacket::receive_now::<Worked>).await {
         finished |= word == Worked::Finished;
+        if let Worked::Silent { host, error } = &word {
+            let error = Error::new(format!("have {host} write files"), error).remedy("leave it out of --io-forward");
+            node.report(&Report::Failed { job: id, node: node.id, error: error.to_string() }).await;
+        }
         job.heard(&word);
     }
     worker.end().await;

@@ -241,7 +241,7 @@ impl Job {
             let _ = self.abort.1.recv().await;
             Ok(())
         };
-        let shown = self.show().or(ended_early).await;
+        let shown = self.show_all().or(ended_early).await;
         if let Err(error) = &shown {
             self.failed(error).await;
             let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
@@ -310,6 +310,14 @@ impl Job {
         self.node.over(job, self.place.count);
         self.node.report(&Report::Done { job, part, node, warnings, received: self.node.received(), facts }).await;
         self.node.jobs.borrow_mut().remove(&(job, part));
+    }
+
+    async fn show_all(self: &Rc<Self>) -> Result<()> {
+        let reach = self.files.borrow().as_ref().map(|files| files.reach(&self.node));
+        if let Some(reach) = reach {
+            reach.await?;
+        }
+        self.show().await
     }
 
     /// Shows the job its view, if it has one, complete with its files.

@@ -1,5 +1,5 @@
-//! The memory server that this node runs for a job: a process of its own, so that what is lent is told apart from the agent's memory, and that
-//! it is killed first where memory ends. It dies with the agent, and with the socket between them.
+//! The server that this node runs for a job, of memory or of files: a process of its own, so that what is lent is told apart from the agent's
+//! memory, and that it is killed first where memory ends. It dies with the agent, and with the socket between them.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use super::Node;
 use crate::error::{Context, Result};
 use crate::launch::agent::{OURSELVES, Process, listen};
 use crate::net::auth::SessionKey;
-use crate::net::wire::control::{JobId, Report};
+use crate::net::wire::control::{JobId, Report, Service};
 use crate::pager::server::Terms;
 
 /// See the module. Dropped, it is killed.
@@ -23,11 +23,11 @@ pub(super) struct Lend(#[allow(dead_code, reason = "ends when it is dropped")] T
 
 impl Lend {
     /// Starts it, and reports how that went and whether it ends by itself.
-    pub(super) fn start(node: &Rc<Node>, job: JobId, bytes: u64, key: SessionKey) -> Lend {
+    pub(super) fn start(node: &Rc<Node>, job: JobId, service: Service, key: SessionKey) -> Lend {
         let this = Rc::clone(node);
         let work = async move {
             let id = this.id;
-            let ended = this.serve_memory(job, Terms { bytes, here: this.subtree.is_local(), key }).await;
+            let ended = this.serve_job(job, Terms { service, here: this.subtree.is_local(), key }).await;
             let error = ended.unwrap_or_else(|error| error.to_string());
             this.report(&Report::Unlent { job, node: id, error }).await;
         };
@@ -37,11 +37,15 @@ impl Lend {
 
 impl Node {
     /// Runs the server until it ends; returns how it ended.
-    async fn serve_memory(&self, job: JobId, terms: Terms) -> Result<String> {
-        const OPERATION: &str = "start the memory server";
+    async fn serve_job(&self, job: JobId, terms: Terms) -> Result<String> {
+        const OPERATION: &str = "start the server";
+        let mode = match terms.service {
+            Service::Memory { .. } => ["serve", "--lend"],
+            Service::Files => ["ioworker", "--forward"],
+        };
         let (ours, theirs) = UnixStream::pair().op(OPERATION)?;
         let mut command = Command::new(OURSELVES);
-        command.args(["serve", "--lend"]).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.args(mode).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut server = Process::start(&mut command).op(OPERATION)?;
         // Ours: what it inherited from the command would keep the socket open.
         drop(command);
@@ -72,6 +76,6 @@ impl Node {
         let words = words.strip_prefix("hpcrt: ").unwrap_or(&words).to_owned();
         let how = server.ended().map_or_else(|| "it ended".to_owned(), |status| status.to_string());
         let why = if words.is_empty() { how } else { words };
-        Ok(if up { format!("its memory server ended: {why}") } else { why })
+        Ok(if up { format!("its {} ended: {why}", terms.service.server()) } else { why })
     }
 }

@@ -554,9 +554,9 @@ impl Node {
             }
             Order::Piece { piece, len, codec } => self.take(piece, len, codec, &packet.body),
             Order::Read(extent) => self.read(extent),
-            Order::Lend { job, bytes, key, nonce } => {
+            Order::Lend { job, service, key, nonce } => {
                 let key = SessionKey(self.key.hide(&nonce, &key));
-                self.lends.borrow_mut().insert(job, Lend::start(self, job, bytes, key));
+                self.lends.borrow_mut().insert(job, Lend::start(self, job, service, key));
             }
             Order::Unlend { job } => drop(self.lends.borrow_mut().remove(&job)),
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),

@@ -99,7 +99,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::net::wire::collective::{Fault, Verdict};
+    use crate::net::wire::collective::Fault;
     use crate::net::wire::control::Target;
 
     /// Two nodes below the root, with two ranks each.

@@ -5,6 +5,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::borrow::Borrow;
 use super::collective::{Verdict, Wiring, Word};
 use super::facts::{Birth, Facts, JobFacts};
+use super::files::Forward;
 use super::frame::{Kind, Message};
 use super::record::{Codec, FileId, LoadId, Piece};
 
@@ -48,9 +49,9 @@ pub enum Order {
     End { job: JobId, grace_ms: u32 },
     /// Of what the job's members do together.
     Collective { job: JobId, verdict: Verdict },
-    /// Run a memory server for a job, with this key, hidden under the session's and `nonce`: [`Report::Lent`].
-    Lend { job: JobId, bytes: u64, key: [u8; 32], nonce: [u8; 32] },
-    /// End the job's memory server.
+    /// Run a server for a job, with this key, hidden under the session's and `nonce`: [`Report::Lent`].
+    Lend { job: JobId, service: Service, key: [u8; 32], nonce: [u8; 32] },
+    /// End the job's server.
     Unlend { job: JobId },
     /// Tell what you know of yourself: [`Report::Facts`].
     Facts,
@@ -64,6 +65,25 @@ pub enum Order {
     Leave,
     /// Nothing; keeps the link's watchdog content.
     Ping,
+}
+
+/// What a node does for programs of a job on other nodes.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// Lends so many bytes of memory.
+    Memory { bytes: u64 },
+    /// Writes their files.
+    Files,
+}
+
+impl Service {
+    /// What runs for it.
+    pub fn server(self) -> &'static str {
+        match self {
+            Service::Memory { .. } => "memory server",
+            Service::Files => "I/O worker",
+        }
+    }
 }
 
 /// What an agent must know to be a node.
@@ -165,6 +185,8 @@ pub struct Launch {
     pub memory: Option<Borrow>,
     /// They write files asynchronously: below these directories; none: on file systems that hosts share.
     pub files: Option<Vec<Vec<u8>>>,
+    /// Others write them.
+    pub forward: Option<Forward>,
     /// Another launcher starts the ranks; they come as guests ([`super::guest`]). A place's count is how many will, 0: any number until
     /// the job is ended. Answered by [`Report::Open`].
     pub guests: bool,
@@ -281,8 +303,8 @@ pub enum Report {
     Loaded { job: JobId, node: NodeId },
     /// The answer to [`Order::Lend`]: where the server is, best first; or [`Report::Unlent`].
     Lent { job: JobId, node: NodeId, addresses: Vec<String> },
-    /// The job's memory server on this node could not be started, or has ended though it should not have; or programs on this node go on
-    /// without one.
+    /// The job's server on this node could not be started, or has ended though it should not have; or programs on this node go on without
+    /// one.
     Unlent { job: JobId, node: NodeId, error: String },
     /// The answer to [`Order::Facts`].
     Facts { node: NodeId, facts: Facts },

@@ -2,13 +2,32 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::control::NodeId;
 use super::frame::{Kind, Message};
+
+/// Hosts whose I/O workers write the files of a job.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Forward {
+    pub hosts: Vec<IoHost>,
+    /// Their workers' key; on its way between hosts hidden under the session's and `nonce`.
+    pub key: [u8; 32],
+    pub nonce: [u8; 32],
+}
+
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct IoHost {
+    pub name: String,
+    /// Where its worker listens ("address:port"), best first; empty while it has to be started.
+    pub addresses: Vec<String>,
+}
 
 /// What the agent tells.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Work {
     /// The memory (descriptor); the first word.
     Memory,
+    /// These write in its stead; it is this node's.
+    Forward { node: NodeId, forward: Forward },
     /// A program has this segment.
     Begin { segment: u32 },
     /// It writes to this open file (descriptor).
@@ -38,6 +57,23 @@ pub enum Worked {
         segment: u32,
         file: u32,
         errno: i32,
+    },
+    /// It writes this file itself, because this I/O host cannot.
+    Here {
+        segment: u32,
+        file: u32,
+        host: String,
+        errno: i32,
+    },
+    /// This I/O host's worker is gone; whether there are others.
+    Gone {
+        host: String,
+        others: bool,
+    },
+    /// It may be there, and does not answer.
+    Silent {
+        host: String,
+        error: String,
     },
     Finished,
 }

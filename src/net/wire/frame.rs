@@ -48,6 +48,8 @@ pub enum Kind {
     Page = 6,
     /// Between a node agent and its I/O worker: `wire::files`.
     Files = 7,
+    /// Between I/O workers: `wire::forward`.
+    Forward = 8,
 }
 
 /// A frame's prefix, checked.
@@ -108,6 +110,7 @@ impl Prefix {
             5 => Kind::Session,
             6 => Kind::Page,
             7 => Kind::Files,
+            8 => Kind::Forward,
             other => return Err(FrameError::Kind(other)),
         };
         let (header, body) = (word(8) as usize, word(12) as usize);

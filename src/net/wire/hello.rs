@@ -15,6 +15,8 @@ pub enum Purpose {
     Memory,
     /// Borrow memory within one host: nothing that is sent carries a tag. Only over the loopback interface.
     MemoryHere,
+    /// Have files written.
+    Files,
 }
 
 /// The steps of the handshake.

@@ -5,6 +5,7 @@ pub mod collective;
 pub mod control;
 pub mod facts;
 pub mod files;
+pub mod forward;
 pub mod frame;
 pub mod guest;
 pub mod hello;

@@ -4,6 +4,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::borrow::Borrow;
 use super::control::{Binding, StdinTo, View};
+use super::files::Forward;
 use super::frame::{Kind, Message};
 
 /// What to run, and how its output is shown.
@@ -32,6 +33,8 @@ pub struct JobSpec {
     pub memory: Option<Borrow>,
     /// Its programs write files asynchronously: below these directories, absolute; none: on file systems that hosts share.
     pub files: Option<Vec<Vec<u8>>>,
+    /// Others write them; the key is not hidden.
+    pub forward: Option<Forward>,
     pub quiet: bool,
     pub verbose: bool,
 }

@@ -65,6 +65,8 @@ pub struct Head {
     pub unseen: AtomicU32,
     /// Not 0: something is missing in a file, or was.
     pub lost: AtomicU32,
+    /// Grows when a file that another host writes is to be synced.
+    pub syncs: AtomicU32,
     /// A bit for each segment whose program shares memory with others and may have something pending; in jobs on several hosts.
     sharing: [AtomicU64; WORDS],
     pub inodes: [Inode; INODES],
@@ -84,7 +86,8 @@ pub struct Inode {
     writers: [AtomicU64; WORDS],
     /// Not 0: the errno because of which something is missing in it.
     pub failed: AtomicU32,
-    _unused: AtomicU32,
+    /// Whether another host has written it: [`IDLE`](inode::IDLE) or what follows there.
+    pub elsewhere: AtomicU32,
 }
 
 pub mod inode {
@@ -95,6 +98,11 @@ pub mod inode {
     pub const KEPT: u32 = 2;
     /// Nobody does: it is locked or mapped.
     pub const DIRECT: u32 = 3;
+
+    /// No other host has written it since it was synced there; one has; somebody waits for it to be synced.
+    pub const IDLE: u32 = 0;
+    pub const WRITTEN: u32 = 1;
+    pub const SYNC: u32 = 2;
 }
 
 /// What one program has for one file system.
@@ -318,6 +326,7 @@ impl Head {
         inode.number.store(number, Ordering::SeqCst);
         inode.writer.store(NOBODY, Ordering::SeqCst);
         inode.failed.store(0, Ordering::SeqCst);
+        inode.elsewhere.store(inode::IDLE, Ordering::SeqCst);
         inode.state.store(state, Ordering::SeqCst);
         Some(nth)
     }

@@ -41,6 +41,8 @@ pub mod files {
     pub const ALWAYS: u64 = 4;
     /// The job has programs on other hosts.
     pub const HOSTS: u64 = 8;
+    /// Other hosts write: everything is kept from the first write on.
+    pub const ELSEWHERE: u64 = 16;
 }
 
 /// Where the resident is put in a statically linked program: nothing but it and its gate lies from here on up to the window.

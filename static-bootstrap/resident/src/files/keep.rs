@@ -10,7 +10,8 @@ use super::inside::{self, Inside};
 use super::kernel::{block_signals, failed, nr, raw, restore_signals};
 use super::table::{self, File};
 use super::{
-    UnderWay, ahead, look, missing, others, process, quick, settle, settle_file, take_error, touch, with_kernel, worker,
+    UnderWay, ahead, elsewhere, look, missing, others, process, quick, settle, settle_file, take_error, touch,
+    with_kernel, worker,
 };
 use crate::settings;
 
@@ -41,7 +42,7 @@ impl File {
 pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
     let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
     if total > 0
-        && let Some(id) = table::known(args[0])
+        && let Some(id) = if elsewhere::is() { begin(args[0]) } else { table::known(args[0]) }
     {
         let file = table::file(id);
         if file.state.load(Ordering::Relaxed) == table::KEPT {
@@ -62,6 +63,20 @@ pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: O
         }
     }
     write_now(number, args, total)
+}
+
+/// The open file behind a descriptor, which is kept from now on if it can be.
+fn begin(fd: usize) -> Option<usize> {
+    let id = look(fd)?;
+    if table::file(id).state.load(Ordering::Relaxed) == table::FRESH {
+        settle();
+        let _inside = Inside::enter();
+        // A handler that came in between would write directly, as often as it came.
+        let before = block_signals();
+        promote(fd);
+        restore_signals(before);
+    }
+    Some(id)
 }
 
 /// Whether this descriptor is still this open file, and that kept.

@@ -8,6 +8,7 @@
 //! interrupted begins again. In one with several threads a lock is held ([`inside`]); what was seen before it was taken is looked at again.
 
 mod ahead;
+mod elsewhere;
 mod inside;
 mod keep;
 mod kernel;
@@ -165,6 +166,7 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
         nr::LSEEK => keep::seek(args),
         nr::FSYNC | nr::FDATASYNC | nr::SYNC_FILE_RANGE => {
             others::settle();
+            elsewhere::sync(fd);
             let result = touch(number, args);
             failure(fd).unwrap_or(result)
         }

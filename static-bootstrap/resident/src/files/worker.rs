@@ -277,6 +277,17 @@ fn wait_for(head: &Head, seen: u32) {
     wait(&head.done, seen);
 }
 
+/// Waits for what the worker does.
+pub(super) fn wait_while(head: &Head, lasts: impl Fn() -> bool) {
+    loop {
+        let seen = head.done.load(Ordering::SeqCst);
+        if !lasts() {
+            return;
+        }
+        wait_for(head, seen);
+    }
+}
+
 /// Has the worker look.
 pub(super) fn ring() {
     if let Some(head) = head() {
