@@ -299,9 +299,9 @@ impl Branch {
         self.calls > 0
     }
 
-    /// Whether nothing is to be said of members that call for what the master gives, before that is here.
+    /// Whether nothing is to be said of members that call for what the master gives, before that is here. Not where the master is: it is to be heard.
     pub fn is_patient(&self) -> bool {
-        !self.given_before && self.outcome.is_none()
+        !self.given_before && self.outcome.is_none() && self.ranks.first() != Some(&0)
     }
 
     /// The operation that members here are at.
