@@ -33,6 +33,16 @@ fn crew() -> Option<&'static Path> {
     PLACE.get_or_init(|| common::built("crew.c", &[("crew", &["-fopenmp"])])).as_deref()
 }
 
+/// A cluster, for the programs of [`place`].
+fn site(name: &str) -> Option<site::Site> {
+    place()?;
+    if let Some(obstacle) = Cluster::obstacle() {
+        eprintln!("SKIPPED: {obstacle}");
+        return None;
+    }
+    Some(site::Site::up(name))
+}
+
 /// Somebody with a directory of his own, in which files are kept.
 struct Who {
     uid: Option<u32>,
@@ -262,13 +272,7 @@ fn a_full_file_system_is_told_once() {
 
 #[test]
 fn errors_of_a_shared_file_system_are_told_once() {
-    if place().is_none() {
-        return;
-    }
-    if let Some(obstacle) = Cluster::obstacle() {
-        return eprintln!("SKIPPED: {obstacle}");
-    }
-    let site = site::Site::up("iofs");
+    let Some(site) = site("iofs") else { return };
     fs::copy(place().unwrap().join("files"), site.backing("files")).unwrap();
     for uid in [0, 20001] {
         let place = format!("of{uid}");
@@ -285,13 +289,7 @@ fn errors_of_a_shared_file_system_are_told_once() {
 
 #[test]
 fn mpi_programs_are_right() {
-    if place().is_none() {
-        return;
-    }
-    if let Some(obstacle) = Cluster::obstacle() {
-        return eprintln!("SKIPPED: {obstacle}");
-    }
-    let site = site::Site::up("iofsmpi");
+    let Some(site) = site("iofsmpi") else { return };
     for (compiler, flags) in [
         ("mpicc.mpich", ["UCX_TLS=self,sysv,posix", "UCX_WARN_UNUSED_ENV_VARS=n"]),
         ("mpicc.openmpi", ["OMPI_MCA_btl=vader,self", "OMPI_MCA_mpi_yield_when_idle=1"]),

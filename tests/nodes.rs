@@ -89,8 +89,7 @@ fn killed_workers(nodes: &Nodes, uid: u32, count: u32) -> u32 {
 fn killed_host(nodes: &Nodes, uid: u32) {
     let at = nodes.place(uid, "h");
     let run = nodes.start(&at, TWO.0, "--async-io", "forever {}/f {}/told");
-    let number = || fs::read(at.here.join("told")).ok()?.try_into().ok().map(u64::from_le_bytes);
-    until(|| number().filter(|number| *number >= 2000));
+    until(|| at.told().filter(|number| *number >= 2000));
     std::thread::sleep(Duration::from_micros(fastrand::u64(0..100_000)));
     let victims = nodes.named(&run, "", Some(1));
     assert!(victims.len() > 3, "{victims:?}");
@@ -99,14 +98,7 @@ fn killed_host(nodes: &Nodes, uid: u32) {
     let done = run.end();
     assert!(begun.elapsed() < Duration::from_secs(20));
     done.says("hpc2").gone();
-    let told = number().unwrap();
-    for rank in 0..4 {
-        let bytes = fs::read(at.here.join(format!("f.{rank}"))).unwrap();
-        let (numbers, rest) = bytes.as_chunks::<8>();
-        assert!(rest.is_empty());
-        assert!((0u64..).zip(numbers).all(|(nth, number)| u64::from_le_bytes(*number) == nth), "of rank {rank}");
-        assert!(numbers.len() as u64 >= told, "{told} were told of, {} of rank {rank} are there", numbers.len());
-    }
+    at.holds_what_was_told();
     fs::remove_dir_all(&at.here).unwrap();
 }
 

@@ -33,6 +33,26 @@ pub struct Place {
     pub there: String,
 }
 
+impl Place {
+    /// How many records of each rank everybody was told of last, by `nodes forever {}/f {}/told`.
+    pub fn told(&self) -> Option<u64> {
+        fs::read(self.here.join("told")).ok()?.try_into().ok().map(u64::from_le_bytes)
+    }
+
+    /// What everybody was told of is there, and of each of the four ranks the beginning of what it wrote.
+    #[track_caller]
+    pub fn holds_what_was_told(&self) {
+        let told = self.told().unwrap();
+        for rank in 0..4 {
+            let bytes = fs::read(self.here.join(format!("f.{rank}"))).unwrap();
+            let (numbers, rest) = bytes.as_chunks::<8>();
+            assert!(rest.is_empty());
+            assert!((0u64..).zip(numbers).all(|(nth, number)| u64::from_le_bytes(*number) == nth), "of rank {rank}");
+            assert!(numbers.len() as u64 >= told, "{told} were told of, {} of rank {rank} are there", numbers.len());
+        }
+    }
+}
+
 impl Nodes {
     pub fn up(name: &str) -> Option<Nodes> {
         let obstacle = Cluster::obstacle();
