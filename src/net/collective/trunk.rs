@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::{Gathering, TOTAL_MAX, entries, entry, is_given, pieces};
+use super::{Gathering, entries, entry, is_given, pieces};
 use crate::net::wire::collective::{Act, Broken, Fault, Verdict, Word};
 use crate::net::wire::control::{NodeId, Target};
 
@@ -20,8 +20,6 @@ pub struct Trunk {
     seq: u32,
     given_before: bool,
     gatherings: BTreeMap<u32, Gathering>,
-    /// What the master has given of this one so far.
-    given: Vec<u8>,
     /// A member has called something.
     begun: bool,
     gone: BTreeSet<u32>,
@@ -47,7 +45,6 @@ impl Trunk {
             seq: 0,
             given_before: false,
             gatherings: BTreeMap::new(),
-            given: Vec::new(),
             begun: false,
             gone: BTreeSet::new(),
             broken: None,
@@ -64,17 +61,11 @@ impl Trunk {
                 self.miss();
             }
             Word::Given { seq, act, more } if seq == self.seq && self.broken.is_none() => {
-                if self.given.len() + body.len() > TOTAL_MAX {
-                    let why = format!("more than {} MiB in one operation", TOTAL_MAX >> 20);
-                    return self.break_off(Fault::Misused, BTreeSet::new(), why);
-                }
-                self.given.extend_from_slice(body);
-                if !more {
-                    let given = std::mem::take(&mut self.given);
-                    match self.gatherings.entry(seq).or_default().add(act, 0, &[]) {
-                        Err(why) => self.break_off(Fault::Misused, BTreeSet::new(), why),
-                        Ok(()) => self.conclude(act, &given),
-                    }
+                let master = self.master();
+                match self.gatherings.entry(seq).or_default().add_piece(master, act, 0, more, body) {
+                    Err(why) => self.break_off(Fault::Misused, BTreeSet::new(), why),
+                    Ok(()) if more => {}
+                    Ok(()) => self.conclude(),
                 }
             }
             Word::Joined { node, seq, act, ranks, more } if seq.wrapping_sub(self.seq) <= 1 => {
@@ -166,13 +157,13 @@ impl Trunk {
         if self.broken.is_some() || self.gatherings.get(&self.seq).is_none_or(|g| g.ranks < self.size()) {
             return;
         }
-        if let Some(done) = self.gatherings.remove(&self.seq) {
-            self.conclude(done.act.unwrap_or(Act::Barrier), &done.entries);
-        }
+        self.conclude();
     }
 
-    /// The operation has come to this: what is to be said of these entries.
-    fn conclude(&mut self, act: Act, body: &[u8]) {
+    /// The operation that is under way has come to this: all that it needs is gathered.
+    fn conclude(&mut self) {
+        let Some(done) = self.gatherings.remove(&self.seq) else { return };
+        let (act, body) = (done.act.unwrap_or(Act::Barrier), &done.entries[..]);
         self.roll = None;
         match act {
             Act::Barrier => self.same(act, body),
@@ -194,7 +185,6 @@ impl Trunk {
                 parts.iter().for_each(|(node, part)| self.parts(act, *node, part));
             }
         }
-        self.gatherings.remove(&self.seq);
         self.seq = self.seq.wrapping_add(1);
         self.given_before = is_given(act, self.given_before);
     }
