@@ -78,6 +78,13 @@ pub(super) fn disarm() {
     QUICK.busy.store(0, Ordering::Relaxed);
 }
 
+// What [`entry`] has on the stack goes back to its registers.
+macro_rules! restoring {
+    () => {
+        "add rsp, 16\n pop r10\n pop r9\n pop r8\n pop rsi\n pop rdi\n pop rcx\n lea rsp, [rsp + 128]"
+    };
+}
+
 /// Where a stub goes: number in rax, its own call in rcx.
 #[unsafe(naked)]
 pub(super) extern "C" fn entry() {
@@ -153,14 +160,8 @@ pub(super) extern "C" fn entry() {
         "3: cmp r8d, {kept}",
         "mov rax, rdx",
         "jne 34f",
-        "4: add rsp, 16",
-        "pop r10",
-        "pop r9",
-        "pop r8",
-        "pop rsi",
-        "pop rdi",
-        "pop rcx",
-        "lea rsp, [rsp + 128]",
+        "4:",
+        restoring!(),
         "add rcx, 2",
         "jmp rcx",
         // 4 to 7, 2 and 3, 1.
@@ -232,14 +233,7 @@ pub(super) extern "C" fn entry() {
         "mov eax, {write}",
         "call {leave}",
         "33: mov eax, {write}",
-        "add rsp, 16",
-        "pop r10",
-        "pop r9",
-        "pop r8",
-        "pop rsi",
-        "pop rdi",
-        "pop rcx",
-        "lea rsp, [rsp + 128]",
+        restoring!(),
         "jmp {normal}",
         "34: call {late}",
         "jmp 4b",
