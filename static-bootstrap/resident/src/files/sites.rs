@@ -3,13 +3,15 @@
 
 use core::arch::naked_asm;
 use core::arch::x86_64::{__m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
+use sys::extents::Head;
 use sys::page::PAGE;
 use sys::syscall::{nr as early, syscall};
 
 use super::kernel::{GATE, nr};
-use super::{process, quick, table};
+use super::{process, quick, table, worker};
 use crate::{call, dispatch};
 
 /// Bytes from [`BEGIN`] on.
@@ -24,6 +26,8 @@ const SETTLE: u8 = 1;
 const LOOK: u8 = 2;
 /// The first argument is a descriptor: look closer unless it is known not to concern us.
 const FILE: u8 = 3;
+/// Tells of a file: look closer unless nobody on the node keeps any, so that nothing is pending, and nothing is missing.
+const TELLS: u8 = 4;
 
 static CLASS: [u8; CALLS] = classes();
 
@@ -47,11 +51,15 @@ const fn classes() -> [u8; CALLS] {
         all[file[nth]] = FILE;
         nth += 1;
     }
+    let tells = [nr::STAT, nr::LSTAT, nr::NEWFSTATAT, nr::STATX];
+    nth = 0;
+    while nth < tells.len() {
+        all[tells[nth]] = TELLS;
+        nth += 1;
+    }
     let look = [
         nr::OPEN,
         nr::CLOSE,
-        nr::STAT,
-        nr::LSTAT,
         nr::MMAP,
         nr::SHMAT,
         nr::WAIT4,
@@ -82,7 +90,6 @@ const fn classes() -> [u8; CALLS] {
         nr::IO_SETUP,
         nr::EXIT_GROUP,
         nr::OPENAT,
-        nr::NEWFSTATAT,
         nr::UNSHARE,
         nr::SPLICE,
         nr::SYNC,
@@ -98,7 +105,6 @@ const fn classes() -> [u8; CALLS] {
         nr::COPY_FILE_RANGE,
         nr::PREADV2,
         nr::PWRITEV2,
-        nr::STATX,
         nr::IO_URING_SETUP,
         nr::CLONE3,
         nr::CLOSE_RANGE,
@@ -394,6 +400,7 @@ pub(super) extern "C" fn normal() {
         "jb 9f",
         "je 2f",
         "cmp r11d, {file}",
+        "ja 4f",
         "jne 3f",
         "cmp rdi, {descriptors}",
         "jae 3f",
@@ -409,11 +416,22 @@ pub(super) extern "C" fn normal() {
         // Over its own call.
         "add rcx, 2",
         "9: jmp rcx",
+        "4: mov r11, [rip + {head}]",
+        "test r11, r11",
+        "jz 3b",
+        "cmp dword ptr [r11 + {owned}], 0",
+        "jne 3b",
+        "cmp dword ptr [r11 + {lost}], 0",
+        "je 2b",
+        "jmp 3b",
         calls = const CALLS,
         settle = const SETTLE,
         file = const FILE,
         descriptors = const table::DESCRIPTORS,
         descriptor = sym table::DESCRIPTOR,
+        head = sym worker::AT,
+        owned = const offset_of!(Head, owned),
+        lost = const offset_of!(Head, lost),
         other = const table::OTHER as i16,
         class = sym CLASS,
         dirty = sym DIRTY,

@@ -14,7 +14,7 @@ use crate::door;
 const PATIENCE: usize = 30;
 
 /// Where the memory is: 0 while we take no part.
-static AT: AtomicUsize = AtomicUsize::new(0);
+pub(super) static AT: AtomicUsize = AtomicUsize::new(0);
 
 /// A log of ours: for which file system, its segment, and where its ring is.
 struct Own {
