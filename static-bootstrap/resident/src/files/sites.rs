@@ -192,12 +192,16 @@ fn site(at: usize) -> Option<Site> {
     }
     // Nobody may jump to the second of the two instructions. Jumps over longer distances within a function to such a place do not exist in what was looked at.
     let second = if found.start < at { at } else { at + 2 };
-    let near = found.start - 130..found.start + found.len + 130;
-    let jumps = |at: usize| match bytes::<2>(at) {
-        [0x70..=0x7f | 0xeb, distance] => (at + 2).wrapping_add_signed((distance as i8).into()) == second,
-        _ => false,
-    };
-    (!near.into_iter().any(jumps)).then_some(found)
+    (!is_target(second)).then_some(found)
+}
+
+/// Whether what looks like a short jump leads there. Without an exit from the loop, so that 16 places are looked at at once.
+fn is_target(second: usize) -> bool {
+    let text: [u8; 257] = bytes(second - 129);
+    (0..=u8::MAX).fold(false, |any, nth| {
+        let [code, distance] = [text[usize::from(nth)], text[usize::from(nth) + 1]];
+        any | (matches!(code, 0x70..=0x7f | 0xeb) & (distance == 127u8.wrapping_sub(nth)))
+    })
 }
 
 /// The text of the object that has this function: begin and end.
@@ -225,12 +229,15 @@ fn each(begin: usize, end: usize, mut visit: impl FnMut(usize)) {
     let mut at = begin + 256;
     while at + 256 < end {
         // SAFETY: within the text; SSE2 is part of x86-64.
-        let found = unsafe {
+        let mut found = unsafe {
             let load = |at: usize| _mm_loadu_si128(at as *const __m128i);
             let (first, second) = (_mm_set1_epi8(0x0f), _mm_set1_epi8(0x05));
             _mm_movemask_epi8(_mm_and_si128(_mm_cmpeq_epi8(load(at), first), _mm_cmpeq_epi8(load(at + 1), second)))
         };
-        (0..16).filter(|bit| found >> bit & 1 != 0).for_each(|bit| visit(at + bit));
+        while found != 0 {
+            visit(at + found.trailing_zeros() as usize);
+            found &= found - 1;
+        }
         at += 16;
     }
 }
