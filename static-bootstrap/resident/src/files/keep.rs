@@ -15,11 +15,11 @@ use super::{
 };
 use crate::settings;
 
-/// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has cost as much.
+/// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has lost as much ([`lost`]).
 const PRICE: u64 = 400_000;
 /// Ticks of a nanosecond, about: what is compared differs by more.
 const TICKS: u64 = 3;
-/// Nanoseconds for a KiB from which on large writes are kept: copying and having another process write takes a quarter of it.
+/// Nanoseconds for a KiB that writing may take and nothing is lost: copying and having another process write takes a quarter of it.
 const SLOW: u32 = 1000;
 /// A read looks at so many runs, or waits.
 const LOOKS: usize = 256;
@@ -98,8 +98,7 @@ fn write_now(number: usize, args: [usize; 6], total: usize) -> isize {
         let ticks = clock().saturating_sub(begun);
         drop(under_way);
         if !failed(result)
-            && (total <= SMALL || pace(total, ticks) > SLOW)
-            && (table::spent(args[0], ticks, PRICE) >= PRICE || always())
+            && (table::spent(args[0], lost(total, ticks), PRICE) >= PRICE || always())
             && let Some(file) = look(args[0]).map(table::file)
         {
             judge(args[0], file, total, ticks);
@@ -129,6 +128,11 @@ fn pace(total: usize, ticks: u64) -> u32 {
     (ticks / TICKS / (total as u64 >> 10).max(1)).min(u32::MAX.into()) as u32
 }
 
+/// What a write of so many bytes took in vain.
+fn lost(total: usize, ticks: u64) -> u64 {
+    ticks.saturating_sub(total as u64 * u64::from(SLOW) * TICKS >> 10)
+}
+
 /// A write of so many bytes took so long: whether the file is to be kept.
 fn judge(fd: usize, file: &File, total: usize, ticks: u64) {
     if total > SMALL {
@@ -140,9 +144,9 @@ fn judge(fd: usize, file: &File, total: usize, ticks: u64) {
             log.segment.pace.store(pace, Ordering::Relaxed);
         }
     }
+    let lost = lost(total, ticks);
     if file.state.load(Ordering::Relaxed) == table::FRESH
-        && (total <= SMALL || file.pace.load(Ordering::Relaxed) > SLOW || always())
-        && (file.cost.fetch_add(ticks, Ordering::Relaxed) + ticks >= PRICE || always())
+        && (file.cost.fetch_add(lost, Ordering::Relaxed) + lost >= PRICE || always())
     {
         let _inside = Inside::enter();
         promote(fd);
