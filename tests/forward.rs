@@ -223,6 +223,38 @@ fn what_cannot_be_is_refused() {
     one(&nodes, &at, "--hosts hpc1 --async-io --io-forward hpc9", "true").end().code(125).says("hpc9");
 }
 
+/// Jobs of a session have hosts of the session write.
+#[test]
+fn sessions_forward() {
+    let Some(nodes) = Nodes::up("forwardsession") else { return };
+    let program = files(&nodes);
+    let at = nodes.place(USERS[1], "s");
+    // What a session leaves running is not for `Run` to judge.
+    let session = |words: &[&str]| {
+        let line = [&[nodes.hpcrt.to_str().unwrap(), "session"], words].concat();
+        let done = nodes.cluster.exec("hpc1", at.uid, &line).unwrap();
+        let [out, err] = [done.stdout, done.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        (done.status.code().unwrap(), out, err)
+    };
+    let agent = nodes.cluster.agent_command();
+    let (code, id, err) = session(&["start", "--hosts", "hpc[1-3]", "--agent", &agent]);
+    assert_eq!(code, 0, "{err}");
+    let run = |list: &str, words: &[&str]| {
+        session(&[&["run", "-q", id.trim(), "-n", "1", "--async-io", "--io-forward", list, "--"], words].concat())
+    };
+    nodes.cluster.reset_ops().unwrap();
+    let place = format!("{}/p", at.there);
+    for host in ["hpc2", "hpc3"] {
+        let (code, out, err) = run(host, &[&program, "pieces", &place, "100000", "64"]);
+        assert!(code == 0 && out.ends_with("right\n"), "{host}: {out}{err}");
+    }
+    let writes = writes(&nodes);
+    let (code, _, err) = run("hpc4", &["true"]);
+    assert_eq!(session(&["stop", id.trim()]).0, 0);
+    assert!(writes[0] == 0 && writes[1] > 0 && writes[2] > 0, "{writes:?}");
+    assert!(code == 2 && err.contains("hpc4") && err.contains("name hosts of the session"), "{code} {err}");
+}
+
 /// The rate of small writes with forwarding beside without, and plainly.
 #[test]
 #[ignore = "a measurement"]
