@@ -166,11 +166,21 @@ impl Away {
         if !log.after(&mut run, position).is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
             return 0;
         }
+        if let (APPEND, Some(fd), [piece]) = (piece.offset, &fd, &mut *pieces) {
+            let done = self.appended(worker, segment, log, piece, fd);
+            if done > 0 {
+                return done;
+            }
+        }
         let (Some(host), Some(fd)) = (host.filter(|host| self.links[*host].direct.is_some()), fd) else {
             return if host.is_none() { worker.write(segment, log, pieces) } else { 0 };
         };
-        if piece.offset == APPEND && self.append(worker, segment, log, pieces, &fd) {
-            return piece.len;
+        if piece.offset == APPEND {
+            let size = same::seen(&fd).map_or(0, |(_, seen)| seen.size);
+            log.segment.append_size.store(size, Ordering::SeqCst);
+            // Its offset says nothing: another host's moves.
+            log.segment.append_offset.store(NONE, Ordering::SeqCst);
+            log.segment.appends.store(piece.position + 1, Ordering::SeqCst);
         }
         self.send(worker, host, log, segment, pieces)
     }
@@ -199,35 +209,23 @@ impl Away {
         bytes.len() as u64
     }
 
-    /// Notes where a file ended before a piece is appended; true: a host that is gone has appended it, or its beginning.
-    fn append(
-        &mut self,
-        worker: &Worker,
-        segment: u32,
-        log: &Log<'_>,
-        pieces: &mut [Piece],
-        fd: &Arc<OwnedFd>,
-    ) -> bool {
-        let [piece] = pieces else { return false };
-        let size = same::seen(fd).map_or(0, |(_, seen)| seen.size);
-        let state = log.segment;
+    /// How much of a piece that is to be appended a host that is gone has; what that was given is looked for, and has not grown since.
+    fn appended(&self, worker: &Worker, segment: u32, log: &Log<'_>, piece: &mut Piece, fd: &OwnedFd) -> u64 {
         if let Some((_, len)) = self.again.get(&segment).filter(|(position, _)| *position == piece.position) {
             piece.len = piece.len.min(*len);
         }
-        if state.appends.load(Ordering::SeqCst) == piece.position + 1 && self.links.iter().any(|link| link.gone) {
-            let done = worker.appended(log, piece, fd, state.append_size.load(Ordering::SeqCst), size);
-            if done > 0 {
-                move_to(worker, (segment, piece.file), size);
-                log.advance(done);
-                worker.done();
-                return true;
-            }
+        let state = log.segment;
+        if state.appends.load(Ordering::SeqCst) != piece.position + 1 || !self.links.iter().any(|link| link.gone) {
+            return 0;
         }
-        state.append_size.store(size, Ordering::SeqCst);
-        // Its offset says nothing: another host's moves.
-        state.append_offset.store(NONE, Ordering::SeqCst);
-        state.appends.store(piece.position + 1, Ordering::SeqCst);
-        false
+        let size = same::seen(fd).map_or(0, |(_, seen)| seen.size);
+        let done = worker.appended(log, piece, fd, state.append_size.load(Ordering::SeqCst), size);
+        if done > 0 {
+            move_to(worker, (segment, piece.file), size);
+            log.advance(piece.position, done);
+            worker.done();
+        }
+        done
     }
 
     /// Which of the hosts writes this open file; `None`: this one does.
@@ -283,7 +281,7 @@ impl Away {
             && piece.position < position
         {
             refresh(worker, (segment, piece.file), 0, 0);
-            log.advance(piece.len.min(position - piece.position));
+            log.advance(piece.position, piece.len.min(position - piece.position));
             worker.done();
         }
     }
@@ -357,7 +355,7 @@ impl Away {
         worker.extents.head().done.fetch_add(1, Ordering::SeqCst);
         for (position, len) in sent.pieces {
             if log.next().is_ok_and(|next| next.is_some_and(|next| next.position == position)) {
-                log.advance(len);
+                log.advance(position, len);
             }
         }
         worker.done();

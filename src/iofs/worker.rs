@@ -409,7 +409,7 @@ impl Worker {
         for piece in pieces {
             let len = piece.len.min(left);
             if len > 0 && log.next().is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
-                log.advance(len);
+                log.advance(piece.position, len);
             }
             left -= len;
         }

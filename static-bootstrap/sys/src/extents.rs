@@ -651,12 +651,9 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// The file system has so much more.
-    pub fn advance(&self, len: u64) {
-        let segment = self.segment;
-        let begin = segment.run.load(Ordering::Relaxed) + HEADER;
-        let from = segment.upto.load(Ordering::Relaxed).max(begin);
-        segment.upto.store(from + len, Ordering::SeqCst);
+    /// The file system has so much of the piece that is next, which begins at this position.
+    pub fn advance(&self, position: u64, len: u64) {
+        self.segment.upto.store(position + len, Ordering::SeqCst);
     }
 
     /// Bytes that wait, headers included.
