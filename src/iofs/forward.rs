@@ -215,7 +215,7 @@ impl Away {
             piece.len = piece.len.min(*len);
         }
         if state.appends.load(Ordering::SeqCst) == piece.position + 1 && self.links.iter().any(|link| link.gone) {
-            let done = worker.appended(log, piece, fd, state.append_size.load(Ordering::SeqCst), size);
+            let done = worker.appended(log, &[*piece], fd, state.append_size.load(Ordering::SeqCst), size);
             if done > 0 {
                 move_to(worker, (segment, piece.file), size);
                 log.advance(done);

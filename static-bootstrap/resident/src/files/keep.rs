@@ -10,7 +10,7 @@ use super::inside::{self, Inside};
 use super::kernel::{block_signals, failed, nr, raw, restore_signals};
 use super::table::{self, File};
 use super::{
-    UnderWay, ahead, elsewhere, look, missing, others, process, quick, settle, settle_file, take_error, touch,
+    PARTS, UnderWay, ahead, elsewhere, look, missing, others, process, quick, settle, settle_file, take_error, touch,
     with_kernel, worker,
 };
 use crate::settings;
@@ -22,7 +22,7 @@ const TICKS: u64 = 3;
 /// Nanoseconds for a KiB from which on large writes are kept: copying and having another process write takes a quarter of it.
 const SLOW: u32 = 1000;
 /// A read looks at so many runs, or waits.
-const LOOKS: usize = 256;
+const LOOKS: usize = 2048;
 const CURRENT: usize = 1;
 
 /// How far the worker was, in which of our logs, when it was told that there is a run for it.
@@ -41,8 +41,9 @@ impl File {
 
 pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
     let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
+    let at_once = elsewhere::is() || total > RUN as usize && may_pay(args[0]);
     if total > 0
-        && let Some(id) = if elsewhere::is() { begin(args[0]) } else { table::known(args[0]) }
+        && let Some(id) = if at_once { begin(args[0]) } else { table::known(args[0]) }
     {
         let file = table::file(id);
         if file.state.load(Ordering::Relaxed) == table::KEPT {
@@ -50,9 +51,11 @@ pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: O
             let kept = match parts {
                 _ if !is_kept(args[0], id, file) => None,
                 _ if total <= SMALL => keep(args[0], id, file, parts, total, at),
-                // What is appended by one write stays together.
-                [part] if is_slow(file) && (total <= RUN as usize || !File::is(&file.appends)) => {
-                    keep_large(args[0], id, file, *part, at)
+                _ if is_slow(file) || is_behind(file) => keep_large(args[0], id, file, parts, total, at),
+                [part]
+                    if total > RUN as usize && pace_of(file) == 0 && !is_reserved(file) && !File::is(&file.appends) =>
+                {
+                    try_out(args[0], id, file, number, *part, at)
                 }
                 _ => None,
             };
@@ -63,6 +66,52 @@ pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: O
         }
     }
     write_now(number, args, total)
+}
+
+/// Whether a large write may be worth keeping: the file's system is slow, or nobody knows.
+fn may_pay(fd: usize) -> bool {
+    look(fd).map(table::file).is_some_and(|file| {
+        let pace = worker::pace(file.device.load(Ordering::Relaxed)).max(file.pace.load(Ordering::Relaxed));
+        file.state.load(Ordering::Relaxed) == table::FRESH && (pace == 0 || pace > SLOW)
+    })
+}
+
+/// Makes the beginning of a large write at once, and sees what that costs; `None`: nothing was written.
+fn try_out(
+    fd: usize,
+    id: usize,
+    file: &File,
+    number: usize,
+    [from, total]: [usize; 2],
+    at: Option<usize>,
+) -> Option<isize> {
+    worker::settle();
+    settle_file(fd);
+    if missing(fd).is_some() {
+        return None;
+    }
+    let direct = |begin: usize, len: usize| {
+        // SAFETY: reads a register.
+        let begun = unsafe { _rdtsc() };
+        let result = touch(number, [fd, from + begin, len, at.map_or(0, |at| at + begin), 0, 0]);
+        if !failed(result) {
+            // SAFETY: as above.
+            judge(fd, file, len, unsafe { _rdtsc() }.saturating_sub(begun));
+        }
+        result
+    };
+    let first = direct(0, RUN as usize);
+    if first != RUN as isize {
+        return Some(first);
+    }
+    let (begin, left) = (RUN as usize, total - RUN as usize);
+    let kept = if is_slow(file) {
+        keep_large(fd, id, file, &[[from + begin, left]], left, at.map(|at| at + begin))
+    } else {
+        None
+    };
+    let rest = kept.unwrap_or_else(|| direct(begin, left));
+    Some(first + rest.max(0))
 }
 
 /// The open file behind a descriptor, which is kept from now on if it can be.
@@ -205,22 +254,68 @@ fn always() -> bool {
 }
 
 fn is_slow(file: &File) -> bool {
-    always()
-        || worker::log(file.log.load(Ordering::Relaxed).into())
-            .is_some_and(|(log, _)| log.segment.pace.load(Ordering::Relaxed) > SLOW)
+    always() || pace_of(file) > SLOW
 }
 
-/// A large write, piece by piece.
-fn keep_large(fd: usize, id: usize, file: &File, [from, total]: [usize; 2], at: Option<usize>) -> Option<isize> {
+/// What is known of its file system.
+fn pace_of(file: &File) -> u32 {
+    worker::log(file.log.load(Ordering::Relaxed).into()).map_or(0, |(log, _)| log.segment.pace.load(Ordering::Relaxed))
+}
+
+/// Whether more than a piece waits to be written before the next write could be made at once.
+fn is_behind(file: &File) -> bool {
+    worker::log(file.log.load(Ordering::Relaxed).into()).is_some_and(|(log, _)| log.pending() > RUN)
+}
+
+/// A large write: piece by piece, so that the worker begins with the first; or whole, where it appends, and what one write appends is to stay
+/// together.
+fn keep_large(
+    fd: usize,
+    id: usize,
+    file: &File,
+    parts: &[[usize; 2]],
+    total: usize,
+    at: Option<usize>,
+) -> Option<isize> {
+    let piece = if File::is(&file.appends) { total } else { RUN as usize };
+    if piece > RUN as usize && elsewhere::is() {
+        return None;
+    }
+    let reserved = if at.is_none() && is_reserved(file) { Some(reserve(id, file, total)?) } else { None };
+    let at = at.or(reserved.map(|at| at as usize));
     let mut done = 0;
     while done < total {
-        let len = (total - done).min(RUN as usize);
-        match keep(fd, id, file, &[[from + done, len]], len, at.map(|at| at + done)) {
-            Some(kept) if kept > 0 => done += kept as usize,
-            other => return if done > 0 { Some(done as isize) } else { other },
-        }
+        let (some, count) = part(parts, done, piece);
+        let len = piece.min(total - done);
+        let other = match keep(fd, id, file, &some[..count], len, at.map(|at| at + done)) {
+            Some(kept) if kept > 0 => {
+                done += kept as usize;
+                continue;
+            }
+            None if let Some(at) = reserved => {
+                let (some, count) = part(parts, done, total);
+                write_reserved(file, &some[..count], at + done as u64)
+            }
+            other => other,
+        };
+        return if done > 0 { Some(done as isize + other.unwrap_or(0).max(0)) } else { other };
     }
     Some(done as isize)
+}
+
+/// Bytes of a write from `begin` on, at most so many.
+fn part(parts: &[[usize; 2]], mut begin: usize, mut most: usize) -> ([[usize; 2]; PARTS], usize) {
+    let (mut some, mut count) = ([[0; 2]; PARTS], 0);
+    for [from, bytes] in parts {
+        let skipped = begin.min(*bytes);
+        let taken = (bytes - skipped).min(most);
+        (begin, most) = (begin - skipped, most - taken);
+        if taken > 0 {
+            some[count] = [from + skipped, taken];
+            count += 1;
+        }
+    }
+    (some, count)
 }
 
 /// Puts a write into the log; `None`: it must be made at once.
@@ -246,8 +341,7 @@ fn keep(fd: usize, id: usize, file: &File, parts: &[[usize; 2]], total: usize, a
     if appends && at.is_some() {
         return None;
     }
-    let reserved =
-        if at.is_none() && !appends && File::is(&file.shared) { Some(reserve(id, file, total)?) } else { None };
+    let reserved = if at.is_none() && is_reserved(file) { Some(reserve(id, file, total)?) } else { None };
     let at = at.map(|at| at as u64).or(reserved);
     others::before_write(head, file.log.load(Ordering::Relaxed), segment);
     let pending = loop {
@@ -260,7 +354,8 @@ fn keep(fd: usize, id: usize, file: &File, parts: &[[usize; 2]], total: usize, a
         log.end();
         match appended {
             Some(Ok(pending)) => break pending,
-            Some(Err(Refused::Full)) => worker::make_room(log),
+            // With a header for each run, and what may be left free before the ring's beginning.
+            Some(Err(Refused::Full)) if worker::make_room(log, (total + total / 1024) as u64 + 2 * RUN) => {}
             Some(Err(Refused::Again)) if is_fit() => {}
             _ => {
                 worker::settle();
@@ -318,6 +413,11 @@ fn append(
     }
     // SAFETY: the program's own buffers; the lock is held where there are threads.
     Some(unsafe { log.append(&now, to, offset, parts, held) })
+}
+
+/// Whether others may move its offset.
+fn is_reserved(file: &File) -> bool {
+    !File::is(&file.appends) && File::is(&file.shared)
 }
 
 /// Moves the offset that other processes have, too, over what will be written there; where that is.
