@@ -310,6 +310,31 @@ fn errors_of_a_shared_file_system_are_told_once() {
     }
 }
 
+/// What is read ahead and written behind is what it is without.
+#[test]
+fn large_writes_to_a_shared_file_system_are_right() {
+    let Some(site) = site("iofslarge") else { return };
+    fs::copy(place().unwrap().join("files"), site.backing("files")).unwrap();
+    let input: Vec<u8> = (0u32..6 << 20).flat_map(|nth| nth.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
+    for uid in [0, 20001] {
+        let place = format!("of{uid}");
+        let here = site.place(uid, &place, &[]);
+        fs::write(here.join("in"), &input).unwrap();
+        let many = ["bulk", "records", "pipeline", "pipeline"];
+        let words =
+            [["b", "3", "20", ""], ["r", "3", "4", ""], ["in", "24", "3000", "1048576"], ["in", "3", "9", "8388608"]];
+        for (mode, [file, words @ ..]) in many.into_iter().zip(words) {
+            let (file, stats) = (format!("/shared/{place}/{file}"), format!("/shared/{place}/stats"));
+            let program = [&["/shared/files", mode, &file], &words[..]].concat();
+            let run = site.run(uid, "hpc1", &["-q", "--async-io", "--stats", &stats], &program).code(0);
+            println!("{mode} as {uid}: {:.2?} {}", run.took, run.out());
+            assert!(run.out().ends_with("right\n"), "{mode}: {}{}", run.out(), run.err());
+            assert!(kept(&here.join("stats")) > 3, "{mode}");
+        }
+        assert!(fs::read(here.join("in.out")).unwrap() == input);
+    }
+}
+
 #[test]
 fn mpi_programs_are_right() {
     let Some(site) = site("iofsmpi") else { return };

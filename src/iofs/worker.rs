@@ -29,8 +29,8 @@ const ORPHANED: Duration = Duration::from_secs(60);
 const EIO: i32 = 5;
 /// Shorter pieces say nothing about how fast a file system is.
 const TELLING: u64 = 64 << 10;
-/// Memory of a log is given back when nothing has been pending for so long; when it may hold less than half, at once.
-const IDLE: Duration = Duration::from_secs(10);
+/// Memory of a log is given back when nothing has been pending for so long; when memory is short, at once.
+const IDLE: Duration = Duration::from_secs(60);
 /// How often it is asked how much memory is free.
 const ASKED: Duration = Duration::from_secs(1);
 /// Written of one program before the next one's turn.
@@ -358,7 +358,7 @@ impl Worker {
         let pending = |segment: &u32| self.extents.log(*segment).map_or(0, |log| log.pending());
         if queue.asked.elapsed() >= ASKED {
             let pending: u64 = self.told().segments.keys().map(pending).sum();
-            if pending > 0 {
+            if pending > 0 || queue.idle.values().any(Option::is_some) {
                 self.extents.limit(pending);
             }
             queue.asked = Instant::now();

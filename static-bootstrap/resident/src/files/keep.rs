@@ -537,6 +537,14 @@ fn moved(log: &Log<'_>, id: usize, file: &File, to: usize, whence: usize) -> Opt
 pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
     // SAFETY: reads a register.
     let clock = || unsafe { _rdtsc() };
+    let single = matches!(number, nr::READ | nr::PREAD64);
+    let seen = |id: usize, result: isize, begun: u64| {
+        if single && result > 0 {
+            let at = (number == nr::PREAD64).then_some(args[3] as u64);
+            table::file(id).reading.seen(args[0], at, result as u64, clock().saturating_sub(begun));
+        }
+        result
+    };
     if !worker::may_be_busy()
         && let Some(under_way) = UnderWay::unlooked(args[0])
     {
@@ -544,17 +552,16 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
         // SAFETY: the program's own call.
         let result = unsafe { raw(number, args) };
         drop(under_way);
-        if clock().saturating_sub(begun) >= ahead::SLOW {
-            look(args[0]);
-        }
-        return result;
+        return match clock().saturating_sub(begun) >= ahead::SLOW {
+            true if let Some(id) = look(args[0]) => seen(id, result, begun),
+            _ => result,
+        };
     }
     // SAFETY: the program's own call.
     let Some(id) = look(args[0]) else { return unsafe { raw(number, args) } };
     if let Some(error) = missing(args[0]) {
         return error;
     }
-    let single = matches!(number, nr::READ | nr::PREAD64);
     if single && own_log(id).is_some() {
         let inside = Inside::enter();
         if table::known(args[0]) == Some(id)
@@ -566,11 +573,7 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
     }
     let begun = clock();
     let result = touch(number, args);
-    if single && result > 0 {
-        let at = (number == nr::PREAD64).then_some(args[3] as u64);
-        table::file(id).reading.seen(args[0], at, result as u64, clock().saturating_sub(begun));
-    }
-    result
+    seen(id, result, begun)
 }
 
 /// Reads what the file system has, and what is pending over it; `None`: it is to be read when nothing is.

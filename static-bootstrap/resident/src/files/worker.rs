@@ -338,6 +338,11 @@ fn wait_until(head: &Head, log: Log<'_>, epoch: u64, target: u64) -> bool {
     }
 }
 
+/// What a log may hold: its share of the memory that is free.
+pub(super) fn limit() -> u64 {
+    head().map_or(0, |head| head.limit.load(Ordering::Relaxed))
+}
+
 /// Waits until so many bytes may be put into a log; false: never.
 pub(super) fn make_room(log: Log<'_>, bytes: u64) -> bool {
     let Some(head) = head() else { return false };
