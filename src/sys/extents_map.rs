@@ -11,6 +11,7 @@ use std::time::Duration;
 use nix::libc;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
+use rustix::process::{Resource, getrlimit};
 use rustix::thread::futex;
 
 use super::extents::{
@@ -36,7 +37,9 @@ fn share(pending: u64, ranks: u32) -> u64 {
 /// # Errors
 /// The kernel refuses files in memory.
 pub fn create(ranks: u32) -> io::Result<OwnedFd> {
-    let ring = share(0, ranks).clamp(RING_LEAST, RING_MOST);
+    // The worker maps all of them.
+    let addresses = getrlimit(Resource::As).current.map_or(u64::MAX, |bytes| bytes / 4 / SEGMENTS as u64);
+    let ring = share(0, ranks).min(addresses).clamp(RING_LEAST, RING_MOST);
     let memory = create_with(1 << ring.ilog2())?;
     let extents = Extents::map_control(&memory)?;
     extents.head().ranks.store(ranks, Ordering::SeqCst);

@@ -21,6 +21,8 @@ const PRICE: u64 = 400_000;
 const TICKS: u64 = 3;
 /// Nanoseconds for a KiB from which on large writes are kept: copying and having another process write takes a quarter of it.
 const SLOW: u32 = 1000;
+/// So often what is more than a run is copied anew.
+const TRIES: u32 = 3;
 /// A read looks at so many runs, or waits.
 const LOOKS: usize = 2048;
 const CURRENT: usize = 1;
@@ -41,9 +43,9 @@ impl File {
 
 pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
     let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
-    let at_once = elsewhere::is() || total > RUN as usize && may_pay(args[0]);
+    let wanted = elsewhere::is() || total > RUN as usize && may_pay(args[0]);
     if total > 0
-        && let Some(id) = if at_once { begin(args[0]) } else { table::known(args[0]) }
+        && let Some(id) = if wanted { begin(args[0]) } else { table::known(args[0]) }
     {
         let file = table::file(id);
         if file.state.load(Ordering::Relaxed) == table::KEPT {
@@ -85,7 +87,7 @@ fn try_out(
     [from, total]: [usize; 2],
     at: Option<usize>,
 ) -> Option<isize> {
-    worker::settle();
+    settle();
     settle_file(fd);
     if missing(fd).is_some() {
         return None;
@@ -278,7 +280,7 @@ fn keep_large(
     at: Option<usize>,
 ) -> Option<isize> {
     let piece = if File::is(&file.appends) { total } else { RUN as usize };
-    if piece > RUN as usize && elsewhere::is() {
+    if piece > RUN as usize && (elsewhere::is() || room(piece) > worker::limit()) || missing(fd).is_some() {
         return None;
     }
     let reserved = if at.is_none() && is_reserved(file) { Some(reserve(id, file, total)?) } else { None };
@@ -294,6 +296,8 @@ fn keep_large(
             }
             None if let Some(at) = reserved => {
                 let (some, count) = part(parts, done, total);
+                worker::settle();
+                settle_file(fd);
                 write_reserved(file, &some[..count], at + done as u64)
             }
             other => other,
@@ -301,6 +305,11 @@ fn keep_large(
         return if done > 0 { Some(done as isize + other.unwrap_or(0).max(0)) } else { other };
     }
     Some(done as isize)
+}
+
+/// What a write may take of a log: with a header for each run, and what is left free before the ring's beginning.
+fn room(total: usize) -> u64 {
+    (total + total / 1024) as u64 + 2 * RUN
 }
 
 /// Bytes of a write from `begin` on, at most so many.
@@ -344,6 +353,7 @@ fn keep(fd: usize, id: usize, file: &File, parts: &[[usize; 2]], total: usize, a
     let reserved = if at.is_none() && is_reserved(file) { Some(reserve(id, file, total)?) } else { None };
     let at = at.map(|at| at as u64).or(reserved);
     others::before_write(head, file.log.load(Ordering::Relaxed), segment);
+    let mut tries = 0;
     let pending = loop {
         others::set_dirty();
         if !log.begin() {
@@ -354,9 +364,9 @@ fn keep(fd: usize, id: usize, file: &File, parts: &[[usize; 2]], total: usize, a
         log.end();
         match appended {
             Some(Ok(pending)) => break pending,
-            // With a header for each run, and what may be left free before the ring's beginning.
-            Some(Err(Refused::Full)) if worker::make_room(log, (total + total / 1024) as u64 + 2 * RUN) => {}
-            Some(Err(Refused::Again)) if is_fit() => {}
+            Some(Err(Refused::Full)) if worker::make_room(log, room(total)) => {}
+            // Handlers may come sooner than much is copied.
+            Some(Err(Refused::Again)) if is_fit() && (total <= RUN as usize || tries < TRIES) => tries += 1,
             _ => {
                 worker::settle();
                 return write_reserved(file, parts, reserved?);
