@@ -162,8 +162,9 @@ impl Extents {
     pub fn append(&self, log: &Log<'_>, pieces: &[Piece], file: BorrowedFd<'_>) -> io::Result<u64> {
         let part = |piece| libc::iovec { iov_base: populated(log, piece).cast_mut(), iov_len: piece.len as usize };
         let parts: Vec<_> = pieces.iter().take(TOGETHER).map(part).collect();
+        let count = libc::c_int::try_from(parts.len()).unwrap_or(libc::c_int::MAX);
         // SAFETY: as above.
-        some_of(|| unsafe { libc::writev(file.as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int) })
+        some_of(|| unsafe { libc::writev(file.as_raw_fd(), parts.as_ptr(), count) })
     }
 }
 
