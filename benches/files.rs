@@ -24,7 +24,9 @@ fn main() {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-files-{}", std::process::id()));
     // Not on a disk, which would be the slower one.
     let backing = Path::new("/dev/shm").join(format!("bench-files-{}", std::process::id()));
-    [&place, &backing].map(std::fs::create_dir_all).map(|made| made.expect("a place"));
+    for directory in [&place, &backing] {
+        std::fs::create_dir_all(directory).expect("a place");
+    }
     let program = place.join("files");
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-pthread", "-o"]).arg(&program);
