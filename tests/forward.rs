@@ -93,7 +93,14 @@ fn programs_are_right() {
         for flags in
             ["--hosts hpc1 --async-io --io-forward hpc2", "--hosts hpc1,hpc2 -n 1 --async-io --io-forward hpc[1-2]"]
         {
-            for words in ["pieces {}/p 100000 64", "two {}/2", "special {}/x", "random {}/r 1 300"] {
+            for words in [
+                "pieces {}/p 100000 64",
+                "two {}/2",
+                "special {}/x",
+                "random {}/r 1 300",
+                "bulk {}/b 1 12",
+                "records {}/a 2 3",
+            ] {
                 let done = one(&nodes, &at, flags, &format!("{program} {words}")).end().code(0);
                 println!("{flags} {words} as {uid}: {:.2?}", done.took);
                 assert!(done.text().ends_with("right\n"), "{flags} {words}: {}{}", done.text(), done.err);

@@ -219,7 +219,7 @@ impl Away {
             return 0;
         }
         let size = same::seen(fd).map_or(0, |(_, seen)| seen.size);
-        let done = worker.appended(log, piece, fd, state.append_size.load(Ordering::SeqCst), size);
+        let done = worker.appended(log, &[*piece], fd, state.append_size.load(Ordering::SeqCst), size);
         if done > 0 {
             move_to(worker, (segment, piece.file), size);
             log.advance(piece.position, done);

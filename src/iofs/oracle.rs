@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 
-use crate::sys::extents::{GROWN, GROWN_SHIFT, Growing, Log, NONE, RING, RUN, Refused, SEQUENCE_AT, Target, inode};
-use crate::sys::extents_map::{Extents, create};
+use crate::sys::extents::{
+    APPEND, GROWN, GROWN_SHIFT, Growing, HOT, Log, NONE, RING_LEAST, RUN, Refused, SEQUENCE_AT, Target, inode,
+};
+use crate::sys::extents_map::{Extents, create_with};
 
 fn file() -> File {
     let file = rustix::fs::memfd_create("oracle", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -26,7 +28,7 @@ fn content(file: &File) -> Vec<u8> {
 /// A program, its worker, and what files would hold without them.
 struct World {
     extents: Extents,
-    _memory: OwnedFd,
+    memory: OwnedFd,
     real: Vec<File>,
     oracle: Vec<File>,
     /// What was written, in order, and how much of it the worker is known to have done.
@@ -35,12 +37,12 @@ struct World {
 
 impl World {
     fn new(files: usize) -> World {
-        let memory = create().unwrap();
+        let memory = create_with(RING_LEAST).unwrap();
         let extents = Extents::map(&memory).unwrap();
         extents.log(3).unwrap().reset();
-        extents.head().limit.store(RING, Ordering::Relaxed);
+        extents.head().limit.store(RING_LEAST, Ordering::Relaxed);
         let all = || (0..files).map(|_| file()).collect();
-        World { extents, _memory: memory, real: all(), oracle: all(), written: Vec::new() }
+        World { extents, memory, real: all(), oracle: all(), written: Vec::new() }
     }
 
     fn log(&self) -> Log<'_> {
@@ -120,7 +122,8 @@ fn append(
     let head = extents.head();
     let place = head.claim(1, u64::from(file) + 1, inode::KEPT).unwrap();
     let inode = &head.inodes[place];
-    let to = Target { head, segment: 3, file, inode, place: u32::try_from(place).unwrap(), limit: RING, run: RUN };
+    let to =
+        Target { head, segment: 3, file, inode, place: u32::try_from(place).unwrap(), limit: RING_LEAST, run: RUN };
     // SAFETY: the caller's live buffers; there is one thread.
     unsafe { log.append(now, &to, offset, parts, (NONE, 0)) }
 }
@@ -150,7 +153,8 @@ fn a_run_grows_by_one_store() {
     let (log, head) = (world.log(), world.extents.head());
     let place = head.claim(1, 1, inode::KEPT).unwrap();
     let inode = &head.inodes[place];
-    let to = Target { head, segment: 3, file: 0, inode, place: u32::try_from(place).unwrap(), limit: RING, run: RUN };
+    let to =
+        Target { head, segment: 3, file: 0, inode, place: u32::try_from(place).unwrap(), limit: RING_LEAST, run: RUN };
     let first = b"first";
     let part = [[first.as_ptr() as usize, first.len()]];
     // SAFETY: a live buffer; there is one thread.
@@ -166,7 +170,7 @@ fn a_run_grows_by_one_store() {
     assert_eq!(content(&world.real[0]), b"first second third");
     assert_eq!(content(&world.real[1]), b"other");
     // Never beyond the end of a run, or of the ring.
-    for _ in 0..2 * RING / RUN {
+    for _ in 0..2 * RING_LEAST / RUN {
         let at = log.now().offset;
         // SAFETY: as above.
         unsafe { log.append(&log.now(), &to, at, &part, (0, at + 5)) }.unwrap();
@@ -210,7 +214,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let len = prop_oneof![4 => 1..200usize, 1 => 1..65_537usize];
+    let len = prop_oneof![80 => 1..200usize, 20 => 1..65_537usize, 1 => 1..3_000_000usize];
     let step = prop_oneof![
         8 => (0..3u32, prop_oneof![3 => Just(0), 1 => 0..100_000u64], len)
             .prop_map(|(file, back, len)| Step::Write { file, back, len }),
@@ -275,12 +279,62 @@ fn runs_are_as_long_as_they_may_be() {
         world.write(0, nth * 64, vec![nth as u8; 64]);
     }
     let log = world.log();
-    assert!(log.pending() <= RING);
+    assert!(log.pending() <= RING_LEAST);
     let mut pieces = 0;
     while world.work(u64::MAX, false) {
         pieces += 1;
     }
     assert_eq!(pieces, 3);
+    world.check();
+}
+
+/// Also where the ring ends: what was behind it before is not there any more.
+#[test]
+fn what_one_write_appends_is_one() {
+    let world = World::new(1);
+    let log = world.log();
+    let mut all = Vec::new();
+    for nth in 0..40 {
+        let bytes = vec![nth as u8 + 1; RUN as usize * (nth % 6) / 2 + 7];
+        append(&world.extents, &log, &log.now(), 0, APPEND, &[[bytes.as_ptr() as usize, bytes.len()]]).unwrap();
+        all.extend_from_slice(&bytes);
+        let (mut run, mut position) = (log.segment.run.load(Ordering::SeqCst), log.segment.upto.load(Ordering::SeqCst));
+        let mut pieces = Vec::new();
+        while let Some(piece) = log.after(&mut run, position).unwrap() {
+            position = piece.position + piece.len;
+            pieces.push(piece);
+        }
+        assert_eq!(pieces.len(), bytes.len().div_ceil(RUN as usize));
+        assert!(pieces.iter().all(|piece| piece.offset == APPEND && piece.ticket == pieces[0].ticket));
+        let written = world.extents.append(&log, &pieces, world.real[0].as_fd()).unwrap();
+        assert_eq!(written, bytes.len() as u64);
+        for piece in pieces {
+            log.next().unwrap().unwrap();
+            log.advance(piece.position, piece.len);
+        }
+    }
+    assert!(content(&world.real[0]) == all);
+}
+
+#[test]
+fn memory_is_given_back() {
+    let mut world = World::new(1);
+    let held = |world: &World| rustix::fs::fstat(&world.memory).unwrap().st_blocks as u64 * 512;
+    let before = held(&world);
+    for nth in 0..10 {
+        world.write(0, nth * RUN, vec![nth as u8; RUN as usize]);
+    }
+    assert!(!world.extents.give_back(&world.log()) && held(&world) > before + 9 * RUN);
+    while world.work(u64::MAX, false) {}
+    // Nor while somebody is about to append.
+    assert!(world.log().begin());
+    assert!(!world.extents.give_back(&world.log()) && held(&world) > before + 9 * RUN);
+    world.log().end();
+    assert!(world.extents.give_back(&world.log()));
+    assert!(held(&world) < before + HOT + 3 * RUN, "{}", held(&world));
+    for nth in 10..30 {
+        world.write(0, nth * RUN, vec![nth as u8; RUN as usize / 2]);
+    }
     world.check();
 }
 

@@ -19,7 +19,7 @@ use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::files::{Work, Worked};
 use crate::net::wire::forward::Name;
-use crate::sys::extents::{APPEND, Log, NOBODY, NONE, Piece, RING, RUN};
+use crate::sys::extents::{APPEND, Log, NOBODY, NONE, Piece, RUN};
 use crate::sys::extents_map::{Extents, wait, wake};
 
 /// What is pending is written when it has been seen twice, this long after each other: within 50 ms.
@@ -29,6 +29,12 @@ const ORPHANED: Duration = Duration::from_secs(60);
 const EIO: i32 = 5;
 /// Shorter pieces say nothing about how fast a file system is.
 const TELLING: u64 = 64 << 10;
+/// Memory of a log is given back when nothing has been pending for so long; when memory is short, at once.
+const IDLE: Duration = Duration::from_secs(60);
+/// How often it is asked how much memory is free.
+const ASKED: Duration = Duration::from_secs(1);
+/// Written of one program before the next one's turn.
+const TURN: u64 = 64 << 20;
 /// Where a piece is looked for that a worker before this one may have appended.
 const LOOKED_AT: u64 = 64 << 20;
 
@@ -61,6 +67,10 @@ struct Queue {
     device: u64,
     /// Since when something is pending, by segment.
     waiting: BTreeMap<u32, Instant>,
+    /// Since when a log's ring holds memory that nobody needs, with nothing pending; `None`: it holds none.
+    idle: BTreeMap<u32, Option<Instant>>,
+    /// When it was asked how much memory is free.
+    asked: Instant,
     away: Option<Away>,
 }
 
@@ -141,7 +151,10 @@ impl Worker {
         match word {
             Work::Memory => {}
             Work::Forward { node, forward } => _ = self.hosts.set(Arc::new(Hosts::new(node, forward))),
-            Work::Begin { segment } => _ = self.told().segments.insert(segment, false),
+            Work::Begin { segment } => {
+                self.told().segments.insert(segment, false);
+                self.extents.log(segment).iter().for_each(Log::not_giving);
+            }
             Work::File { segment, file } => {
                 if let Some(fd) = fds.into_iter().next() {
                     self.told().files.insert((segment, file), Arc::new(fd));
@@ -252,11 +265,12 @@ impl Worker {
     /// Writes all that goes to one file system.
     fn serve(&self, device: u64) {
         let away = self.hosts.get().map(|hosts| Away::new(hosts, device));
-        let mut queue = Queue { device, waiting: BTreeMap::new(), away };
+        let mut queue = Queue { device, waiting: BTreeMap::new(), idle: BTreeMap::new(), asked: Instant::now(), away };
         let mut alone = None;
         loop {
             let seen = self.extents.head().bell.load(Ordering::SeqCst);
             let ends = self.ends();
+            self.limit(&mut queue);
             let mut segments: Vec<_> = self.told().segments.iter().map(|(segment, over)| (*segment, *over)).collect();
             segments.retain(|(segment, _)| self.device(*segment) == Some(queue.device));
             for (segment, over) in &segments {
@@ -289,12 +303,14 @@ impl Worker {
     /// Writes what is due of one program.
     fn visit(&self, segment: u32, at_once: bool, queue: &mut Queue) {
         let Some(log) = self.extents.log(segment) else { return };
-        let mut budget = RING;
+        let mut budget = TURN;
         while budget > 0 {
             let (mut run, position) = queue.from(segment, &log);
             let pending = log.now().tail.saturating_sub(position);
             if pending == 0 {
                 queue.waiting.remove(&segment);
+                let _ = log.next();
+                self.give_back(segment, &log, queue);
                 break;
             }
             let wanted = log.segment.wanted.load(Ordering::SeqCst) > position;
@@ -303,6 +319,7 @@ impl Worker {
                 queue.waiting.entry(segment).or_insert_with(Instant::now);
                 break;
             }
+            queue.idle.remove(&segment);
             match log.after(&mut run, position) {
                 Ok(Some(piece)) => {
                     let (first, piece) = self.first(segment, piece, queue);
@@ -324,6 +341,27 @@ impl Worker {
                     break;
                 }
             }
+        }
+    }
+
+    /// Nothing of a log is pending.
+    fn give_back(&self, segment: u32, log: &Log<'_>, queue: &mut Queue) {
+        let idle = queue.idle.entry(segment).or_insert_with(|| Some(Instant::now()));
+        let short = self.extents.head().limit.load(Ordering::Relaxed) < self.extents.ring() / 2;
+        if idle.is_some_and(|since| short || since.elapsed() >= IDLE) && self.extents.give_back(log) {
+            *idle = None;
+        }
+    }
+
+    /// Has programs keep no more than there is memory for.
+    fn limit(&self, queue: &mut Queue) {
+        let pending = |segment: &u32| self.extents.log(*segment).map_or(0, |log| log.pending());
+        if queue.asked.elapsed() >= ASKED {
+            let pending: u64 = self.told().segments.keys().map(pending).sum();
+            if pending > 0 || queue.idle.values().any(Option::is_some) {
+                self.extents.limit(pending);
+            }
+            queue.asked = Instant::now();
         }
     }
 
@@ -354,7 +392,17 @@ impl Worker {
     /// A piece that nothing has to be written before, and those of its program behind it that go on where it ends, for which that is so, too.
     fn gather(&self, segment: u32, log: &Log<'_>, piece: Piece, queue: &Queue) -> Vec<Piece> {
         let mut pieces = vec![piece];
-        if piece.offset == APPEND || piece.len >= RUN {
+        if piece.offset == APPEND {
+            // What one write appends is appended by one; what has grown behind it meanwhile comes later.
+            let mut all = queue.pending(segment, log).take_while(|next| next.ticket == piece.ticket);
+            let mut last = all.next().filter(|first| first.len == piece.len && queue.away.is_none());
+            while let Some((next, before)) = last.and_then(|last| Some((all.next()?, last))) {
+                last = Some(next).filter(|next| next.position > before.position + before.len);
+                pieces.extend(last);
+            }
+            return pieces;
+        }
+        if piece.len >= RUN {
             return pieces;
         }
         let mut all = piece;
@@ -390,7 +438,7 @@ impl Worker {
             None => lost(EIO),
             Some(fd) => {
                 let written = match piece.offset {
-                    APPEND => self.append(log, piece, &fd),
+                    APPEND => self.append(log, pieces, &fd),
                     _ if pieces.len() > 1 => self.extents.write_all(log, pieces, fd.as_fd()),
                     _ => self.extents.write(log, piece, fd.as_fd()),
                 };
@@ -405,30 +453,27 @@ impl Worker {
         log.segment.pieces.fetch_add(1, Ordering::Relaxed);
         // Who finds nothing pending any more finds that something was done.
         self.extents.head().done.fetch_add(1, Ordering::SeqCst);
-        let mut left = written;
-        for piece in pieces {
-            let len = piece.len.min(left);
-            if len > 0 && log.next().is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
-                log.advance(piece.position, len);
-            }
-            left -= len;
+        if log.next().is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
+            log.advance_over(pieces, written);
         }
         self.done();
         written
     }
 
-    /// Writes a piece at its file's end, wherever that is for the file system, unless a worker before this one has.
-    fn append(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd) -> io::Result<u64> {
-        let segment = log.segment;
+    /// Writes pieces at their file's end, wherever that is for the file system, unless a worker before this one has.
+    fn append(&self, log: &Log<'_>, pieces: &[Piece], fd: &OwnedFd) -> io::Result<u64> {
+        let (segment, piece) = (log.segment, pieces[0]);
         // In an ordinary user's view the kernel lets this process write, and tells it nothing.
         let size = rustix::fs::fstat(fd).ok().map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
         let offset = rustix::fs::tell(fd)?;
         if segment.appends.load(Ordering::SeqCst) == piece.position + 1 {
             let before = segment.append_size.load(Ordering::SeqCst);
             // What is appended moves the open file's offset behind it: almost always to another place.
-            let moved = offset != segment.append_offset.load(Ordering::SeqCst) || offset == before + piece.len;
+            let total: u64 = pieces.iter().map(|piece| piece.len).sum();
+            let moved = offset != segment.append_offset.load(Ordering::SeqCst)
+                || (before + 1..=before + total).contains(&offset);
             let done = match size {
-                Some(size) if moved => self.appended(log, piece, fd, before, size),
+                Some(size) if moved => self.appended(log, pieces, fd, before, size),
                 None if moved => piece.len,
                 _ => 0,
             };
@@ -439,30 +484,40 @@ impl Worker {
         segment.append_size.store(size.unwrap_or(0), Ordering::SeqCst);
         segment.append_offset.store(offset, Ordering::SeqCst);
         segment.appends.store(piece.position + 1, Ordering::SeqCst);
-        self.extents.write(log, piece, fd.as_fd())
+        // Of several it could not be told how many there are.
+        let pieces = if size.is_some() { pieces } else { &pieces[..1] };
+        self.extents.append(log, pieces, fd.as_fd())
     }
 
-    /// How much of a piece is in the file from where it ended before: all of it behind what others appended meanwhile, or its beginning.
-    pub(super) fn appended(&self, log: &Log<'_>, piece: &Piece, fd: &OwnedFd, before: u64, size: u64) -> u64 {
-        let len = size.saturating_sub(before).min(piece.len);
-        let mut there = vec![0; usize::try_from(size.saturating_sub(before).min(LOOKED_AT)).unwrap_or(0)];
+    /// How much of pieces is in the file from where it ended before, one behind the other: all of each behind what others appended meanwhile, or the
+    /// beginning of the last.
+    pub(super) fn appended(&self, log: &Log<'_>, pieces: &[Piece], fd: &OwnedFd, mut before: u64, size: u64) -> u64 {
         // Theirs may be open to write only.
         let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        // Neither from what this host's kernel had before others appended, nor left there for who reads after they have again.
-        let read = file.and_then(|file| {
-            let _ = fadvise(&file, 0, None, Advice::DontNeed);
-            let read = file.read_exact_at(&mut there, before);
-            let _ = fadvise(&file, 0, None, Advice::DontNeed);
-            read
-        });
-        if read.is_err() {
-            return len;
+        let mut done = 0;
+        for piece in pieces {
+            let left = size.saturating_sub(before);
+            let len = left.min(piece.len);
+            let bytes = self.extents.gathered(log, &[*piece]);
+            // Neither from what this host's kernel had before others appended, nor left there for who reads after they have again.
+            let read = |most: u64| {
+                let mut there = vec![0; usize::try_from(left.min(most)).unwrap_or(0)];
+                let file = file.as_ref().ok()?;
+                let _ = fadvise(file, 0, None, Advice::DontNeed);
+                let read = file.read_exact_at(&mut there, before);
+                let _ = fadvise(file, 0, None, Advice::DontNeed);
+                read.ok().map(|()| there)
+            };
+            // Whether it can be read or not.
+            let begins = read(len).is_none_or(|there| bytes.starts_with(&there));
+            let behind = || memchr::memmem::find(&read(LOOKED_AT)?, &bytes).map(|at| at as u64 + piece.len);
+            let found = if begins { len } else { behind().unwrap_or(0) };
+            (done, before) = (done + found.min(piece.len), before + found);
+            if found < piece.len {
+                break;
+            }
         }
-        let bytes = self.extents.gathered(log, &[*piece]);
-        if memchr::memmem::find(&there, &bytes).is_some() {
-            return piece.len;
-        }
-        if len > 0 && there.starts_with(&bytes[..usize::try_from(len).unwrap_or(0).min(bytes.len())]) { len } else { 0 }
+        done
     }
 
     /// Something is missing in a file, and its writes fail from here on.

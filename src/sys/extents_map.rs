@@ -5,24 +5,52 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::libc;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
+use rustix::process::{Resource, getrlimit};
 use rustix::thread::futex;
 
-use super::extents::{APPEND, BYTES, CONTROL, Head, Log, Piece, RING, SEGMENTS, Segment, ring_at, segment_at};
+use super::extents::{
+    CONTROL, Head, Log, Piece, RING_LEAST, RING_MOST, SEGMENTS, Segment, limit_of, ring_at, segment_at,
+};
+use super::memory;
 use super::page::PAGE;
 
-/// A fresh file for it, whose length stays.
+/// Of the memory that is free, what all logs of a job may hold; and what each may at least.
+const SHARE: u64 = 8;
+const LEAST: u64 = 8 << 20;
+/// Runs that one call may append.
+const TOGETHER: usize = 1024;
+
+/// What a rank's log may hold, if so many bytes are pending.
+fn share(pending: u64, ranks: u32) -> u64 {
+    let free = memory::shared().iter().map(|limit| limit.left).min();
+    free.map_or(u64::MAX, |free| free.saturating_add(pending) / SHARE / u64::from(ranks.max(1)))
+}
+
+/// A fresh file for it, whose length stays, with logs as large as so many ranks on this node may have.
 ///
 /// # Errors
 /// The kernel refuses files in memory.
-pub fn create() -> io::Result<OwnedFd> {
+pub fn create(ranks: u32) -> io::Result<OwnedFd> {
+    // The worker maps all of them.
+    let addresses = getrlimit(Resource::As).current.map_or(u64::MAX, |bytes| bytes / 4 / SEGMENTS as u64);
+    let ring = share(0, ranks).min(addresses).clamp(RING_LEAST, RING_MOST);
+    let memory = create_with(1 << ring.ilog2())?;
+    let extents = Extents::map_control(&memory)?;
+    extents.head().ranks.store(ranks, Ordering::SeqCst);
+    extents.limit(0);
+    Ok(memory)
+}
+
+/// The same with rings of so many bytes.
+pub(crate) fn create_with(ring: u64) -> io::Result<OwnedFd> {
     let memory = rustix::fs::memfd_create("hpcrt-extents", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&memory, BYTES as u64)?;
+    rustix::fs::ftruncate(&memory, ring_at(SEGMENTS, ring) as u64)?;
     rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(memory)
 }
@@ -31,6 +59,8 @@ pub fn create() -> io::Result<OwnedFd> {
 pub struct Extents {
     at: NonNull<u8>,
     len: usize,
+    /// Bytes of a ring.
+    ring: u64,
 }
 
 // SAFETY: nothing but atomics, and bytes that only the kernel reads.
@@ -50,7 +80,7 @@ impl Extents {
     /// # Errors
     /// It is none of [`create`]'s, or there is no room.
     pub fn map(memory: &OwnedFd) -> io::Result<Extents> {
-        Self::map_some(memory, BYTES)
+        Self::map_some(memory, true)
     }
 
     /// Maps the file without the rings: from these logs nothing can be taken.
@@ -58,19 +88,23 @@ impl Extents {
     /// # Errors
     /// See [`Extents::map`].
     pub fn map_control(memory: &OwnedFd) -> io::Result<Extents> {
-        Self::map_some(memory, CONTROL)
+        Self::map_some(memory, false)
     }
 
-    fn map_some(memory: &OwnedFd, len: usize) -> io::Result<Extents> {
+    fn map_some(memory: &OwnedFd, with_rings: bool) -> io::Result<Extents> {
         let length = u64::try_from(rustix::fs::fstat(memory)?.st_size).unwrap_or(0);
-        if length != BYTES as u64 || !rustix::fs::fcntl_get_seals(memory)?.contains(SealFlags::SHRINK) {
+        let ring = length.saturating_sub(CONTROL as u64) / SEGMENTS as u64;
+        let fits = ring.is_power_of_two() && (RING_LEAST..=RING_MOST).contains(&ring);
+        let sealed = rustix::fs::fcntl_get_seals(memory)?.contains(SealFlags::SHRINK);
+        if !fits || !sealed || length != ring_at(SEGMENTS, ring) as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        let len = if with_rings { ring_at(SEGMENTS, ring) } else { CONTROL };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at a place of the kernel's choice.
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, memory, 0)? };
-        NonNull::new(at.cast()).map(|at| Extents { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+        NonNull::new(at.cast()).map(|at| Extents { at, len, ring }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
     /// Its beginning.
@@ -82,42 +116,78 @@ impl Extents {
     /// The log of a program; `None`: there is no such segment.
     pub fn log(&self, segment: u32) -> Option<Log<'_>> {
         let nth = usize::try_from(segment).ok().filter(|nth| *nth < SEGMENTS)?;
-        let has_rings = self.len == BYTES;
+        let has_rings = self.len > CONTROL;
         // SAFETY: the mapping has so many, each with its ring or all without, for as long as `self` lives.
         Some(unsafe {
-            let ring = if has_rings { self.at.add(ring_at(nth)).as_ptr() } else { std::ptr::null_mut() };
-            Log::new(self.at.add(segment_at(nth)).cast::<Segment>().as_ref(), ring)
+            let ring = if has_rings { self.at.add(ring_at(nth, self.ring)).as_ptr() } else { std::ptr::null_mut() };
+            Log::new(self.at.add(segment_at(nth)).cast::<Segment>().as_ref(), ring, self.ring)
         })
     }
 
-    /// Writes a piece of a log to a file, or its beginning; returns how much. What is appended moves the open file's offset, as the program's own
-    /// write would.
+    /// Bytes of a log's ring.
+    pub fn ring(&self) -> u64 {
+        self.ring
+    }
+
+    /// Has each log hold no more than its share of the memory that is free now, of which so many bytes are pending.
+    pub fn limit(&self, pending: u64) {
+        let (most, ranks) = (limit_of(self.ring), self.head().ranks.load(Ordering::SeqCst));
+        self.head().limit.store(share(pending, ranks).clamp(LEAST, most), Ordering::SeqCst);
+    }
+
+    /// Gives back what a log's ring holds and nobody needs; false: not now.
+    pub fn give_back(&self, log: &Log<'_>) -> bool {
+        log.give_back(|at, len| {
+            // SAFETY: a part of the ring that the log says holds nothing.
+            let _ = unsafe { madvise(at.cast(), len, Advice::LinuxRemove) };
+        })
+    }
+
+    /// Writes a piece of a log to a file, or its beginning; returns how much.
     ///
     /// # Errors
     /// `pwrite(2)`'s.
     pub fn write(&self, log: &Log<'_>, piece: &Piece, file: BorrowedFd<'_>) -> io::Result<u64> {
         let (len, offset) = (piece.len as usize, libc::off_t::try_from(piece.offset).unwrap_or(libc::off_t::MAX));
-        let (file, bytes) = (file.as_raw_fd(), log.address(piece.at).cast::<libc::c_void>());
-        let within = bytes.addr() % PAGE;
-        // FUSE cuts a request where a page is not mapped yet; before Linux 5.14 it still does.
-        // SAFETY: pages of the ring, which stay as they are.
-        let _ = unsafe { madvise(bytes.byte_sub(within).cast_mut(), within + len, Advice::LinuxPopulateRead) };
-        loop {
-            // SAFETY: `Log::next` has seen that the piece lies in the ring; the kernel copies what is there.
-            let written = unsafe {
-                match piece.offset {
-                    APPEND => libc::write(file, bytes, len),
-                    _ => libc::pwrite(file, bytes, len, offset),
-                }
-            };
-            match u64::try_from(written) {
-                Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
-                Ok(written) => return Ok(written),
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
+        let bytes = populated(log, piece);
+        // SAFETY: `Log::next` has seen that the piece lies in the ring; the kernel copies what is there.
+        some_of(|| unsafe { libc::pwrite(file.as_raw_fd(), bytes, len, offset) })
+    }
+
+    /// Appends pieces of a log to a file by one call, or their beginning; returns how much. That moves the open file's offset, as the program's own
+    /// write would.
+    ///
+    /// # Errors
+    /// `writev(2)`'s.
+    pub fn append(&self, log: &Log<'_>, pieces: &[Piece], file: BorrowedFd<'_>) -> io::Result<u64> {
+        let part = |piece| libc::iovec { iov_base: populated(log, piece).cast_mut(), iov_len: piece.len as usize };
+        let parts: Vec<_> = pieces.iter().take(TOGETHER).map(part).collect();
+        let count = libc::c_int::try_from(parts.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: as above.
+        some_of(|| unsafe { libc::writev(file.as_raw_fd(), parts.as_ptr(), count) })
+    }
+}
+
+/// Address of a piece, mapped here: FUSE cuts a request where a page is not yet; before Linux 5.14 it still does.
+fn populated(log: &Log<'_>, piece: &Piece) -> *const libc::c_void {
+    let bytes = log.address(piece.at).cast::<libc::c_void>();
+    let within = bytes.addr() % PAGE;
+    // SAFETY: pages of the ring, which stay as they are.
+    let _ =
+        unsafe { madvise(bytes.byte_sub(within).cast_mut(), within + piece.len as usize, Advice::LinuxPopulateRead) };
+    bytes
+}
+
+/// What a call wrote, made again where a signal came before it did.
+fn some_of(call: impl Fn() -> isize) -> io::Result<u64> {
+    loop {
+        match u64::try_from(call()) {
+            Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
+            Ok(written) => return Ok(written),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
                 }
             }
         }
@@ -195,10 +265,10 @@ pub fn wake(word: &AtomicU32) {
 pub fn reset(memory: &OwnedFd, extents: &Extents, segment: u32, device: u64) -> io::Result<()> {
     let log = extents.log(segment).ok_or(io::ErrorKind::InvalidInput)?;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(memory, flags, ring_at(segment as usize) as u64, RING)?;
+    rustix::fs::fallocate(memory, flags, ring_at(segment as usize, extents.ring) as u64, extents.ring)?;
     log.reset();
     extents.head().set_sharing(segment, false);
-    log.segment.device.store(device, std::sync::atomic::Ordering::SeqCst);
+    log.segment.device.store(device, Ordering::SeqCst);
     Ok(())
 }
 

@@ -56,15 +56,16 @@ static void pieces(const char *path, long count, int size) {
     printf("%.1f ns, with close %.1f\n", (wrote - begin) / count * 1e9, (now() - begin) / count * 1e9);
 }
 
-/* Records that grow forever, one file after the other, as many as were asked for; what was written so far is told through a pipe's end. */
-static void forever(const char *path, const char *count_path, long records) {
+/* Numbers that grow forever, or as many as were asked for, so many bytes of them at once; what was written so far is told by memory. */
+static void forever(const char *path, const char *count_path, long records, long len) {
     int fd = strstr(path, ".append") ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0644) : create(path), told = open(count_path, O_RDWR | O_CREAT, 0644);
     CHECK(ftruncate(told, 4096) == 0);
     volatile uint64_t *done = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, told, 0);
     CHECK(done != MAP_FAILED);
-    for (uint64_t n = 0; records == 0 || n < (uint64_t)records; n++) {
-        CHECK(write(fd, &n, 8) == 8);
-        *done = n + 1;
+    uint64_t *numbers = malloc(len);
+    for (uint64_t n = 0; records == 0 || n < (uint64_t)records; *done = n) {
+        for (long at = 0; at < len / 8; at++) numbers[at] = n++;
+        CHECK(write(fd, numbers, len) == len);
     }
     CHECK(close(fd) == 0);
 }
@@ -467,6 +468,101 @@ static void large(const char *path, long count, int mebibytes) {
     CHECK(close(fd) == 0);
 }
 
+/* Large writes in every way, beside an array that says what the file holds. */
+static void bulk(const char *path, long steps) {
+    const size_t most = 48 << 20;
+    char *bytes = malloc(most), *seen = malloc(most);
+    oracle = calloc(1, 2 * most);
+    size = 0;
+    FILE *file = fopen(path, "w+");
+    CHECK(file != 0);
+    int fd = fileno(file), appending = open(path, O_WRONLY | O_APPEND);
+    CHECK(appending >= 0);
+    for (long step = 0; step < steps; step++) {
+        size_t len = 1 + draw(draw(3) ? 6 << 20 : 70000), half = len / 3;
+        for (size_t n = 0; n < len; n += 1 + len / 4096) bytes[n] = draw(256);
+        off_t at = draw(2) ? size : (off_t)draw(size + 100000);
+        struct iovec parts[] = { { bytes, half }, { bytes + half, len - half } };
+        if (at + len > most) at = draw(most / 2);
+        switch (draw(8)) {
+        case 0: case 1:
+            CHECK(lseek(fd, at, SEEK_SET) == at && write(fd, bytes, len) == (ssize_t)len);
+            CHECK(lseek(fd, 0, SEEK_CUR) == at + (off_t)len);
+            break;
+        case 2:
+            CHECK(pwrite(fd, bytes, len, at) == (ssize_t)len);
+            break;
+        case 3:
+            CHECK(lseek(fd, at, SEEK_SET) == at && writev(fd, parts, 2) == (ssize_t)len);
+            break;
+        case 4:
+            CHECK(fseek(file, at, SEEK_SET) == 0 && fwrite(bytes, 1, len, file) == len && fflush(file) == 0);
+            break;
+        case 5:
+            at = size;
+            if (size + len > most) continue;
+            CHECK((draw(2) ? write(appending, bytes, len) : writev(appending, parts, 2)) == (ssize_t)len);
+            break;
+        case 6: {
+            /* A child writes where both are. */
+            if (draw(3)) continue;
+            CHECK(lseek(fd, at, SEEK_SET) == at);
+            pid_t pid = fork();
+            CHECK(pid >= 0);
+            if (pid == 0) _exit(write(fd, bytes, len) == (ssize_t)len ? 0 : 1);
+            int status;
+            CHECK(waitpid(pid, &status, 0) == pid && status == 0 && lseek(fd, 0, SEEK_CUR) == at + (off_t)len);
+            break;
+        }
+        case 7: {
+            ssize_t there = at >= size ? 0 : size - at < (off_t)len ? size - at : (off_t)len;
+            CHECK(pread(fd, seen, len, at) == there && memcmp(seen, oracle + at, there) == 0);
+            continue;
+        }
+        }
+        keep(at, bytes, len);
+    }
+    CHECK(fclose(file) == 0 && close(appending) == 0 && (fd = open(path, O_RDONLY)) >= 0);
+    CHECK(pread(fd, seen, most, 0) == size && memcmp(seen, oracle, size) == 0 && close(fd) == 0);
+}
+
+/* Words of a process's record. */
+static long record_len(long process, long nth) {
+    return 1 + (process * 7919 + nth * 104729) % 700000;
+}
+
+/* Processes that append large records of their own: none is torn, none lost, and each one's are in order. */
+static void records(const char *path, int processes, long count) {
+    close(create(path));
+    for (long process = 0; process < processes; process++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid > 0) continue;
+        int fd = open(path, O_WRONLY | O_APPEND);
+        uint64_t *record = malloc(700000 * 8);
+        for (long nth = 0; nth < count; nth++) {
+            long len = record_len(process, nth);
+            for (long at = 0; at < len; at++) record[at] = (uint64_t)process << 56 | (uint64_t)nth << 32 | at;
+            CHECK(write(fd, record, len * 8) == len * 8);
+        }
+        CHECK(close(fd) == 0);
+        _exit(0);
+    }
+    for (int n = 0; n < processes; n++) {
+        int status;
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    long next[16] = { 0 };
+    FILE *file = fopen(path, "r");
+    static uint64_t record[700000];
+    while (fread(record, 8, 1, file) == 1) {
+        long process = record[0] >> 56, nth = record[0] >> 32 & 0xffffff, len = record_len(process, nth);
+        CHECK(process < processes && nth == next[process]++ && fread(record + 1, 8, len - 1, file) == (size_t)len - 1);
+        for (long at = 0; at < len; at++) CHECK(record[at] == ((uint64_t)process << 56 | (uint64_t)nth << 32 | at));
+    }
+    for (int n = 0; n < processes; n++) CHECK(next[n] == count);
+}
+
 static int signalled;
 static volatile long handled;
 static void handler(int signal) {
@@ -614,15 +710,15 @@ static void special(const char *path) {
 }
 
 /* Until the file system takes no more, with this error: who is told, and when. */
-static void full(const char *path, int expected) {
+static void full(const char *path, int expected, long len) {
     int fd = create(path);
-    char bytes[512];
-    memset(bytes, 7, sizeof bytes);
+    char *bytes = malloc(len);
+    memset(bytes, 7, len);
     long count = 0;
     int errors = 0;
     /* More than may be pending. */
-    for (; count < 1000000 && !errors; count++)
-        if (write(fd, bytes, sizeof bytes) != sizeof bytes) errors = errno;
+    for (; count < 10000000 && !errors; count++)
+        if (write(fd, bytes, len) != len) errors = errno;
     CHECK(errors == expected);
     /* What is missing stays missing: every fsync says so, also of who opens the file later. */
     int other = open(path, O_RDWR);
@@ -676,14 +772,16 @@ int main(int count, char **words) {
     const char *mode = words[1], *path = words[2];
     long number = count > 3 ? atol(words[3]) : 0;
     if (!strcmp(mode, "pieces")) pieces(path, number, atoi(words[4]));
-    else if (!strcmp(mode, "forever")) forever(path, words[3], atol(words[4]));
+    else if (!strcmp(mode, "forever")) forever(path, words[3], atol(words[4]), count > 5 ? atol(words[5]) : 8);
+    else if (!strcmp(mode, "bulk")) seed = number * 2 + 1, bulk(path, atol(words[4]));
+    else if (!strcmp(mode, "records")) records(path, number, atol(words[4]));
     else if (!strcmp(mode, "random")) seed = number * 2 + 1, random_steps(path, atol(words[4]));
     else if (!strcmp(mode, "signals")) signals(path, number);
     else if (!strcmp(mode, "threads")) threads(path);
     else if (!strcmp(mode, "two")) two(path);
     else if (!strcmp(mode, "special")) special(path);
     else if (!strcmp(mode, "shown")) shown(path);
-    else if (!strcmp(mode, "full")) full(path, number ? number : ENOSPC);
+    else if (!strcmp(mode, "full")) full(path, number ? number : ENOSPC, count > 4 ? atol(words[4]) : 512);
     else if (!strcmp(mode, "pipeline")) pipeline(path, number, atoi(words[4]), atoi(words[5]));
     else if (!strcmp(mode, "large")) large(path, number, atoi(words[4]));
     else if (!strcmp(mode, "many")) crew = count > 6 ? atoi(words[6]) : 1, seed = number * 2 + 1, many(path, atol(words[4]), atoi(words[5]), words[0]);

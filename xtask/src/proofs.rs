@@ -121,9 +121,9 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "files",
-        what: "writes of 8 and 64 bytes with --async-io beside plain ones, on a slow shared file system and a local one",
+        what: "writes of 8 and 64 bytes and of 16 to 256 MiB with --async-io beside plain ones, and a program that reads, computes and writes, on a slow shared file system",
         how: How::Bench("files"),
-        memory: 1,
+        memory: 4,
         root: true,
     },
     Proof {

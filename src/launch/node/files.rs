@@ -29,7 +29,7 @@ use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{JobId, Launch, Report};
 use crate::net::wire::facts::Writing;
 use crate::net::wire::files::{Forward, Work, Worked};
-use crate::sys::extents::{FILES, NOBODY, RING, RUN, SEGMENTS, inode};
+use crate::sys::extents::{FILES, NOBODY, SEGMENTS, inode};
 use crate::sys::extents_map::{self, Extents};
 use crate::sys::files::{Answer, MARK, Question, ROOTS_MAX, Terms, op, why};
 use crate::sys::process;
@@ -43,9 +43,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 const SHORT: Duration = Duration::from_millis(100);
 /// So many of them in a row, and there will be no other.
 const ATTEMPTS: u32 = 10;
-/// Of the memory that is free, what all logs of a job may hold; and what each may at least.
-const SHARE: u64 = 8;
-const LEAST: u64 = 8 << 20;
 /// What is left of a job is written within this time.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -123,15 +120,8 @@ impl Files {
             }
         }
         const SHARING: &str = "share memory with programs";
-        let memory = extents_map::create().op(SHARING)?;
+        let memory = extents_map::create(ranks).op(SHARING)?;
         let extents = Extents::map_control(&memory).op(SHARING)?;
-        let most = RING - 2 * RUN;
-        let share = crate::sys::memory::shared()
-            .iter()
-            .map(|limit| limit.left)
-            .min()
-            .map_or(most, |free| free / SHARE / u64::from(ranks.max(1)));
-        extents.head().limit.store(share.clamp(LEAST, most), Ordering::SeqCst);
         let named = if roots.is_empty() { 0 } else { files::NAMED };
         let always = if Without::from_env()?.has(Ability::Pace) { files::ALWAYS } else { 0 };
         let hosts = if launch.writes_elsewhere() { files::HOSTS } else { 0 };
@@ -525,6 +515,7 @@ async fn attach(
     let segment = free.as_ref().map_or(NOBODY, |(segment, _)| *segment);
     terms.extend(segment.to_ne_bytes());
     terms.extend(0u32.to_ne_bytes());
+    terms.extend(job.extents.ring().to_ne_bytes());
     terms.extend(job.roots);
     debug_assert_eq!(terms.len(), size_of::<Terms>());
     if let Some((segment, ended)) = free {

@@ -13,8 +13,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
 /// Logs of a job on one node that are written at the same time.
 pub const SEGMENTS: usize = 256;
-/// Bytes of a log, of its beginning that suffices while the worker keeps up, and of one run.
-pub const RING: u64 = 64 << 20;
+/// Bytes of a log, at least and at most: a power of two. Of its beginning, which suffices while the worker keeps up; and of one run.
+pub const RING_LEAST: u64 = 16 << 20;
+pub const RING_MOST: u64 = 1 << 30;
 pub const HOT: u64 = 4 << 20;
 pub const RUN: u64 = 1 << 20;
 /// What is larger is kept only where writing it takes long.
@@ -59,6 +60,8 @@ pub struct Head {
     pub owned: AtomicU32,
     /// Bytes that a log may hold.
     pub limit: AtomicU64,
+    /// Ranks on this node, which share its memory.
+    pub ranks: AtomicU32,
     /// The next run's.
     ticket: AtomicU64,
     /// Not 0, in jobs on several hosts: a program may tell programs elsewhere without being seen: who shares memory with others keeps nothing.
@@ -130,6 +133,8 @@ pub struct Segment {
     staging: AtomicU32,
     /// Not 0: something is being appended, or a position looked up for it. Who comes in between must not.
     pub busy: AtomicU32,
+    /// Not 0: the worker gives memory of the ring back, and nobody appends.
+    giving: AtomicU32,
     /// Position up to which somebody waits.
     pub wanted: AtomicU64,
     /// Header of the run from which the worker goes on, and the position up to which the file system has all.
@@ -245,14 +250,17 @@ pub struct Corrupt;
 pub const fn segment_at(nth: usize) -> usize {
     HEAD_BYTES + nth * SEGMENT_BYTES
 }
-pub const fn ring_at(nth: usize) -> usize {
-    CONTROL + nth * RING as usize
+pub const fn ring_at(nth: usize, ring: u64) -> usize {
+    CONTROL + nth * ring as usize
+}
+/// What may be pending in a ring.
+pub const fn limit_of(ring: u64) -> u64 {
+    ring - 2 * RUN
 }
 const HEAD_BYTES: usize = size_of::<Head>().next_multiple_of(4096);
 const SEGMENT_BYTES: usize = size_of::<Segment>().next_multiple_of(4096);
-/// What everybody maps, and all of it.
+/// What everybody maps.
 pub const CONTROL: usize = segment_at(SEGMENTS);
-pub const BYTES: usize = ring_at(SEGMENTS);
 
 impl Piece {
     /// Whether both write to the same bytes of a file, or one to its end.
@@ -388,14 +396,21 @@ fn first(device: u64, number: u64) -> usize {
 pub struct Log<'a> {
     pub segment: &'a Segment,
     ring: *mut u8,
+    len: u64,
 }
 
 impl<'a> Log<'a> {
     /// # Safety
-    /// `ring` has [`RING`] bytes, aligned to a page, mapped for as long as the segment, and used through this type only; or it is null, and nothing
+    /// `ring` has `len` bytes, a power of two from [`RING_LEAST`] on, aligned to a page, mapped for as long as the segment, and used through this type only; or it is null, and nothing
     /// is appended or taken.
-    pub unsafe fn new(segment: &'a Segment, ring: *mut u8) -> Log<'a> {
-        Log { segment, ring }
+    pub unsafe fn new(segment: &'a Segment, ring: *mut u8, len: u64) -> Log<'a> {
+        Log { segment, ring, len }
+    }
+
+    /// Where in the ring a position is.
+    #[inline]
+    fn place(&self, position: u64) -> u64 {
+        position & self.len.wrapping_sub(1)
     }
 
     /// What counts now.
@@ -430,7 +445,7 @@ impl<'a> Log<'a> {
         for (word, value) in [(&stage.tail, 0), (&stage.run, NONE), (&stage.file, NONE), (&stage.holder, NONE)] {
             word.store(value, Ordering::Relaxed);
         }
-        for word in [&self.segment.staging, &self.segment.busy] {
+        for word in [&self.segment.staging, &self.segment.busy, &self.segment.giving] {
             word.store(0, Ordering::Relaxed);
         }
         let segment = self.segment;
@@ -483,14 +498,18 @@ impl<'a> Log<'a> {
     }
 
     /// From here to [`Log::end`] nobody else appends: a signal handler that comes in between finds it so, and has to have [`Log::hold`] succeed
-    /// before it does anything else to the file. False: this is such a handler.
+    /// before it does anything else to the file. False: this is such a handler, or the worker gives memory
+    /// back; nothing is kept then.
     #[inline]
     pub fn begin(&self) -> bool {
         if self.segment.busy.load(Ordering::Relaxed) != 0 {
             return false;
         }
-        self.segment.busy.store(1, Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
+        self.segment.busy.swap(1, Ordering::SeqCst);
+        if self.segment.giving.load(Ordering::SeqCst) != 0 {
+            self.end();
+            return false;
+        }
         true
     }
 
@@ -507,8 +526,8 @@ impl<'a> Log<'a> {
         self.change(now, &Now { holder, offset, ..*now })
     }
 
-    /// Appends bytes, given as addresses and lengths, at most [`RUN`] of them, to be written at `offset` of a file, or [`APPEND`]. Returns
-    /// what is pending then.
+    /// Appends bytes, given as addresses and lengths, to be written at `offset` of a file, or [`APPEND`]: in runs of at most [`RUN`], which become
+    /// the worker's all at once. Returns what is pending then.
     ///
     /// # Safety
     /// The addresses can be read. No other thread appends; [`Log::begin`] was true, and `now` is from after it.
@@ -523,53 +542,71 @@ impl<'a> Log<'a> {
     ) -> Result<u64, Refused> {
         let len: u64 = parts.iter().map(|part| part[1] as u64).sum();
         let file = u64::from(to.file) | u64::from(to.place) << 32;
+        let begin = now.run.wrapping_add(HEADER);
         let continues = now.file == file
             && now.next == offset
-            && now.tail - now.run - HEADER + len <= to.run
-            && (now.run + HEADER) % RING + (now.tail - now.run - HEADER) + len <= RING
+            && now.tail - begin + len <= to.run
+            && self.place(begin) + (now.tail - begin) + len <= self.len
             && to.inode.is_last(to.segment);
         let upto = self.segment.upto.load(Ordering::Acquire);
-        let start = now.tail.next_multiple_of(HEADER);
-        let room = RING - start % RING;
         // What the worker has written need not be kept in caches beyond the beginning of the ring.
-        let again = upto >= now.tail && start % RING >= HOT;
-        let (run, at) = match (continues, room >= HEADER + len && !again) {
-            (true, _) => (now.run, now.tail),
-            (false, true) => (start, start + HEADER),
-            (false, false) => (start + room, start + room + HEADER),
+        let again = upto >= now.tail && self.place(now.tail.next_multiple_of(HEADER)) >= HOT;
+        let end = if continues {
+            now.tail + len
+        } else {
+            self.runs(now.tail, len, again).fold(now.tail, |_, (_, run, bytes)| run + HEADER + bytes)
         };
         let first = self.segment.run.load(Ordering::Acquire);
-        if at + len - first > RING || upto < now.tail && at + len - upto > to.limit {
+        if end - first > self.len || upto < now.tail && end - upto > to.limit {
             return Err(Refused::Full);
         }
-        if !continues {
+        let mut from = Parts { parts, within: 0 };
+        let mut last = now.run;
+        if continues {
+            // SAFETY: behind the end, free, and not beyond the end of the ring; the caller vouches for what is read.
+            unsafe { from.copy(self.ring.add(self.place(now.tail) as usize), len as usize) };
+        } else {
             if now.run != NONE {
-                let grown = (now.tail - now.run - HEADER) as u32;
+                let grown = (now.tail - begin) as u32;
                 // SAFETY: the worker has not gone beyond the run that may grow, so this is its header.
-                unsafe { self.ring.add((now.run % RING) as usize + 4).cast::<u32>().write_volatile(grown) };
-            }
-            if run != start {
-                // SAFETY: behind the end, and free; there is room for a header wherever one may begin.
-                unsafe { self.ring.add((start % RING) as usize).cast::<u32>().write_volatile(SKIP) };
+                unsafe { self.ring.add(self.place(now.run) as usize + 4).cast::<u32>().write_volatile(grown) };
             }
             let ticket = to.head.turn(to.inode, to.segment);
-            // SAFETY: as above.
-            unsafe {
-                let header = self.ring.add((run % RING) as usize);
-                header.cast::<[u32; 2]>().write_volatile([to.file, 0]);
-                header.add(8).cast::<[u64; 3]>().write_volatile([offset, ticket, to.place.into()]);
+            let mut at = offset;
+            for (start, run, bytes) in self.runs(now.tail, len, again) {
+                if run != start {
+                    // SAFETY: behind the end, and free; there is room for a header wherever one may begin.
+                    unsafe { self.ring.add(self.place(start) as usize).cast::<u32>().write_volatile(SKIP) };
+                }
+                // SAFETY: as above.
+                unsafe {
+                    let header = self.ring.add(self.place(run) as usize);
+                    header.cast::<[u32; 2]>().write_volatile([to.file, bytes as u32]);
+                    header.add(8).cast::<[u64; 3]>().write_volatile([at, ticket, to.place.into()]);
+                    from.copy(header.add(HEADER as usize), bytes as usize);
+                }
+                at = if offset == APPEND { APPEND } else { at + bytes };
+                last = run;
             }
-        }
-        let mut into = (at % RING) as usize;
-        for [from, len] in parts {
-            // SAFETY: behind the end, free, and not beyond the end of the ring; the caller vouches for what is read.
-            unsafe { copy(*from as *const u8, self.ring.add(into), *len) };
-            into += len;
         }
         let (holder, kept) = held;
         let after = if offset == APPEND { APPEND } else { offset + len };
-        let next = Now { tail: at + len, run, file, next: after, holder, offset: kept, ..*now };
-        if self.change(now, &next) { Ok((at + len).saturating_sub(upto)) } else { Err(Refused::Again) }
+        let next = Now { tail: end, run: last, file, next: after, holder, offset: kept, ..*now };
+        if self.change(now, &next) { Ok(end.saturating_sub(upto)) } else { Err(Refused::Again) }
+    }
+
+    /// Where so many bytes behind a position come, from the ring's beginning on if they are to: where each run could begin, where it does, and its
+    /// length.
+    #[inline]
+    fn runs(&self, mut tail: u64, mut left: u64, mut again: bool) -> impl Iterator<Item = (u64, u64, u64)> {
+        core::iter::from_fn(move || {
+            let bytes = left.min(RUN);
+            let start = tail.next_multiple_of(HEADER);
+            let room = self.len - self.place(start);
+            let run = if room >= HEADER + bytes && !again { start } else { start + room };
+            (left, again, tail) = (left - bytes, false, run + HEADER + bytes);
+            (bytes > 0).then_some((start, run, bytes))
+        })
     }
 
     /// What has to be true, and is to be done, for the next bytes of the open file that was just written to at its offset to be put behind the last: `None`,
@@ -585,7 +622,7 @@ impl<'a> Log<'a> {
         let pending = now.tail.saturating_sub(upto);
         // When there is a run for the worker, it is told, once more when it has written one.
         let untold = if pending < RUN { RUN - pending } else { to.limit.saturating_sub(pending).min(RUN / 4) };
-        let most = [RUN - grown, RING - (begin % RING + grown), untold];
+        let most = [RUN - grown, self.len - (self.place(begin) + grown), untold];
         Some(Growing {
             segment: core::ptr::from_ref(self.segment) as u64,
             sequence: now.sequence,
@@ -601,7 +638,7 @@ impl<'a> Log<'a> {
     /// File and length, offset, ticket, place of the inode.
     fn header(&self, run: u64) -> [u64; 4] {
         // SAFETY: headers are aligned to their size, as the ring's end is.
-        unsafe { self.ring.add((run % RING) as usize).cast::<[u64; 4]>().read_volatile() }
+        unsafe { self.ring.add(self.place(run) as usize).cast::<[u64; 4]>().read_volatile() }
     }
 
     /// The next thing to be written, for the worker; `None`: the file system has everything.
@@ -611,6 +648,11 @@ impl<'a> Log<'a> {
     pub fn next(&self) -> Result<Option<Piece>, Corrupt> {
         let (mut run, upto) = (self.segment.run.load(Ordering::Relaxed), self.segment.upto.load(Ordering::Relaxed));
         let next = self.after(&mut run, upto);
+        let now = self.now();
+        // As far as there may be room.
+        if next == Ok(None) && now.run != NONE && upto >= now.tail {
+            run = now.run;
+        }
         self.segment.run.store(run, Ordering::Release);
         next
     }
@@ -625,26 +667,26 @@ impl<'a> Log<'a> {
             if upto >= now.tail {
                 return Ok(None);
             }
-            if *run >= now.tail || now.tail - *run > RING || !run.is_multiple_of(HEADER) {
+            if *run >= now.tail || now.tail - *run > self.len || !run.is_multiple_of(HEADER) {
                 return Err(Corrupt);
             }
             let [words, offset, ticket, inode] = self.header(*run);
             let (file, len) = (words as u32, words >> 32);
-            let mut after = (*run + HEADER).next_multiple_of(RING);
+            let mut after = (*run + HEADER).next_multiple_of(self.len);
             if file != SKIP {
                 let begin = *run + HEADER;
                 let end = if *run == now.run { now.tail } else { begin + len };
                 let from = upto.max(begin);
-                if end > now.tail || end < begin || end - begin > RUN || begin % RING + (end - begin) > RING {
+                if end > now.tail || end < begin || end - begin > RUN || self.place(begin) + (end - begin) > self.len {
                     return Err(Corrupt);
                 }
                 if from < end {
                     let offset = if offset == APPEND { APPEND } else { offset.saturating_add(from - begin) };
-                    let (at, inode) = (from % RING, inode as u32 % INODES as u32);
+                    let (at, inode) = (self.place(from), inode as u32 % INODES as u32);
                     return Ok(Some(Piece { file, inode, offset, at, len: end - from, ticket, position: from }));
                 }
                 after = end.next_multiple_of(HEADER);
-            } else if run.is_multiple_of(RING) {
+            } else if self.place(*run) == 0 {
                 return Err(Corrupt);
             }
             *run = after;
@@ -656,6 +698,23 @@ impl<'a> Log<'a> {
         self.segment.upto.store(position + len, Ordering::SeqCst);
     }
 
+    /// It has so many bytes more, of pieces of which each comes behind the one before: all of them at once.
+    pub fn advance_over(&self, pieces: &[Piece], mut len: u64) {
+        let mut last = None;
+        for piece in pieces {
+            let done = piece.len.min(len);
+            len -= done;
+            last = Some((piece.position, done)).filter(|_| done > 0).or(last);
+        }
+        let Some((position, done)) = last else { return };
+        self.segment.upto.store(position + done, Ordering::SeqCst);
+        // Who ends in between leaves a run before it, from which it is found, too.
+        let mut run = self.segment.run.load(Ordering::Relaxed);
+        if self.after(&mut run, position).is_ok() {
+            self.segment.run.store(run, Ordering::Release);
+        }
+    }
+
     /// Bytes that wait, headers included.
     #[inline]
     pub fn pending(&self) -> u64 {
@@ -665,7 +724,63 @@ impl<'a> Log<'a> {
     /// Address of a byte of the ring.
     pub fn address(&self, at: u64) -> *const u8 {
         // SAFETY: within the ring.
-        unsafe { self.ring.add((at % RING) as usize) }
+        unsafe { self.ring.add(self.place(at) as usize) }
+    }
+
+    /// For the worker, if nothing is pending: gives parts of the ring back that hold nothing, by `give`, and beyond the beginning of the ring. False:
+    /// something is, or is about to be.
+    pub fn give_back(&self, mut give: impl FnMut(*mut u8, usize)) -> bool {
+        const PAGE: u64 = 4096;
+        // Who appends has said so before, or sees this.
+        self.segment.giving.store(1, Ordering::SeqCst);
+        let free = self.segment.busy.load(Ordering::SeqCst) == 0 && self.pending() == 0;
+        if free {
+            // The run that may grow stays, also where it may grow without being looked at.
+            let (run, tail) = (self.segment.run.load(Ordering::SeqCst), self.now().tail);
+            let first = self.place(run) / PAGE * PAGE;
+            let behind = (self.place(run) + (tail - run).max(HEADER + RUN)).next_multiple_of(PAGE);
+            for (from, to) in [(HOT, first), (behind.max(HOT), self.len)] {
+                if from < to {
+                    // SAFETY: within the ring.
+                    give(unsafe { self.ring.add(from as usize) }, (to - from) as usize);
+                }
+            }
+        }
+        self.not_giving();
+        free
+    }
+
+    /// Nobody gives memory back, nor will somebody who was killed.
+    pub fn not_giving(&self) {
+        self.segment.giving.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Bytes by addresses and lengths, and how many of the first were taken.
+struct Parts<'a> {
+    parts: &'a [[usize; 2]],
+    within: usize,
+}
+
+impl Parts<'_> {
+    /// # Safety
+    /// There are so many, which can be read; there is room for them.
+    #[inline]
+    unsafe fn copy(&mut self, mut to: *mut u8, mut len: usize) {
+        while let [[from, all], rest @ ..] = self.parts
+            && len > 0
+        {
+            let bytes = (all - self.within).min(len);
+            // SAFETY: the caller vouches for it.
+            unsafe {
+                copy((from + self.within) as *const u8, to, bytes);
+                to = to.add(bytes);
+            }
+            (len, self.within) = (len - bytes, self.within + bytes);
+            if self.within == *all {
+                (self.parts, self.within) = (rest, 0);
+            }
+        }
     }
 }
 

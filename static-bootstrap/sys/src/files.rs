@@ -17,7 +17,7 @@ pub struct Question {
     pub number: u64,
 }
 
-pub const MARK: [u8; 8] = *b"files 02";
+pub const MARK: [u8; 8] = *b"files 03";
 
 pub mod op {
     /// Take part, with a first log; answered by [`Terms`](super::Terms), with the memory.
@@ -58,6 +58,8 @@ pub struct Terms {
     pub segment: u32,
     /// An errno, or 0.
     pub error: u32,
+    /// Bytes of a log.
+    pub ring: u64,
     /// Directories, each ended by NUL; none: file systems that hosts share, and FUSE.
     pub roots: [u8; ROOTS_MAX],
 }

@@ -4,14 +4,16 @@
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::kernel::{nr, raw};
-use super::{others, table};
+use super::{others, table, worker};
 
 /// Ticks from which on a read was the file system's and not the cache's.
 pub(super) const SLOW: u64 = 60_000;
-/// Reads in sequence before anything is asked for.
+/// Reads in sequence before anything is asked for; of large ones, or from the file's beginning on, fewer.
 const FEW: u8 = 3;
+const LARGE: u64 = 1 << 20;
 /// Bytes that are asked for at a time (a kernel takes no more), and how far ahead at most.
 const STEP: u64 = 128 << 10;
+/// A large read may be followed by another.
 const MOST: u64 = 8 << 20;
 
 /// How an open file is read.
@@ -58,7 +60,9 @@ impl Reading {
         };
         let Some(from) = from else { return };
         let next = from + len;
-        if streak == 0 || from != get(&self.next) {
+        let few = if len < LARGE { FEW } else { u8::from(from > 0) };
+        let (streak, follows) = if streak > 0 && from == get(&self.next) { (streak, true) } else { (0, false) };
+        if !follows {
             self.streak.store(1, Ordering::Relaxed);
             [&self.begun, &self.asked]
                 .iter()
@@ -68,13 +72,14 @@ impl Reading {
             self.streak.store(streak.saturating_add(1), Ordering::Relaxed);
         }
         self.next.store(next, Ordering::Relaxed);
-        if streak < FEW {
+        if streak < few {
             return;
         }
-        if streak == FEW && others::are() && !others::is_old(fd) {
+        if streak <= FEW && others::are() && !others::is_old(fd) {
             return self.moved();
         }
-        let window = (2 * next.saturating_sub(get(&self.begun))).clamp(2 * STEP, MOST);
+        let most = len.clamp(MOST, worker::limit().max(MOST));
+        let window = (2 * next.saturating_sub(get(&self.begun))).clamp(2 * STEP, most);
         let mut asked = get(&self.asked).max(next);
         if asked - next > window / 2 {
             return;

@@ -10,7 +10,7 @@ use super::inside::{self, Inside};
 use super::kernel::{block_signals, failed, nr, raw, restore_signals};
 use super::table::{self, File};
 use super::{
-    UnderWay, ahead, elsewhere, look, missing, others, process, quick, settle, settle_file, take_error, touch,
+    PARTS, UnderWay, ahead, elsewhere, look, missing, others, process, quick, settle, settle_file, take_error, touch,
     with_kernel, worker,
 };
 use crate::settings;
@@ -21,8 +21,10 @@ const PRICE: u64 = 400_000;
 const TICKS: u64 = 3;
 /// Nanoseconds for a KiB that writing may take and nothing is lost: copying and having another process write takes a quarter of it.
 const SLOW: u32 = 1000;
+/// So often what is more than a run is copied anew.
+const TRIES: u32 = 3;
 /// A read looks at so many runs, or waits.
-const LOOKS: usize = 256;
+const LOOKS: usize = 2048;
 const CURRENT: usize = 1;
 
 /// How far the worker was, in which of our logs, when it was told that there is a run for it.
@@ -41,8 +43,9 @@ impl File {
 
 pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
     let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
+    let wanted = elsewhere::is() || total > RUN as usize && may_pay(args[0]);
     if total > 0
-        && let Some(id) = if elsewhere::is() { begin(args[0]) } else { table::known(args[0]) }
+        && let Some(id) = if wanted { begin(args[0]) } else { table::known(args[0]) }
     {
         let file = table::file(id);
         if file.state.load(Ordering::Relaxed) == table::KEPT {
@@ -50,9 +53,11 @@ pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: O
             let kept = match parts {
                 _ if !is_kept(args[0], id, file) => None,
                 _ if total <= SMALL => keep(args[0], id, file, parts, total, at),
-                // What is appended by one write stays together.
-                [part] if is_slow(file) && (total <= RUN as usize || !File::is(&file.appends)) => {
-                    keep_large(args[0], id, file, *part, at)
+                _ if is_slow(file) || is_behind(file) => keep_large(args[0], id, file, parts, total, at),
+                [part]
+                    if total > RUN as usize && pace_of(file) == 0 && !is_reserved(file) && !File::is(&file.appends) =>
+                {
+                    try_out(args[0], id, file, number, *part, at)
                 }
                 _ => None,
             };
@@ -63,6 +68,52 @@ pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: O
         }
     }
     write_now(number, args, total)
+}
+
+/// Whether a large write may be worth keeping: the file's system is slow, or nobody knows.
+fn may_pay(fd: usize) -> bool {
+    look(fd).map(table::file).is_some_and(|file| {
+        let pace = worker::pace(file.device.load(Ordering::Relaxed)).max(file.pace.load(Ordering::Relaxed));
+        file.state.load(Ordering::Relaxed) == table::FRESH && (pace == 0 || pace > SLOW)
+    })
+}
+
+/// Makes the beginning of a large write at once, and sees what that costs; `None`: nothing was written.
+fn try_out(
+    fd: usize,
+    id: usize,
+    file: &File,
+    number: usize,
+    [from, total]: [usize; 2],
+    at: Option<usize>,
+) -> Option<isize> {
+    settle();
+    settle_file(fd);
+    if missing(fd).is_some() {
+        return None;
+    }
+    let direct = |begin: usize, len: usize| {
+        // SAFETY: reads a register.
+        let begun = unsafe { _rdtsc() };
+        let result = touch(number, [fd, from + begin, len, at.map_or(0, |at| at + begin), 0, 0]);
+        if !failed(result) {
+            // SAFETY: as above.
+            judge(fd, file, len, unsafe { _rdtsc() }.saturating_sub(begun));
+        }
+        result
+    };
+    let first = direct(0, RUN as usize);
+    if first != RUN as isize {
+        return Some(first);
+    }
+    let (begin, left) = (RUN as usize, total - RUN as usize);
+    let kept = if is_slow(file) {
+        keep_large(fd, id, file, &[[from + begin, left]], left, at.map(|at| at + begin))
+    } else {
+        None
+    };
+    let rest = kept.unwrap_or_else(|| direct(begin, left));
+    Some(first + rest.max(0))
 }
 
 /// The open file behind a descriptor, which is kept from now on if it can be.
@@ -209,22 +260,75 @@ fn always() -> bool {
 }
 
 fn is_slow(file: &File) -> bool {
-    always()
-        || worker::log(file.log.load(Ordering::Relaxed).into())
-            .is_some_and(|(log, _)| log.segment.pace.load(Ordering::Relaxed) > SLOW)
+    always() || pace_of(file) > SLOW
 }
 
-/// A large write, piece by piece.
-fn keep_large(fd: usize, id: usize, file: &File, [from, total]: [usize; 2], at: Option<usize>) -> Option<isize> {
+/// What is known of its file system.
+fn pace_of(file: &File) -> u32 {
+    worker::log(file.log.load(Ordering::Relaxed).into()).map_or(0, |(log, _)| log.segment.pace.load(Ordering::Relaxed))
+}
+
+/// Whether more than a piece waits to be written before the next write could be made at once.
+fn is_behind(file: &File) -> bool {
+    worker::log(file.log.load(Ordering::Relaxed).into()).is_some_and(|(log, _)| log.pending() > RUN)
+}
+
+/// A large write: piece by piece, so that the worker begins with the first; or whole, where it appends, and what one write appends is to stay
+/// together.
+fn keep_large(
+    fd: usize,
+    id: usize,
+    file: &File,
+    parts: &[[usize; 2]],
+    total: usize,
+    at: Option<usize>,
+) -> Option<isize> {
+    let piece = if File::is(&file.appends) { total } else { RUN as usize };
+    if piece > RUN as usize && (elsewhere::is() || room(piece) > worker::limit()) || missing(fd).is_some() {
+        return None;
+    }
+    let reserved = if at.is_none() && is_reserved(file) { Some(reserve(id, file, total)?) } else { None };
+    let at = at.or(reserved.map(|at| at as usize));
     let mut done = 0;
     while done < total {
-        let len = (total - done).min(RUN as usize);
-        match keep(fd, id, file, &[[from + done, len]], len, at.map(|at| at + done)) {
-            Some(kept) if kept > 0 => done += kept as usize,
-            other => return if done > 0 { Some(done as isize) } else { other },
-        }
+        let (some, count) = part(parts, done, piece);
+        let len = piece.min(total - done);
+        let other = match keep(fd, id, file, &some[..count], len, at.map(|at| at + done)) {
+            Some(kept) if kept > 0 => {
+                done += kept as usize;
+                continue;
+            }
+            None if let Some(at) = reserved => {
+                let (some, count) = part(parts, done, total);
+                worker::settle();
+                settle_file(fd);
+                write_reserved(file, &some[..count], at + done as u64)
+            }
+            other => other,
+        };
+        return if done > 0 { Some(done as isize + other.unwrap_or(0).max(0)) } else { other };
     }
     Some(done as isize)
+}
+
+/// What a write may take of a log: with a header for each run, and what is left free before the ring's beginning.
+fn room(total: usize) -> u64 {
+    (total + total / 1024) as u64 + 2 * RUN
+}
+
+/// Bytes of a write from `begin` on, at most so many.
+fn part(parts: &[[usize; 2]], mut begin: usize, mut most: usize) -> ([[usize; 2]; PARTS], usize) {
+    let (mut some, mut count) = ([[0; 2]; PARTS], 0);
+    for [from, bytes] in parts {
+        let skipped = begin.min(*bytes);
+        let taken = (bytes - skipped).min(most);
+        (begin, most) = (begin - skipped, most - taken);
+        if taken > 0 {
+            some[count] = [from + skipped, taken];
+            count += 1;
+        }
+    }
+    (some, count)
 }
 
 /// Puts a write into the log; `None`: it must be made at once.
@@ -250,10 +354,10 @@ fn keep(fd: usize, id: usize, file: &File, parts: &[[usize; 2]], total: usize, a
     if appends && at.is_some() {
         return None;
     }
-    let reserved =
-        if at.is_none() && !appends && File::is(&file.shared) { Some(reserve(id, file, total)?) } else { None };
+    let reserved = if at.is_none() && is_reserved(file) { Some(reserve(id, file, total)?) } else { None };
     let at = at.map(|at| at as u64).or(reserved);
     others::before_write(head, file.log.load(Ordering::Relaxed), segment);
+    let mut tries = 0;
     let pending = loop {
         others::set_dirty();
         if !log.begin() {
@@ -264,8 +368,9 @@ fn keep(fd: usize, id: usize, file: &File, parts: &[[usize; 2]], total: usize, a
         log.end();
         match appended {
             Some(Ok(pending)) => break pending,
-            Some(Err(Refused::Full)) => worker::make_room(log),
-            Some(Err(Refused::Again)) if is_fit() => {}
+            Some(Err(Refused::Full)) if worker::make_room(log, room(total)) => {}
+            // Handlers may come sooner than much is copied.
+            Some(Err(Refused::Again)) if is_fit() && (total <= RUN as usize || tries < TRIES) => tries += 1,
             _ => {
                 worker::settle();
                 return write_reserved(file, parts, reserved?);
@@ -322,6 +427,11 @@ fn append(
     }
     // SAFETY: the program's own buffers; the lock is held where there are threads.
     Some(unsafe { log.append(&now, to, offset, parts, held) })
+}
+
+/// Whether others may move its offset.
+fn is_reserved(file: &File) -> bool {
+    !File::is(&file.appends) && File::is(&file.shared)
 }
 
 /// Moves the offset that other processes have, too, over what will be written there; where that is.
@@ -441,6 +551,14 @@ fn moved(log: &Log<'_>, id: usize, file: &File, to: usize, whence: usize) -> Opt
 pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
     // SAFETY: reads a register.
     let clock = || unsafe { _rdtsc() };
+    let single = matches!(number, nr::READ | nr::PREAD64);
+    let seen = |id: usize, result: isize, begun: u64| {
+        if single && result > 0 {
+            let at = (number == nr::PREAD64).then_some(args[3] as u64);
+            table::file(id).reading.seen(args[0], at, result as u64, clock().saturating_sub(begun));
+        }
+        result
+    };
     if !worker::may_be_busy()
         && let Some(under_way) = UnderWay::unlooked(args[0])
     {
@@ -448,17 +566,16 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
         // SAFETY: the program's own call.
         let result = unsafe { raw(number, args) };
         drop(under_way);
-        if clock().saturating_sub(begun) >= ahead::SLOW {
-            look(args[0]);
-        }
-        return result;
+        return match clock().saturating_sub(begun) >= ahead::SLOW {
+            true if let Some(id) = look(args[0]) => seen(id, result, begun),
+            _ => result,
+        };
     }
     // SAFETY: the program's own call.
     let Some(id) = look(args[0]) else { return unsafe { raw(number, args) } };
     if let Some(error) = missing(args[0]) {
         return error;
     }
-    let single = matches!(number, nr::READ | nr::PREAD64);
     if single && own_log(id).is_some() {
         let inside = Inside::enter();
         if table::known(args[0]) == Some(id)
@@ -470,11 +587,7 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
     }
     let begun = clock();
     let result = touch(number, args);
-    if single && result > 0 {
-        let at = (number == nr::PREAD64).then_some(args[3] as u64);
-        table::file(id).reading.seen(args[0], at, result as u64, clock().saturating_sub(begun));
-    }
-    result
+    seen(id, result, begun)
 }
 
 /// Reads what the file system has, and what is pending over it; `None`: it is to be read when nothing is.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use sys::extents::{CONTROL, Head, Inode, Log, NOBODY, NONE, RING, SEGMENTS, Segment, inode, ring_at, segment_at};
+use sys::extents::{CONTROL, HOT, Head, Inode, Log, NOBODY, NONE, SEGMENTS, Segment, inode, ring_at, segment_at};
 use sys::files::{Answer, MARK, Question, ROOTS_MAX, Terms, op, why};
 use sys::socket::{AF_UNIX, Address, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
 
@@ -15,6 +15,9 @@ const PATIENCE: usize = 30;
 
 /// Where the memory is: 0 while we take no part.
 pub(super) static AT: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of a log's ring.
+static RING: AtomicUsize = AtomicUsize::new(0);
 
 /// A log of ours: for which file system, its segment, and where its ring is.
 struct Own {
@@ -69,8 +72,9 @@ pub(super) fn is_lost() -> bool {
 fn log_of(segment: u32) -> Option<Log<'static>> {
     let at = AT.load(Ordering::Acquire);
     // SAFETY: mapped for good, with so many segments.
-    (at != 0 && (segment as usize) < SEGMENTS)
-        .then(|| unsafe { Log::new(&*((at + segment_at(segment as usize)) as *const Segment), core::ptr::null_mut()) })
+    (at != 0 && (segment as usize) < SEGMENTS).then(|| unsafe {
+        Log::new(&*((at + segment_at(segment as usize)) as *const Segment), core::ptr::null_mut(), 0)
+    })
 }
 
 /// A log of ours, and its segment.
@@ -81,7 +85,8 @@ pub(super) fn log(nth: usize) -> Option<(Log<'static>, u32)> {
     let segment = own.segment.load(Ordering::Relaxed);
     // SAFETY: as above, with the ring.
     (ring != 0).then(|| unsafe {
-        (Log::new(&*((at + segment_at(segment as usize)) as *const Segment), ring as *mut u8), segment)
+        let len = RING.load(Ordering::Relaxed) as u64;
+        (Log::new(&*((at + segment_at(segment as usize)) as *const Segment), ring as *mut u8, len), segment)
     })
 }
 
@@ -97,7 +102,7 @@ pub(super) fn detach() {
         let ring = own.ring.swap(0, Ordering::Relaxed);
         if ring != 0 {
             // SAFETY: its parent's, and nobody here refers to it any more.
-            let _ = unsafe { raw(nr::MUNMAP, [ring, RING as usize, 0, 0, 0, 0]) };
+            let _ = unsafe { raw(nr::MUNMAP, [ring, RING.load(Ordering::Relaxed), 0, 0, 0, 0]) };
         }
     }
     ALONE.store(0, Ordering::Relaxed);
@@ -137,6 +142,13 @@ pub(super) fn log_for(device: u64) -> Option<(usize, u32)> {
     None
 }
 
+/// Nanoseconds that a file system takes for a KiB, as far as a log of ours knows; 0: unknown.
+pub(super) fn pace(device: u64) -> u32 {
+    logs()
+        .find(|(log, _)| log.segment.device.load(Ordering::Relaxed) == device)
+        .map_or(0, |(log, _)| log.segment.pace.load(Ordering::Relaxed))
+}
+
 /// Asks for the memory and a log in it.
 fn join(op: u32, device: u64, own: &Own) -> bool {
     // SAFETY: integers and arrays of them, for which zero is a value.
@@ -151,7 +163,8 @@ fn join(op: u32, device: u64, own: &Own) -> bool {
     };
     let at = if head().is_some() { 1 } else { map(CONTROL, 0) };
     let has_log = (terms.segment as usize) < SEGMENTS;
-    let ring = if has_log { map(RING as usize, ring_at(terms.segment as usize)) } else { -1 };
+    let len = terms.ring as usize;
+    let ring = if has_log { map(len, ring_at(terms.segment as usize, terms.ring)) } else { -1 };
     // SAFETY: ours.
     unsafe { raw(nr::CLOSE, [memory as usize, 0, 0, 0, 0, 0]) };
     if failed(at) {
@@ -164,6 +177,10 @@ fn join(op: u32, device: u64, own: &Own) -> bool {
         AT.store(at as usize, Ordering::Release);
     }
     if !failed(ring) {
+        const DONTDUMP: usize = 16;
+        // SAFETY: ours; a dump would have memory made for all of it.
+        let _ = unsafe { raw(nr::MADVISE, [ring as usize, len, DONTDUMP, 0, 0, 0]) };
+        RING.store(len, Ordering::Relaxed);
         own.device.store(device, Ordering::Relaxed);
         own.segment.store(terms.segment, Ordering::Relaxed);
         own.ring.store(ring as usize, Ordering::Release);
@@ -321,13 +338,20 @@ fn wait_until(head: &Head, log: Log<'_>, epoch: u64, target: u64) -> bool {
     }
 }
 
-/// Waits until half of what a log may hold is free.
-pub(super) fn make_room(log: Log<'_>) {
-    if let Some(head) = head() {
-        let half = head.limit.load(Ordering::Relaxed) / 2;
+/// What a log may hold: its share of the memory that is free.
+pub(super) fn limit() -> u64 {
+    head().map_or(0, |head| head.limit.load(Ordering::Relaxed))
+}
+
+/// Waits until so many bytes may be put into a log; false: never.
+pub(super) fn make_room(log: Log<'_>, bytes: u64) -> bool {
+    let Some(head) = head() else { return false };
+    let left = head.limit.load(Ordering::Relaxed).checked_sub(bytes.max(HOT));
+    left.inspect(|left| {
         let epoch = log.segment.epoch.load(Ordering::SeqCst);
-        wait_until(head, log, epoch, log.now().tail.saturating_sub(half));
-    }
+        wait_until(head, log, epoch, log.now().tail.saturating_sub(*left));
+    })
+    .is_some()
 }
 
 /// Waits until all that we wrote is where it belongs, and gives all offsets back.
