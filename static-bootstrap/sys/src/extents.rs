@@ -401,8 +401,8 @@ pub struct Log<'a> {
 
 impl<'a> Log<'a> {
     /// # Safety
-    /// `ring` has `len` bytes, a power of two from [`RING_LEAST`] on, aligned to a page, mapped for as long as the segment, and used through this type only; or it is null, and nothing
-    /// is appended or taken.
+    /// `ring` has `len` bytes, a power of two from [`RING_LEAST`] on, aligned to a page, mapped for as long as the segment, and used through this
+    /// type only; or it is null, and nothing is appended or taken.
     pub unsafe fn new(segment: &'a Segment, ring: *mut u8, len: u64) -> Log<'a> {
         Log { segment, ring, len }
     }
