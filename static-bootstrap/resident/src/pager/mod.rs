@@ -155,12 +155,20 @@ fn start() {
     let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
-    demand::expect(group);
-    QUEUE.lock().fit(pages, depth);
+    fit(pages, group, depth);
     begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
+}
+
+/// So many pages fit.
+fn fit(pages: usize, group: usize, depth: usize) {
+    /// Runs whose spans are not to go before they are used.
+    const RUNS: usize = 3;
+    let passing = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
+    QUEUE.lock().retention.fit(pages, passing);
+    demand::fit(group, depth, passing);
 }
 
 /// Slots of this program.
