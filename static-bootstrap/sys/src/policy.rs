@@ -25,6 +25,8 @@ const PROBE_EVERY: u8 = 16;
 /// Probes in a row that are missed until a run is believed to use all that comes: of one that began, and of one that left out pages.
 const BEGINNING: u8 = 2;
 const DOUBTED: u8 = 5;
+/// Runs in a region that are believed then.
+const TRUST: u8 = 16;
 /// Probes that were not decided, of all runs.
 const PROBES: usize = 512;
 const PAGES: u64 = SPAN_PAGES as u64;
@@ -51,16 +53,18 @@ struct Run {
     order: u8,
     /// Probes to be missed until it is believed that it uses all that comes; the unit grows with each.
     doubt: u8,
+    /// So much had come that what came to it may have gone before it was used.
+    late: bool,
     /// Units since one was probed.
     unprobed: u8,
     /// The probe that was not decided.
     probe: Option<u64>,
-    /// What had come to all when it was missed last, and of that to it.
+    /// Where it was missed last, and what had come to all then.
+    at: u64,
     came: u64,
-    own: u64,
 }
 
-const NO_RUN: Run = Run { next: 0, hits: 0, order: 0, doubt: 0, unprobed: 0, probe: None, came: 0, own: 1 };
+const NO_RUN: Run = Run { next: 0, hits: 0, order: 0, doubt: 0, late: false, unprobed: 0, probe: None, at: 0, came: 0 };
 
 /// Of what came to a run last, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +97,8 @@ pub struct Choice {
 pub struct Ahead {
     pub page: u64,
     pub down: bool,
+    /// Of so many spans, as far as there is room for them.
+    pub spans: u64,
     /// To be left out, if its span is fetched now ([`Policy::left_out`]).
     pub probe: Option<u64>,
 }
@@ -105,6 +111,8 @@ pub struct Policy {
     probes: [Probe; PROBES],
     /// Logarithms of units, in [`STEPS`].
     orders: [u8; REGIONS],
+    /// Runs that may begin there without doubt, since others used all that came.
+    trust: [u8; REGIONS],
     /// First pages and those after the last; empty: none. And where the next is put when there are too many.
     hints: [(u64, u64, Hint); HINTS],
     oldest: usize,
@@ -121,6 +129,7 @@ impl Policy {
         runs: [[NO_RUN; WAYS]; SETS],
         probes: [Probe { page: 0, missed: false }; PROBES],
         orders: [ORDER_FIRST * STEPS; REGIONS],
+        trust: [0; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
         oldest: 0,
         came: 0,
@@ -178,47 +187,57 @@ impl Policy {
         let sequential = hint == Hint::Sequential;
         let upwards = self.follow(page, false, &mut here).map(|found| (found, false));
         let found = upwards.or_else(|| self.follow(page, true, &mut here).map(|found| (found, true)));
-        let region = &mut self.orders[(page / REGION) as usize % REGIONS];
+        let place = (page / REGION) as usize % REGIONS;
+        let (region, trust) = (&mut self.orders[place], &mut self.trust[place]);
         let Some(((mut run, used), down)) = found else {
             *region = region.saturating_sub(1);
             let order = if sequential { ORDER_MAX } else { region.div_ceil(STEPS) };
             let Range { start, end } = comes.unwrap_or(unit(page, order));
             self.came += end - start;
             let hits = if sequential { CONFIDENT } else { 0 };
-            let doubt = if order > 0 { BEGINNING } else { 0 };
-            let run = Run { next: end, hits, order, doubt, came: self.came, own: end - start, ..NO_RUN };
+            let doubt = if order == 0 || *trust > 0 { 0 } else { BEGINNING };
+            *trust = trust.saturating_sub(1);
+            let run = Run { next: end, hits, order, doubt, at: page, came: self.came, ..NO_RUN };
             self.put(run);
-            self.put(Run { next: mirror(start) + 1, ..run });
-            let ahead = sequential.then_some(Ahead { page: end, down: false, probe: None });
+            self.put(Run { next: mirror(start) + 1, at: mirror(page), ..run });
+            let ahead = sequential.then_some(Ahead { page: end, down: false, spans: self.depth, probe: None });
             return Choice { order, hole: None, ahead };
         };
         let gap = used == Used::Some;
         // What comes to it has to be here until it is used.
         let flow = self.came - run.came;
-        let fits = flow / run.own * PAGES * self.depth <= self.passing;
+        // As many go on beside each other as come to all while one comes to it.
+        let at = if down { mirror(page) } else { page };
+        let runs = flow / (at - run.at).max(1);
+        let spans = (self.passing / (runs * PAGES).max(1)).min(self.depth);
         if sequential {
             (run.order, run.doubt) = (ORDER_MAX, 0);
         } else if gap {
             (run.order, run.doubt) = (run.order.saturating_sub(2), DOUBTED);
         } else if flow > self.passing {
-            run.order = run.order.saturating_sub(1);
+            // Much more may say only that the program was elsewhere.
+            run.order = run.order.saturating_sub(u8::from(run.late || flow <= 2 * self.passing));
         } else if (run.doubt == 0 || used == Used::All) && 2 * flow <= self.passing {
             run.order = (run.order + 1).min(ORDER_MAX);
         }
+        run.late = flow > self.passing;
         run.doubt = if run.order == 0 { 0 } else { run.doubt.saturating_sub(u8::from(used == Used::All)) };
         run.hits = if gap { 0 } else { run.hits.saturating_add(1) };
+        if used == Used::All {
+            *trust = TRUST;
+        }
         if gap {
-            *region = region.saturating_sub(STEPS);
+            (*region, *trust) = (region.saturating_sub(STEPS), 0);
         } else if run.doubt == 0 || used == Used::All {
             *region = (*region + STEPS).min((run.order * STEPS).max(*region));
         }
         let foreseen = comes.is_some();
         let Range { start, end } = comes.unwrap_or(unit(page, run.order));
-        run.own = end - start + if foreseen { self.reach } else { 0 };
-        self.came += run.own;
-        (run.came, run.next) = (self.came, if down { mirror(start) + 1 } else { end });
+        self.came += end - start + if foreseen { self.reach } else { 0 };
+        (run.at, run.came) = (at, self.came);
+        run.next = if down { mirror(start) + 1 } else { end };
         let from = if down { start.checked_sub(1) } else { Some(end) };
-        let from = from.filter(|_| run.hits >= CONFIDENT && (fits || sequential));
+        let from = from.filter(|_| run.hits >= CONFIDENT && spans > 0);
         let (mut hole, mut left) = (None, None);
         let probes = !sequential && (run.doubt > 0 || run.unprobed >= PROBE_EVERY);
         run.unprobed = if probes { 0 } else { run.unprobed + 1 };
@@ -229,13 +248,13 @@ impl Policy {
             hole = Some(within(rest.clone())).filter(|hole| !foreseen && rest.contains(hole) && !here(*hole));
             hole.into_iter().for_each(|hole| self.left_out(hole));
             let span = from.filter(|_| foreseen).map(|page| page / PAGES);
-            let far = self.depth - 1;
+            let far = spans.max(1) - 1;
             let span = span.and_then(|span| if down { span.checked_sub(far) } else { Some(span + far) });
             left = span.map(|span| within(span * PAGES..(span + 1) * PAGES));
             run.probe = hole.or(left);
         }
         self.put(run);
-        Choice { order: run.order, hole, ahead: from.map(|page| Ahead { page, down, probe: left }) }
+        Choice { order: run.order, hole, ahead: from.map(|page| Ahead { page, down, spans, probe: left }) }
     }
 
     /// The run that goes on with this page, taken out, and what it used of what it was given.

@@ -215,7 +215,7 @@ pub(super) fn foresee(engine: &Engine, next: Ahead, order: u8) {
         return;
     }
     let first = next.page as usize / SPAN_PAGES;
-    for far in 0..engine.depth {
+    for far in 0..next.spans as usize {
         let number = if next.down { first.checked_sub(far) } else { Some(first + far) };
         number.into_iter().for_each(|number| ask(engine, number, next.probe));
     }
