@@ -8,8 +8,8 @@ use super::page::SPAN_PAGES;
 const REGION: u64 = 16 << 10;
 /// Units are remembered for this many regions; others share.
 const REGIONS: usize = 512;
-/// Logarithms of units in pages: of what a region begins with, of a span.
-const ORDER_FIRST: u8 = 4;
+/// Logarithms of units in pages: of what a region begins with, in [`STEPS`]; of a span.
+const BEGINS: u8 = 4 * STEPS;
 const ORDER_MAX: u8 = SPAN_PAGES.trailing_zeros() as u8;
 /// A unit doubles when a run goes on, and halves when so many faults belong to none.
 const STEPS: u8 = 4;
@@ -109,8 +109,8 @@ pub struct Policy {
     /// In the set of the span where each goes on.
     runs: [[Run; WAYS]; SETS],
     probes: [Probe; PROBES],
-    /// Logarithms of units, in [`STEPS`].
-    orders: [u8; REGIONS],
+    /// Logarithms of units, in [`STEPS`], less that of what a region begins with: a policy is zero at first, and takes nothing of a file.
+    raised: [u8; REGIONS],
     /// Runs that may begin there without doubt, since others used all that came.
     trust: [u8; REGIONS],
     /// First pages and those after the last; empty: none. And where the next is put when there are too many.
@@ -128,14 +128,14 @@ impl Policy {
     pub const NEW: Policy = Policy {
         runs: [[NO_RUN; WAYS]; SETS],
         probes: [Probe { page: 0, missed: false }; PROBES],
-        orders: [ORDER_FIRST * STEPS; REGIONS],
+        raised: [0; REGIONS],
         trust: [0; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
         oldest: 0,
         came: 0,
         reach: 0,
-        depth: 1,
-        passing: u64::MAX,
+        depth: 0,
+        passing: 0,
     };
 
     /// The program says something of the pages from `first` up to `end`; it replaces what it said of them before.
@@ -188,9 +188,11 @@ impl Policy {
         let upwards = self.follow(page, false, &mut here).map(|found| (found, false));
         let found = upwards.or_else(|| self.follow(page, true, &mut here).map(|found| (found, true)));
         let place = (page / REGION) as usize % REGIONS;
-        let (region, trust) = (&mut self.orders[place], &mut self.trust[place]);
+        let trust = &mut self.trust[place];
+        let region = self.raised[place].wrapping_add(BEGINS);
         let Some(((mut run, used), down)) = found else {
-            *region = region.saturating_sub(1);
+            let region = region.saturating_sub(1);
+            self.raised[place] = region.wrapping_sub(BEGINS);
             let order = if sequential { ORDER_MAX } else { region.div_ceil(STEPS) };
             let Range { start, end } = comes.unwrap_or(unit(page, order));
             self.came += end - start;
@@ -226,11 +228,15 @@ impl Policy {
         if used == Used::All {
             *trust = TRUST;
         }
-        if gap {
-            (*region, *trust) = (region.saturating_sub(STEPS), 0);
+        let region = if gap {
+            *trust = 0;
+            region.saturating_sub(STEPS)
         } else if run.doubt == 0 || used == Used::All {
-            *region = (*region + STEPS).min((run.order * STEPS).max(*region));
-        }
+            (region + STEPS).min((run.order * STEPS).max(region))
+        } else {
+            region
+        };
+        self.raised[place] = region.wrapping_sub(BEGINS);
         let foreseen = comes.is_some();
         let Range { start, end } = comes.unwrap_or(unit(page, run.order));
         self.came += end - start + if foreseen { self.reach } else { 0 };
@@ -240,7 +246,7 @@ impl Policy {
         let from = from.filter(|_| run.hits >= CONFIDENT && spans > 0);
         let (mut hole, mut left) = (None, None);
         let probes = !sequential && (run.doubt > 0 || run.unprobed >= PROBE_EVERY);
-        run.unprobed = if probes { 0 } else { run.unprobed + 1 };
+        run.unprobed = if probes { 0 } else { run.unprobed.saturating_add(1) };
         if probes && run.probe.is_none() {
             let random = self.came.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
             let within = |range: Range<u64>| range.start + random % (range.end - range.start).max(1);
