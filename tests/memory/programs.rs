@@ -88,7 +88,7 @@ fn sort(who: Who, size: Size) {
     let [lines, expected, sorted] = ["lines", "expected", "sorted"].map(|name| directory.path().join(name));
     let mut text = std::io::BufWriter::new(fs::File::create(&lines).unwrap());
     // It follows pointers to lines at random: shorter ones would only show how often.
-    const REPEATED: usize = 25;
+    const REPEATED: usize = 400;
     // Beside a line, it keeps pointers of so many bytes.
     let count = u64::from(size.megabytes) * 1_000_000 / (20 * REPEATED as u64 + 64);
     for nth in 0..count {

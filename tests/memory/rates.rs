@@ -11,7 +11,7 @@ use cluster::{Cluster, Spec};
 
 use super::common::{Run, network};
 use super::network::{backing, change};
-use super::{Servers, Who};
+use super::{Done, Servers, Who};
 
 /// MB of the program, and of what it keeps; and what a sort keeps.
 const ALL: u32 = 300;
@@ -19,9 +19,9 @@ const HERE: u32 = 30;
 const SORT_HERE: u32 = 75;
 const LONG: Duration = Duration::from_secs(200);
 
-/// STREAM's triad as `benches/memory.c` prints it: the median of six, in MB/s.
-fn triad(out: &str) -> f64 {
-    out.split_whitespace().nth(1).unwrap().parse().unwrap()
+/// What `benches/memory.c` prints last: the median, where it is one of several.
+fn number(done: &Done) -> f64 {
+    done.text().split_whitespace().last().unwrap().parse().unwrap()
 }
 
 fn build(place: &Path) -> PathBuf {
@@ -67,7 +67,7 @@ fn a_link_is_used_to_nine_tenths() {
     let run = Run::new(cluster.command("hpc1", 20001, &words)).cwd("/").within(LONG);
     let bare = link(&cluster);
     let done = run.program(&["/shared/bench", "triad", &all]).end().code(0);
-    let rate = triad(&done.text());
+    let rate = number(&done);
     println!("link {bare:.0} MB/s, triad {rate:.0} MB/s: {:.2} of it", rate / bare);
     assert!(rate > 0.9 * bare);
 }
@@ -110,11 +110,6 @@ fn file(place: &Path) -> Option<Swap> {
     Swap::on(at)
 }
 
-/// What `benches/memory.c` prints of a mode, with so many MB here.
-fn number(done: &super::Done) -> f64 {
-    done.text().split_whitespace().last().unwrap().parse().unwrap()
-}
-
 #[test]
 #[ignore = "five minutes, and the machine swaps"]
 fn the_kernels_swap_is_slower() {
@@ -126,7 +121,11 @@ fn the_kernels_swap_is_slower() {
     let program = build(place.path());
     let all = ALL.to_string();
     // What is measured, with how many MB here, whether less is better, and how many times slower zram and a swap file are at least.
-    let cases = [("triad", HERE, false, [3.0, 3.0]), ("ranks", SORT_HERE, true, [2.0, 2.0]), ("updates", HERE, true, [0.0, 0.0])];
+    let cases = [
+        ("triad", HERE, false, [3.0, 3.0]),
+        ("ranks", SORT_HERE, true, [2.0, 2.0]),
+        ("updates", HERE, true, [0.0, 0.0]),
+    ];
     let areas: [(&str, &dyn Fn() -> Option<Swap>); 2] = [("zram", &zram), ("a swap file", &|| file(place.path()))];
     let servers = Servers::start(Who { uid: None, without: "shared" }, &[900]);
     for (mode, here, is_time, least) in cases {

@@ -187,24 +187,10 @@ impl Policy {
         let sequential = hint == Hint::Sequential;
         let upwards = self.follow(page, false, &mut here).map(|found| (found, false));
         let found = upwards.or_else(|| self.follow(page, true, &mut here).map(|found| (found, true)));
+        let Some(((mut run, used), down)) = found else { return self.begin(page, comes, sequential) };
         let place = (page / REGION) as usize % REGIONS;
         let trust = &mut self.trust[place];
         let region = self.raised[place].wrapping_add(BEGINS);
-        let Some(((mut run, used), down)) = found else {
-            let region = region.saturating_sub(1);
-            self.raised[place] = region.wrapping_sub(BEGINS);
-            let order = if sequential { ORDER_MAX } else { region.div_ceil(STEPS) };
-            let Range { start, end } = comes.unwrap_or(unit(page, order));
-            self.came += end - start;
-            let hits = if sequential { CONFIDENT } else { 0 };
-            let doubt = if order == 0 || *trust > 0 { 0 } else { BEGINNING };
-            *trust = trust.saturating_sub(1);
-            let run = Run { next: end, hits, order, doubt, at: page, came: self.came, ..NO_RUN };
-            self.put(run);
-            self.put(Run { next: mirror(start) + 1, at: mirror(page), ..run });
-            let ahead = sequential.then_some(Ahead { page: end, down: false, spans: self.depth, probe: None });
-            return Choice { order, hole: None, ahead };
-        };
         let gap = used == Used::Some;
         // What comes to it has to be here until it is used.
         let flow = self.came - run.came;
@@ -261,6 +247,24 @@ impl Policy {
         }
         self.put(run);
         Choice { order: run.order, hole, ahead: from.map(|page| Ahead { page, down, spans, probe: left }) }
+    }
+
+    /// A page that belongs to no run: one may begin there, either way.
+    fn begin(&mut self, page: u64, comes: Option<Range<u64>>, sequential: bool) -> Choice {
+        let place = (page / REGION) as usize % REGIONS;
+        let region = self.raised[place].wrapping_add(BEGINS).saturating_sub(1);
+        self.raised[place] = region.wrapping_sub(BEGINS);
+        let order = if sequential { ORDER_MAX } else { region.div_ceil(STEPS) };
+        let Range { start, end } = comes.unwrap_or(unit(page, order));
+        self.came += end - start;
+        let hits = if sequential { CONFIDENT } else { 0 };
+        let doubt = if order == 0 || self.trust[place] > 0 { 0 } else { BEGINNING };
+        self.trust[place] = self.trust[place].saturating_sub(1);
+        let run = Run { next: end, hits, order, doubt, at: page, came: self.came, ..NO_RUN };
+        self.put(run);
+        self.put(Run { next: mirror(start) + 1, at: mirror(page), ..run });
+        let ahead = sequential.then_some(Ahead { page: end, down: false, spans: self.depth, probe: None });
+        Choice { order, hole: None, ahead }
     }
 
     /// The run that goes on with this page, taken out, and what it used of what it was given.
