@@ -87,10 +87,13 @@ fn sort(who: Who, size: Size) {
     let (servers, directory) = (size.servers(who), directory(who));
     let [lines, expected, sorted] = ["lines", "expected", "sorted"].map(|name| directory.path().join(name));
     let mut text = std::io::BufWriter::new(fs::File::create(&lines).unwrap());
-    // What it keeps of a line is twice as long as this.
-    let count = u64::from(size.megabytes) * 1_000_000 / 64;
+    // It follows pointers to lines at random: shorter ones would only show how often.
+    const REPEATED: usize = 400;
+    // Beside a line, it keeps pointers of so many bytes.
+    let count = u64::from(size.megabytes) * 1_000_000 / (20 * REPEATED as u64 + 64);
     for nth in 0..count {
-        writeln!(text, "{:020}", (nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).unwrap();
+        let key = format!("{:020}", (nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        writeln!(text, "{}", key.repeat(REPEATED)).unwrap();
     }
     text.into_inner().unwrap().sync_data().unwrap();
     let mut plain = Command::new("sort");

@@ -1,6 +1,6 @@
 //! What is known of each page of the window, under one lock.
 
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, runs};
+use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, has, runs};
 
 use super::lock::Lock;
 use super::{call, segments, window};
@@ -67,6 +67,12 @@ impl Table {
     /// The digests of a span's pages; they are of those whose pages are busy, without the lock.
     pub(super) fn digests(&self, number: usize) -> *mut [u64; SPAN_PAGES] {
         self.digests.wrapping_add(number.min(window::SIZE / SPAN - 1))
+    }
+
+    /// Whether a page need not be fetched: it is here, or the program does not have it.
+    pub(super) fn is_here(&mut self, page: u64) -> bool {
+        let (span, page) = (self.span(page as usize / SPAN_PAGES), page as usize % SPAN_PAGES);
+        has(&span.resident, page) || !has(&span.mapped, page)
     }
 
     /// A span by its number from the window's beginning.

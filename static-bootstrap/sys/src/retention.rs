@@ -126,6 +126,11 @@ impl Retention {
         self.gone += pages as u64;
     }
 
+    /// Pages that are here are kept from now on.
+    pub fn join(&mut self, pages: usize) {
+        self.kept += pages as u64;
+    }
+
     /// Kept pages are not the program's any more.
     pub fn forget(&mut self, pages: usize) {
         self.kept = self.kept.saturating_sub(pages as u64);

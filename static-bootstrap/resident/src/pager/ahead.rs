@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, SPAN_PAGES, count, has};
+use sys::page::{Bits, SPAN_PAGES, count, has, runs};
 use sys::policy::Ahead;
 use sys::syscall::{nr, syscall};
 
@@ -14,12 +14,14 @@ use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
 use crate::processors::{self, Processors};
-use crate::table::{NONE, TABLE, both, spans, with, without};
+use crate::table::{NONE, TABLE, both, range, spans, with, without};
 
 /// Spans that wait or are on their way, at most.
 const MOST: usize = 32;
 /// Questions that were not answered, at most.
 const OPEN: usize = 4;
+/// Pieces of a span that are moved to their places; more are copied.
+const FLIPPED: usize = 4;
 /// log2 of pages: shorter units are not worth it.
 const ORDER_WORTH: u8 = 6;
 
@@ -166,8 +168,8 @@ fn take_asked() -> Option<(usize, Entry)> {
 /// Puts what came into the program's memory.
 fn install(engine: &Engine, entry: Entry) {
     engine.take_room(count(&entry.pages));
-    if engine.uffd.moves && entry.pages == crate::table::ALL {
-        flip(engine, entry.number, entry.slot);
+    if engine.uffd.moves && runs(entry.pages).count() <= FLIPPED {
+        flip(engine, entry.number, entry.pages, entry.slot);
     } else {
         engine.fill(entry.number, entry.pages, entry.slot);
         engine.slots.lock().give_full(entry.slot);
@@ -213,9 +215,9 @@ pub(super) fn foresee(engine: &Engine, next: Ahead, order: u8) {
         return;
     }
     let first = next.page as usize / SPAN_PAGES;
-    for far in 0..engine.depth {
+    for far in 0..next.spans as usize {
         let number = if next.down { first.checked_sub(far) } else { Some(first + far) };
-        number.into_iter().for_each(|number| ask(engine, number));
+        number.into_iter().for_each(|number| ask(engine, number, next.probe));
     }
 }
 
@@ -223,14 +225,19 @@ pub(super) fn foresee(engine: &Engine, next: Ahead, order: u8) {
 pub(super) fn need(at: usize, len: usize) {
     let Some(engine) = *ENGINE.lock() else { return };
     for (number, _) in spans(at, len).take(MOST) {
-        ask(&engine, number);
+        ask(&engine, number, None);
     }
 }
 
-fn ask(engine: &Engine, number: usize) {
+/// `probe`: a page that is left out if it is in there.
+fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
     let mut table = TABLE.lock();
     let span = table.span(number);
     let pages = without(without(span.remote, span.resident), span.busy);
+    let probe = probe.map(|page| page as usize).filter(|page| page / SPAN_PAGES == number);
+    let probe = probe.filter(|page| has(&pages, page % SPAN_PAGES));
+    let hole = probe.map_or(NONE, |page| range(page % SPAN_PAGES, page % SPAN_PAGES + 1));
+    let pages = without(pages, hole);
     // A span of which something is here is seldom part of a run.
     if count(&pages) < SPAN_PAGES / 2 {
         return;
@@ -271,6 +278,7 @@ fn ask(engine: &Engine, number: usize) {
         ..NOTHING
     };
     drop(cache);
+    probe.into_iter().for_each(|page| demand::left_out(page as u64));
     drop(table);
     WORK.tell();
 }

@@ -10,7 +10,7 @@ use sys::resident::{cause, step};
 use super::fork::Gate;
 use super::{Engine, ahead, fatal, refused};
 use crate::lock::Lock;
-use crate::table::{NONE, TABLE, address, both, range, with, without};
+use crate::table::{ALL, NONE, TABLE, address, both, range, with, without};
 use crate::uffd::Message;
 use crate::window;
 use crate::{call, counts, lenders};
@@ -30,9 +30,14 @@ const HELPED: usize = 64;
 pub(super) const SOON: u64 = 400_000;
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
 
-/// Of so many spans of a run one is missed.
-pub(super) fn expect(group: usize) {
-    POLICY.lock().reach = ((group - 1) * SPAN_PAGES) as u64;
+/// Of so many spans of a run one is missed, so many are fetched ahead, and what comes goes after so many pages.
+pub(super) fn fit(group: usize, depth: usize, passing: usize) {
+    POLICY.lock().fit(group, depth, passing);
+}
+
+/// This page was left out of what is fetched ahead.
+pub(super) fn left_out(page: u64) {
+    POLICY.lock().left_out(page);
 }
 
 /// What the program says of a captured range.
@@ -106,7 +111,9 @@ impl Demand {
             counts::fault(if waits { counts::FORESEEN } else { counts::AWAITED }, ready.then_some(begun));
             if waits {
                 let comes = (number * SPAN_PAGES) as u64..((number + 1) * SPAN_PAGES) as u64;
-                let choice = POLICY.lock().handle_foreseen(index as u64, comes);
+                let mut table = TABLE.lock();
+                let choice = POLICY.lock().handle_foreseen(index as u64, comes, |page| table.is_here(page));
+                drop(table);
                 choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next, choice.order));
             }
             return;
@@ -118,10 +125,12 @@ impl Demand {
             engine.uffd.wake(at, PAGE);
             return counts::fault(counts::FRESH, Some(begun));
         }
-        let choice = POLICY.lock().handle_fault(index as u64);
+        let choice = POLICY.lock().handle_fault(index as u64, |page| table.is_here(page));
         let unit = 1 << choice.order;
         let first = page / unit * unit;
-        let pages = both(range(first, first + unit), span.mapped);
+        let hole = choice.hole.map_or(NONE, |hole| range(hole as usize % SPAN_PAGES, hole as usize % SPAN_PAGES + 1));
+        let span = table.span(number);
+        let pages = without(both(range(first, first + unit), span.mapped), hole);
         let pages = without(without(pages, span.resident), span.busy);
         let away = both(pages, span.remote);
         span.busy = with(span.busy, pages);
@@ -195,10 +204,14 @@ impl Demand {
     }
 }
 
-/// Moves a whole slot into the program's memory.
-pub(super) fn flip(engine: &Engine, number: usize, slot: usize) {
-    let moved = engine.uffd.bring(address(number, 0), slot, SPAN_PAGES * PAGE);
-    if moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
+/// Moves pages that lie in their places in a slot into the program's memory.
+pub(super) fn flip(engine: &Engine, number: usize, pages: Bits, slot: usize) {
+    let mut moved = pages == ALL;
+    for (first, count) in runs(pages) {
+        let brought = engine.uffd.bring(address(number, first), slot + first * PAGE, count * PAGE);
+        moved &= brought.unwrap_or_else(|errno| refused(step::FILL, errno));
+    }
+    if moved {
         engine.slots.lock().give_empty(slot);
     } else {
         engine.empty(slot);

@@ -107,13 +107,6 @@ impl Queue {
         }
     }
 
-    /// So many pages fit, and so many spans come ahead of each run.
-    pub(super) fn fit(&mut self, pages: usize, depth: usize) {
-        /// Runs whose spans are not to go before they are used.
-        const RUNS: usize = 3;
-        self.retention.fit(pages, (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2));
-    }
-
     /// What is to go next, or is first of the others, if it is not more than so many pages.
     fn pop(&mut self, most: usize, other: bool) -> Option<(Source, (usize, usize, usize))> {
         let kept = match (self.retention.source(), other) {
@@ -250,7 +243,7 @@ impl Evictor {
         let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 4 * PAGE as u64);
         if budget != self.budget {
             FREE.fetch_add(page(budget) - page(self.budget), Ordering::AcqRel);
-            self.engine.queue.lock().fit((page(budget) - beside) as usize, self.engine.depth);
+            super::fit((page(budget) - beside) as usize, self.engine.group, self.engine.depth);
             self.budget = budget;
             ROOM.tell();
         }

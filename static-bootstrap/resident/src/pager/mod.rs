@@ -18,7 +18,7 @@ use sys::resident::{DESCRIPTORS, SERVERS, cause, step};
 
 use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
-use super::table::{NONE, TABLE, address, both, spans, without};
+use super::table::{NONE, TABLE, address, both, range, spans, with, without};
 use super::uffd::Uffd;
 use super::{call, counts, digest, door, fatal, segments, settings, thread, trap, window};
 use evict::Queue;
@@ -57,6 +57,8 @@ const NORMAL: usize = 0;
 const RANDOM: usize = 1;
 const SEQUENTIAL: usize = 2;
 const WILL_NEED: usize = 3;
+/// Pages from so many on that come together go together.
+const TOGETHER: usize = 64;
 /// Bytes of the budget for what is known of pages.
 const TABLES: usize = 2 << 20;
 
@@ -155,12 +157,20 @@ fn start() {
     let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
-    demand::expect(group);
-    QUEUE.lock().fit(pages, depth);
+    fit(pages, group, depth);
     begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
+}
+
+/// So many pages fit.
+fn fit(pages: usize, group: usize, depth: usize) {
+    /// Runs whose spans are not to go before they are used.
+    const RUNS: usize = 3;
+    let passing = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
+    QUEUE.lock().retention.fit(pages, passing);
+    demand::fit(group, depth, passing);
 }
 
 /// Slots of this program.
@@ -257,14 +267,23 @@ impl Engine {
     fn arrived(&self, number: usize, pages: Bits) {
         let mut table = TABLE.lock();
         let span = table.span(number);
-        span.resident = super::table::with(span.resident, pages);
+        span.resident = with(span.resident, pages);
         span.busy = without(span.busy, pages);
         let mut queue = self.queue.lock();
         let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages));
+        // Small pieces between what comes and goes together go on with it: else it would be in pieces, too, each of which takes an interrupt of all processors to move.
+        let (first, end) = if count(&pages) >= TOGETHER { bounds(pages) } else { (0, 0) };
+        let between = both(range(first, end), span.resident);
+        let kept = count(&both(between, span.kept));
+        let all = with(pages, between);
         if keep {
-            span.kept = super::table::with(span.kept, pages);
+            queue.retention.join(count(&without(between, pages)) - kept);
+            span.kept = with(span.kept, all);
+        } else {
+            queue.retention.forget(kept);
+            span.kept = without(span.kept, all);
         }
-        queue.push(number, pages, keep);
+        queue.push(number, all, keep);
         drop(queue);
         drop(table);
         // The kernel has woken who waited for one of them.
@@ -275,7 +294,7 @@ impl Engine {
     fn stays(&self, number: usize, pages: Bits) {
         let mut table = TABLE.lock();
         let span = table.span(number);
-        span.resident = super::table::with(span.resident, pages);
+        span.resident = with(span.resident, pages);
         span.busy = without(span.busy, pages);
         self.queue.lock().push(number, pages, false);
         drop(table);
