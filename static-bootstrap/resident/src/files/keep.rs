@@ -181,7 +181,7 @@ fn pace(total: usize, ticks: u64) -> u32 {
 
 /// What a write of so many bytes took in vain.
 fn lost(total: usize, ticks: u64) -> u64 {
-    ticks.saturating_sub(total as u64 * u64::from(SLOW) * TICKS >> 10)
+    ticks.saturating_sub(total as u64 * u64::from(SLOW) * TICKS / 1024)
 }
 
 /// A write of so many bytes took so long: whether the file is to be kept.
