@@ -295,7 +295,8 @@ fn what_one_write_appends_is_one() {
     let log = world.log();
     let mut all = Vec::new();
     for nth in 0..40 {
-        let bytes = vec![nth as u8 + 1; RUN as usize * (nth % 6) / 2 + 7];
+        // Up to what does not fit before the run that was last.
+        let bytes = vec![nth as u8 + 1; RUN as usize * (nth % 14) / 2 + 7];
         append(&world.extents, &log, &log.now(), 0, APPEND, &[[bytes.as_ptr() as usize, bytes.len()]]).unwrap();
         all.extend_from_slice(&bytes);
         let (mut run, mut position) = (log.segment.run.load(Ordering::SeqCst), log.segment.upto.load(Ordering::SeqCst));
@@ -312,6 +313,7 @@ fn what_one_write_appends_is_one() {
             log.next().unwrap().unwrap();
             log.advance(piece.position, piece.len);
         }
+        assert_eq!(log.next(), Ok(None));
     }
     assert!(content(&world.real[0]) == all);
 }

@@ -550,13 +550,15 @@ impl<'a> Log<'a> {
             && to.inode.is_last(to.segment);
         let upto = self.segment.upto.load(Ordering::Acquire);
         // What the worker has written need not be kept in caches beyond the beginning of the ring.
-        let again = upto >= now.tail && self.place(now.tail.next_multiple_of(HEADER)) >= HOT;
-        let end = if continues {
-            now.tail + len
-        } else {
-            self.runs(now.tail, len, again).fold(now.tail, |_, (_, run, bytes)| run + HEADER + bytes)
+        let mut again = upto >= now.tail && self.place(now.tail.next_multiple_of(HEADER)) >= HOT;
+        let end_of = |again| match continues {
+            true => now.tail + len,
+            false => self.runs(now.tail, len, again).fold(now.tail, |_, (_, run, bytes)| run + HEADER + bytes),
         };
         let first = self.segment.run.load(Ordering::Acquire);
+        // The run that may grow stays where it is: much does not fit before it.
+        again &= end_of(again) - first <= self.len;
+        let end = end_of(again);
         if end - first > self.len || upto < now.tail && end - upto > to.limit {
             return Err(Refused::Full);
         }
