@@ -179,9 +179,10 @@ fn pace(total: usize, ticks: u64) -> u32 {
     (ticks / TICKS / (total as u64 >> 10).max(1)).min(u32::MAX.into()) as u32
 }
 
-/// What a write of so many bytes took in vain.
-fn lost(total: usize, ticks: u64) -> u64 {
-    ticks.saturating_sub(total as u64 * u64::from(SLOW) * TICKS / 1024)
+/// What a write of so many bytes took in vain, or less than it might; a single one does not say that all will.
+fn lost(total: usize, ticks: u64) -> i64 {
+    let allowed = total as u64 * u64::from(SLOW) * TICKS / 1024;
+    (ticks as i64).saturating_sub(allowed as i64).min(PRICE as i64 / 3 + 1)
 }
 
 /// A write of so many bytes took so long: whether the file is to be kept.
@@ -195,10 +196,9 @@ fn judge(fd: usize, file: &File, total: usize, ticks: u64) {
             log.segment.pace.store(pace, Ordering::Relaxed);
         }
     }
-    let lost = lost(total, ticks);
-    if file.state.load(Ordering::Relaxed) == table::FRESH
-        && (file.cost.fetch_add(lost, Ordering::Relaxed) + lost >= PRICE || always())
-    {
+    let cost = file.cost.load(Ordering::Relaxed).saturating_add_signed(lost(total, ticks));
+    file.cost.store(cost, Ordering::Relaxed);
+    if file.state.load(Ordering::Relaxed) == table::FRESH && (cost >= PRICE || always()) {
         let _inside = Inside::enter();
         promote(fd);
     }

@@ -144,10 +144,10 @@ pub(super) fn opened(fd: usize, flags: usize, empty: bool) {
     }
 }
 
-/// So many more ticks were spent writing to what was not looked at yet: all of them. The last are not counted yet where that is too much.
-pub(super) fn spent(fd: usize, ticks: u64, price: u64) -> u64 {
+/// So many more ticks were lost writing to what was not looked at yet, or gained: all of them. The last are not counted yet where that is too much.
+pub(super) fn spent(fd: usize, lost: i64, price: u64) -> u64 {
     let Some(spent) = SPENT.get(fd) else { return 0 };
-    let all = u64::from(spent.load(Ordering::Relaxed)) + ticks;
+    let all = u64::from(spent.load(Ordering::Relaxed)).saturating_add_signed(lost);
     if all < price {
         spent.store(all as u32, Ordering::Relaxed);
     }
