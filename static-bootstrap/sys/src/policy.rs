@@ -234,7 +234,7 @@ impl Policy {
         let probes = !sequential && (run.doubt > 0 || run.unprobed >= PROBE_EVERY);
         run.unprobed = if probes { 0 } else { run.unprobed.saturating_add(1) };
         if probes && run.probe.is_none() {
-            let random = self.came.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            let random = hash(self.came) as u64;
             let within = |range: Range<u64>| range.start + random % (range.end - range.start).max(1);
             let rest = if down { start..page } else { page + 1..end };
             hole = Some(within(rest.clone())).filter(|hole| !foreseen && rest.contains(hole) && !here(*hole));
