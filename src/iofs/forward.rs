@@ -177,10 +177,8 @@ impl Away {
         };
         if piece.offset == APPEND {
             let size = same::seen(&fd).map_or(0, |(_, seen)| seen.size);
-            log.segment.append_size.store(size, Ordering::SeqCst);
             // Its offset says nothing: another host's moves.
-            log.segment.append_offset.store(NONE, Ordering::SeqCst);
-            log.segment.appends.store(piece.position + 1, Ordering::SeqCst);
+            log.note_append(piece.position, size, NONE);
         }
         self.send(worker, host, log, segment, pieces)
     }

@@ -481,9 +481,7 @@ impl Worker {
                 return Ok(done);
             }
         }
-        segment.append_size.store(size.unwrap_or(0), Ordering::SeqCst);
-        segment.append_offset.store(offset, Ordering::SeqCst);
-        segment.appends.store(piece.position + 1, Ordering::SeqCst);
+        log.note_append(piece.position, size.unwrap_or(0), offset);
         // Of several it could not be told how many there are.
         let pieces = if size.is_some() { pieces } else { &pieces[..1] };
         self.extents.append(log, pieces, fd.as_fd())

@@ -695,6 +695,15 @@ impl<'a> Log<'a> {
         }
     }
 
+    /// What is at this position is about to be appended to a file that is so long, through an open file with this offset: by that whoever is next
+    /// tells whether it was.
+    pub fn note_append(&self, position: u64, size: u64, offset: u64) {
+        self.segment.append_size.store(size, Ordering::SeqCst);
+        self.segment.append_offset.store(offset, Ordering::SeqCst);
+        // Last: who is killed before has not begun.
+        self.segment.appends.store(position + 1, Ordering::SeqCst);
+    }
+
     /// The file system has so much of the piece that is next, which begins at this position.
     pub fn advance(&self, position: u64, len: u64) {
         self.segment.upto.store(position + len, Ordering::SeqCst);
@@ -709,7 +718,7 @@ impl<'a> Log<'a> {
             last = Some((piece.position, done)).filter(|_| done > 0).or(last);
         }
         let Some((position, done)) = last else { return };
-        self.segment.upto.store(position + done, Ordering::SeqCst);
+        self.advance(position, done);
         // Who ends in between leaves a run before it, from which it is found, too.
         let mut run = self.segment.run.load(Ordering::Relaxed);
         if self.after(&mut run, position).is_ok() {
