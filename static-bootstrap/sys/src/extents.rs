@@ -709,16 +709,9 @@ impl<'a> Log<'a> {
         self.segment.upto.store(position + len, Ordering::SeqCst);
     }
 
-    /// It has so many bytes more, of pieces of which each comes behind the one before: all of them at once.
-    pub fn advance_over(&self, pieces: &[Piece], mut len: u64) {
-        let mut last = None;
-        for piece in pieces {
-            let done = piece.len.min(len);
-            len -= done;
-            last = Some((piece.position, done)).filter(|_| done > 0).or(last);
-        }
-        let Some((position, done)) = last else { return };
-        self.advance(position, done);
+    /// It has all before the piece at this position, and so much of that: all of it at once.
+    pub fn advance_over(&self, position: u64, len: u64) {
+        self.advance(position, len);
         // Who ends in between leaves a run before it, from which it is found, too.
         let mut run = self.segment.run.load(Ordering::Relaxed);
         if self.after(&mut run, position).is_ok() {
