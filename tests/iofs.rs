@@ -129,9 +129,12 @@ fn large_writes_are_right() {
 
 /// Writes that were kept, as `--stats` says.
 fn kept(stats: &Path) -> u64 {
-    let said = fs::read_to_string(stats).unwrap();
-    let writes = said.split("\"async_io\"").nth(1).and_then(|rest| rest.split("\"writes\":").nth(1));
-    writes.and_then(|rest| rest.split(&[',', '}']).next()).unwrap().trim().parse().unwrap()
+    counted(stats, "writes")
+}
+
+fn counted(stats: &Path, what: &str) -> u64 {
+    let said: serde_json::Value = serde_json::from_slice(&fs::read(stats).unwrap()).unwrap();
+    said["async_io"][what].as_u64().unwrap()
 }
 
 /// Many writes of each program are kept.
@@ -332,6 +335,25 @@ fn large_writes_to_a_shared_file_system_are_right() {
             assert!(kept(&here.join("stats")) > 3, "{mode}");
         }
         assert!(fs::read(here.join("in.out")).unwrap() == input);
+    }
+}
+
+/// No write goes on where the one before of the same program ended.
+#[test]
+fn ranks_that_write_by_turns_are_written_together() {
+    const RECORDS: u64 = 60_000;
+    let Some(site) = site("iofsturns") else { return };
+    fs::copy(place().unwrap().join("files"), site.backing("files")).unwrap();
+    for (uid, ranks) in [(0, "2"), (20001, "5")] {
+        let place = format!("of{uid}");
+        let here = site.place(uid, &place, &[]);
+        let (file, stats) = (format!("/shared/{place}/t"), format!("/shared/{place}/stats"));
+        let program = ["/shared/files", "turns", &file, ranks, &RECORDS.to_string()];
+        let run = site.run(uid, "hpc1", &["-q", "--async-io", "--stats", &stats], &program).code(0);
+        assert_eq!(run.out(), "right\n");
+        let [writes, pieces] = ["writes", "pieces"].map(|what| counted(&here.join("stats"), what));
+        println!("{ranks} ranks: {:.2?}, {writes} writes in {pieces}", run.took);
+        assert!(writes > RECORDS * 9 / 10 && pieces < RECORDS / 20, "{writes} writes in {pieces}");
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Queue {
     /// When it was asked how much memory is free.
     pub(super) asked: Instant,
     pub(super) away: Option<Away>,
+    /// Whose piece others' have come before, its position, and the offset from which on more may.
+    waits: (u32, u64, u64),
     /// Of logs of programs that write files of others.
     indices: BTreeMap<u32, Index>,
 }
@@ -166,7 +168,7 @@ impl Iterator for Way<'_> {
 impl Queue {
     pub(super) fn new(device: u64, away: Option<Away>) -> Queue {
         let (waiting, idle, indices) = Default::default();
-        Queue { device, waiting, idle, asked: Instant::now(), away, indices }
+        Queue { device, waiting, idle, asked: Instant::now(), away, waits: (0, u64::MAX, 0), indices }
     }
 
     /// From where on a log has to be written: run and position.
@@ -264,22 +266,27 @@ impl Queue {
         pieces
     }
 
-    /// From which log on to begin rather than with the first one's next piece: with what ends where that begins, and so on, if nothing has to be
-    /// written before it.
-    fn lead(&self, extents: &Extents, ways: &[(u32, Way<'_>)]) -> usize {
-        let mut lead = 0;
-        for _ in 1..ways.len() {
-            let Some(first) = ways[lead].1.next else { break };
-            let leads = |(segment, way): &(u32, Way<'_>)| {
-                way.fit(first.inode).is_some_and(|piece| {
-                    piece.offset.checked_add(piece.len) == Some(first.offset)
-                        && self.earlier(extents, &piece, piece.ticket, &BTreeMap::from([(*segment, OVER)])).is_none()
-                })
-            };
-            let Some(nth) = ways.iter().position(leads) else { break };
-            lead = nth;
+    /// From which log on to begin rather than with the first one's next piece: from one that lags behind, if nothing has to be written before that. What
+    /// comes so before the first one's goes upwards, so that it waits for no more than lies in a [`RUN`].
+    fn lead(&mut self, extents: &Extents, ways: &[(u32, Way<'_>)]) -> usize {
+        let (segment, way) = &ways[0];
+        let Some(own) = way.next else { return 0 };
+        if (self.waits.0, self.waits.1) != (*segment, own.position) {
+            self.waits = (*segment, own.position, own.offset.saturating_sub(RUN));
         }
-        lead
+        let lags = |way: &Way<'_>| {
+            way.fit(own.inode).filter(|next| (self.waits.2..own.offset).contains(&next.offset)).map(|next| next.offset)
+        };
+        let Some((nth, _)) =
+            ways.iter().enumerate().filter_map(|(nth, way)| Some((nth, lags(&way.1)?))).min_by_key(|lag| lag.1)
+        else {
+            return 0;
+        };
+        let (segment, way) = &ways[nth];
+        let past = BTreeMap::from([(*segment, OVER)]);
+        let free = way.next.filter(|next| self.earlier(extents, next, next.ticket, &past).is_none());
+        self.waits.2 = free.map_or(self.waits.2, |next| next.offset.saturating_add(next.len));
+        if free.is_some() { nth } else { 0 }
     }
 
     /// A log is nobody's any more.
@@ -401,6 +408,34 @@ mod tests {
         }
         ranks.check();
         assert!(ranks.calls < 60_000 * 64 / 700_000 + 4, "{} calls", ranks.calls);
+    }
+
+    /// Whoever began first, and gets no further alone.
+    #[test]
+    fn who_lags_catches_up() {
+        let mut ranks = Ranks::new(1);
+        (0..2_000).for_each(|nth| ranks.write(0, 0, nth * 192, &[1; 64]));
+        (0..100).for_each(|_| _ = ranks.work(0, u64::MAX, false));
+        for (rank, nth) in [1, 2].into_iter().flat_map(|rank| (0..2_000).map(move |nth| (rank, nth))) {
+            ranks.write(rank, 0, nth * 192 + u64::from(rank) * 64, &[2; 64]);
+        }
+        while ranks.work(0, u64::MAX, false) {}
+        assert!(ranks.calls < 210, "{} calls", ranks.calls);
+        ranks.check();
+    }
+
+    #[test]
+    fn nobody_waits_for_who_writes_the_same_bytes_again_and_again() {
+        let mut ranks = Ranks::new(1);
+        ranks.write(0, 0, 1_000, &[1; 64]);
+        let log = ranks.extents.log(0).unwrap();
+        let tail = log.now().tail;
+        for _ in 0..5 {
+            (0..4).for_each(|nth| ranks.write(1, 0, nth % 2 * 500, &[2; 64]));
+            ranks.work(0, u64::MAX, false);
+        }
+        assert!(ranks.extents.log(0).unwrap().segment.upto.load(Ordering::SeqCst) >= tail);
+        ranks.check();
     }
 
     #[test]

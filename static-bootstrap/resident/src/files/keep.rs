@@ -43,7 +43,7 @@ impl File {
 
 pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
     let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
-    let wanted = elsewhere::is() || total > RUN as usize && may_pay(args[0]);
+    let wanted = elsewhere::is() || total > RUN as usize && may_pay(args[0]) || others_keep(args[0]);
     if total > 0
         && let Some(id) = if wanted { begin(args[0]) } else { table::known(args[0]) }
     {
@@ -76,6 +76,16 @@ fn may_pay(fd: usize) -> bool {
         let pace = worker::pace(file.device.load(Ordering::Relaxed)).max(file.pace.load(Ordering::Relaxed));
         file.state.load(Ordering::Relaxed) == table::FRESH && (pace == 0 || pace > SLOW)
     })
+}
+
+/// Whether other programs of the job keep the file: a write at once would wait for all that they have pending.
+#[inline]
+fn others_keep(fd: usize) -> bool {
+    worker::may_be_busy()
+        && look(fd).map(table::file).is_some_and(|file| {
+            let (device, number) = file.name();
+            file.state.load(Ordering::Relaxed) == table::FRESH && worker::keeps(device, number)
+        })
 }
 
 /// Makes the beginning of a large write at once, and sees what that costs; `None`: nothing was written.

@@ -389,6 +389,12 @@ pub(super) fn settle() {
     others::end_settling(settling);
 }
 
+/// Whether somebody keeps this file.
+pub(super) fn keeps(device: u64, number: u64) -> bool {
+    let inode = busy_head().and_then(|head| head.find(device, number));
+    inode.is_some_and(|inode| inode.state.load(Ordering::SeqCst) == inode::KEPT)
+}
+
 /// Has all that programs of the job wrote to this file be where it belongs; whether there was anything.
 pub(super) fn settle_inode(device: u64, number: u64) -> bool {
     let Some(head) = busy_head() else { return false };
