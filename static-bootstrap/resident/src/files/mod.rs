@@ -9,6 +9,7 @@
 
 mod ahead;
 mod elsewhere;
+mod image;
 mod inside;
 mod keep;
 mod kernel;
@@ -24,6 +25,7 @@ mod worker;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
 use sys::files::why;
+use sys::syscall::syscall;
 
 use self::inside::Inside;
 use self::kernel::{failed, nr, raw};
@@ -53,7 +55,9 @@ unsafe extern "C" {
 pub(super) extern "C" fn begin() {
     // SAFETY: written by the dynamic linker.
     let write = unsafe { core::ptr::addr_of!(LIBC_WRITE).read_volatile() };
-    let installed = if write == 0 { Err(why::NO_LIBC) } else { sites::install(write).map_err(|_| why::OTHER_LIBC) };
+    let limited = limited();
+    let install = || sites::install(write, !limited).map_err(|_| why::OTHER_LIBC);
+    let installed = if write == 0 { Err(why::NO_LIBC) } else { install() };
     match installed {
         Ok(()) if net::begin() => {}
         Ok(()) => worker::refuse(why::NO_DISPATCH),
@@ -62,7 +66,7 @@ pub(super) extern "C" fn begin() {
             worker::refuse(why)
         }
     }
-    if limited() {
+    if limited {
         others::be_unseen();
         OFF.store(1, Ordering::SeqCst);
     }
@@ -71,8 +75,8 @@ pub(super) extern "C" fn begin() {
 /// Whether the size of files is limited: a write that is too long is told to who makes it.
 fn limited() -> bool {
     let mut limits = [0u64; 2];
-    // SAFETY: room for a `struct rlimit64`.
-    unsafe { raw(nr::PRLIMIT64, [0, LIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    // SAFETY: room for a `struct rlimit64`; nothing is stopped yet.
+    let _ = unsafe { syscall(nr::PRLIMIT64, [0, LIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
     limits[0] != u64::MAX
 }
 
