@@ -8,6 +8,7 @@
 //! interrupted begins again. In one with several threads a lock is held ([`inside`]); what was seen before it was taken is looked at again.
 
 mod ahead;
+mod cost;
 mod elsewhere;
 mod image;
 mod inside;
@@ -465,6 +466,13 @@ fn forgive(fd: usize, empty: bool) {
 /// Nobody keeps this file any more.
 fn make_direct(fd: usize) {
     settle();
+    let is_known = |file: &table::File| {
+        file.state.load(Ordering::Relaxed) == table::DIRECT && file.marked.load(Ordering::Relaxed) != 0
+    };
+    // It was made so before; others may not have heard of it then.
+    if table::known(fd).map(table::file).is_some_and(is_known) {
+        return settle_file(fd);
+    }
     let _inside = Inside::enter();
     let Some(id) = table::look(fd) else { return };
     let file = table::file(id);
