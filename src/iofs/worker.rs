@@ -453,7 +453,7 @@ impl Worker {
         };
         if written >= TELLING {
             let pace = u32::try_from(begun.elapsed().as_nanos() as u64 * 1024 / written).unwrap_or(u32::MAX).max(1);
-            // Others had the processor, if anybody was waited for.
+            // Unless it waited, others had the processor.
             let pace = if waits() == waited { pace.min(SLOW) } else { pace };
             let before = log.segment.pace.load(Ordering::Relaxed);
             log.segment.pace.store(if before == 0 { pace } else { before / 4 * 3 + pace / 4 }, Ordering::Relaxed);

@@ -23,7 +23,7 @@ use smol::{Async, Task, Timer};
 
 use super::Node;
 use super::door::{self, Door, peer, send};
-use crate::iofs::forward;
+use crate::iofs::{forward, mounts};
 use crate::launch::agent::{OURSELVES, Process};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{JobId, Launch, Report};
@@ -104,6 +104,9 @@ impl Files {
         if let Some(path) = door::statically_linked(launch, OPERATION)? {
             let error = Error::usage(OPERATION, "it is statically linked: its system calls cannot be told apart");
             return Err(error.on(path).remedy("run it without --async-io"));
+        }
+        if roots.is_empty() && launch.forward.is_none() && !mounts::any() {
+            return Ok(None);
         }
         let shared = node.files.borrow().get(&launch.job).and_then(Weak::upgrade);
         if let Some(shared) = shared {

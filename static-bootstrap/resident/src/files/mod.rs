@@ -68,8 +68,7 @@ pub(super) extern "C" fn begin() {
         }
     }
     if limited {
-        others::be_unseen();
-        OFF.store(1, Ordering::SeqCst);
+        step_aside();
     }
 }
 
