@@ -418,6 +418,34 @@ fn scripts_and_python_are_right() {
     }
 }
 
+#[test]
+fn libc_is_rewritten_once() {
+    if place().is_none() {
+        return;
+    }
+    // Of three programs that have the same libc; the second may write files of 512 bytes only, and keeps nothing.
+    let script =
+        "grep -c ' r-xp .*/libc[.].*[.]0' /proc/self/maps; (ulimit -f 1; echo x); ls ${LD_PRELOAD%/*} | grep -c ^libc";
+    let home = tempfile::tempdir().unwrap();
+    let (home, ulimit) = (home.path().to_str().unwrap(), "ulimit -f 1; exec sh -c \"$0\"");
+    for words in [vec!["sh", "-c", script], vec!["sh", "-c", ulimit, script]] {
+        let mut run = Command::new(place().unwrap().join("hpcrt"));
+        run.args(["exec", "-q", "--async-io", "--io-roots", home]);
+        assert_eq!(Run::new(run).program(&words).end().code(0).text(), "2\nx\n1\n", "{words:?}");
+    }
+}
+
+#[test]
+fn nothing_is_preloaded_where_nothing_is_kept() {
+    if fs::read_to_string("/proc/self/mountinfo")
+        .is_ok_and(|mounts| mounts.contains(" - fuse") || mounts.contains(" - nfs"))
+    {
+        return eprintln!("SKIPPED: this host has a file system that would be kept");
+    }
+    let run = common::exec("--async-io").program(&["sh", "-c", "echo \"<$LD_PRELOAD>\""]).end().code(0);
+    assert_eq!(run.text(), "<>\n");
+}
+
 /// A real program: what it is called, what it needs (programs; modules of Python), and what it does in an empty directory, which is the same every
 /// time.
 type Real = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{UsageWho, getrusage};
 use rustix::fs::{Advice, fadvise};
 
 use super::forward::{Away, Hosts};
@@ -20,7 +21,7 @@ use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::files::{Work, Worked};
 use crate::net::wire::forward::Name;
-use crate::sys::extents::{APPEND, Log, NOBODY, NONE, RUN};
+use crate::sys::extents::{APPEND, Log, NOBODY, NONE, RUN, SLOW};
 use crate::sys::extents_map::{Extents, wait, wake};
 
 /// What is pending is written when it has been seen twice, this long after each other: within 50 ms.
@@ -87,6 +88,11 @@ pub fn run() -> Result<u8> {
     thread::Builder::new().name("agent".to_owned()).spawn(move || hearing.hear()).op("hear the agent")?;
     worker.work();
     Ok(0)
+}
+
+/// How often this thread has given the processor away.
+fn waits() -> i64 {
+    getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.voluntary_context_switches())
 }
 
 impl Worker {
@@ -346,7 +352,7 @@ impl Worker {
             self.fail(segment, log, (piece.file, piece.inode as usize), errno);
             piece.len
         };
-        let begun = Instant::now();
+        let (begun, waited) = (Instant::now(), waits());
         let written = match fd.filter(|_| !failed) {
             None if failed => piece.len,
             None => lost(EIO),
@@ -361,6 +367,8 @@ impl Worker {
         };
         if written >= TELLING {
             let pace = u32::try_from(begun.elapsed().as_nanos() as u64 * 1024 / written).unwrap_or(u32::MAX).max(1);
+            // Unless it waited, others had the processor.
+            let pace = if waits() == waited { pace.min(SLOW) } else { pace };
             let before = log.segment.pace.load(Ordering::Relaxed);
             log.segment.pace.store(if before == 0 { pace } else { before / 4 * 3 + pace / 4 }, Ordering::Relaxed);
         }

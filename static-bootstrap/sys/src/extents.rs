@@ -20,6 +20,8 @@ pub const HOT: u64 = 4 << 20;
 pub const RUN: u64 = 1 << 20;
 /// What is larger is kept only where writing it takes long.
 pub const SMALL: usize = 64 << 10;
+/// Nanoseconds for a KiB that writing may take and nothing is lost: copying and having another process write takes a quarter of it.
+pub const SLOW: u32 = 1000;
 /// Open files of a program that are written asynchronously at the same time.
 pub const FILES: usize = 512;
 /// Files of a node that are, or were found unfit.
