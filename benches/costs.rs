@@ -15,21 +15,21 @@ const HPCRT: &str = env!("CARGO_BIN_EXE_hpcrt");
 /// What it is called, what it needs (a word: a program; with a dot behind it: a module of Python), and what it does in an empty directory beside `tree`.
 type Program = (&'static str, &'static str, &'static str);
 
-const TREE: &str = "mkdir -p tree/a/b; for n in $(seq 400); do seq $n $((n * 12)) > tree/a/b/$n; cp tree/a/b/$n tree/$n.txt; done; \
+const TREE: &str = "mkdir -p tree/a/b; for n in $(seq 400); do seq $n $((n * 12)) > tree/a/b/$n; for to in tree/$n.txt tree/a/$n tree/a/b/$n.x; do cp tree/a/b/$n $to; done; done; \
     (for k in $(seq 1500); do echo 'begin;'; for n in 1 2 3 4 5 6 7 8 9 10; do echo \"insert into t(b) values('text $k $n');\"; done; echo 'commit;'; done) > some.sql; \
     (for n in $(seq 1500); do echo \"int f$n(int x, int y) { int z = x; for (int k = 0; k < y; k++) z = z * $n + k % (x + 1); return z; }\"; done) > some.c; \
     tar cf tree.tar tree";
 const PROGRAMS: [Program; 11] = [
-    ("tar c", "tar", "for k in 1 2 3 4; do tar cf t$k.tar ../tree; done"),
-    ("tar x", "tar", "for k in 1 2 3 4; do mkdir o$k; tar xf ../tree.tar -C o$k; done"),
-    ("rsync", "rsync", "for k in 1 2; do rsync -rt ../tree/ copy$k; rsync -rt --checksum ../tree/ copy$k; done"),
+    ("tar c", "tar", "for k in 1 2; do tar cf t$k.tar -C .. tree tree; done"),
+    ("tar x", "tar", "for k in 1 2; do mkdir o$k; tar xf ../tree.tar -C o$k; done"),
+    ("rsync", "rsync", "rsync -rt ../tree/ copy; rsync -rt --checksum ../tree/ copy"),
     (
         "git",
         "git",
         "git init -q one; cp -r ../tree one; cd one; git add .; git -c user.name=n -c user.email=e commit -qm first; cd ..; git clone -q --no-hardlinks one two; cd two; \
          for n in 1 2 3; do echo x >> tree/2.txt; git -c user.name=n -c user.email=e commit -qam more; git status --short; done; git -c pack.threads=1 repack -adq",
     ),
-    ("gcc", "gcc", "for k in 1 2; do sed s/f/f$k/ ../some.c > $k.c; gcc -O1 -c $k.c; done"),
+    ("gcc", "gcc", "gcc -O1 -c ../some.c"),
     (
         "sqlite3",
         "sqlite3",
