@@ -115,6 +115,30 @@ fn scattered_accesses_fetch_little() {
     assert!(machine.fetched < accesses * 13 / 10, "{} pages for {accesses} accesses", machine.fetched);
 }
 
+/// Blocks that are read whole, each at a random place: mostly one wait for each, and nothing else comes; then pages of which each says nothing of others.
+#[test]
+fn scattered_blocks_are_units() {
+    for size in [2, 8, 16, 64, 256] {
+        let (pages, blocks, mut machine) = (256_000, 256_000 / size, Machine::new(20_000));
+        let mut rng = fastrand::Rng::with_seed(6);
+        let mut read = |machine: &mut Machine| {
+            let first = rng.u64(..pages / size) * size;
+            (first..first + size).for_each(|page| machine.access(page));
+        };
+        (0..blocks).for_each(|_| read(&mut machine));
+        let (fetched, waits) = (machine.fetched, machine.waits);
+        (0..blocks).for_each(|_| read(&mut machine));
+        let (fetched, waits) = (machine.fetched - fetched, machine.waits - waits);
+        println!("{size}: {fetched} pages, {waits} waits for {blocks} blocks");
+        assert!(waits < blocks * 5 / 4 && fetched < blocks * size * 7 / 4, "{size}: {fetched} pages, {waits} waits");
+        let fetched = machine.fetched;
+        (0..pages / 4).for_each(|_| machine.access(rng.u64(..pages)));
+        // Of few faults for each part of memory units become smaller slowly.
+        let most = if size > 16 { pages } else { pages / 4 * 13 / 10 };
+        assert!(machine.fetched - fetched < most, "{size}: {} pages", machine.fetched - fetched);
+    }
+}
+
 /// A run, then scattered accesses in the same memory, then a run again: neither is held back by the other for long.
 #[test]
 fn units_follow_the_program() {
