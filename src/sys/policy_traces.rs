@@ -172,6 +172,14 @@ fn hints_are_heeded() {
     (first + 2000..first + 3000).for_each(|page| machine.access(page));
     assert!(machine.waits - waits < 100, "{}", machine.waits - waits);
     assert!(machine.fetched - fetched <= 1300, "{}", machine.fetched - fetched);
+    // They tell nothing of what was left out elsewhere.
+    let mut policy = Policy::NEW;
+    policy.left_out(end);
+    policy.hint(0, end, Hint::Random);
+    for page in 0..end {
+        policy.handle_fault(page, |_| false);
+    }
+    assert_eq!(policy.handle_fault(end, |_| false).order, 0);
     // More than are remembered, and each on both sides of another.
     let mut policy = Policy::NEW;
     (0..100).for_each(|nth| policy.hint(nth * 10, nth * 10 + 15, Hint::Random));

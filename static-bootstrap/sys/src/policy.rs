@@ -11,7 +11,8 @@ const REGIONS: usize = 512;
 /// Logarithms of units in pages: of what a region begins with; of a span.
 const BEGINS: u8 = 4;
 const ORDER_MAX: u8 = SPAN_PAGES.trailing_zeros() as u8;
-/// A unit doubles when a run goes on, and halves when so many faults belong to none; twice as many each time that runs went on at once after it had, up to so many times.
+/// A unit doubles when a run goes on, and halves when so many faults belong to none; twice as many each time that one went on at once soon after that, up to
+/// so many times.
 const SCATTERED: u8 = 4;
 const PATIENCE: u8 = 4;
 /// Runs of faults that are followed: so many of those that go on in one span, of so many spans.
@@ -113,7 +114,7 @@ struct Region {
     scattered: u8,
     /// It has halved, and nothing else since.
     halved: bool,
-    /// The one that was halved in vain, and how often: runs went on at once.
+    /// The one that was halved in vain, and how often: soon a run went on at once.
     proven: u8,
     patience: u8,
 }
@@ -139,8 +140,8 @@ impl Region {
     }
 
     fn halve(&mut self) {
+        (self.scattered, self.halved) = (0, self.order() > 0);
         self.raised = self.order().saturating_sub(1).wrapping_sub(BEGINS);
-        (self.scattered, self.halved) = (0, true);
     }
 
     /// A run goes on in it, and used what came to it so; `at_once`: it had just begun.
@@ -162,7 +163,7 @@ impl Region {
             return;
         }
         self.raised = self.raised.wrapping_add(1);
-        if self.halved && at_once {
+        if self.halved && at_once && self.scattered < SCATTERED {
             let before = if self.proven == self.order() { self.patience } else { 0 };
             (self.proven, self.patience) = (self.order(), (before + 1).min(PATIENCE));
         }
