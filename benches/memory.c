@@ -1,6 +1,7 @@
 /* What a program feels of memory that is away: argv[1] says what is measured, argv[2] on how many MB. Prints numbers only.
  *   blocks N   microseconds to read a block of N KiB at a random place: median, 99th percentile
- *   bare N     the same without a pager: a thread that answers faults with N KiB from a process behind a loopback connection, and nothing else
+ *   bare N [A] the same without a pager: a thread that answers faults with N KiB from a process behind a connection (over loopback, or of `give N` at
+ *              address A), and nothing else
  *   triad      MB/s of STREAM's last kernel, best and median of six
  *   updates    microseconds of an update of a random word: median of those that took longer than what is here does, and mean of all
  *   sort       seconds to sort random 32-bit keys by counting
@@ -117,27 +118,47 @@ static void *answer(void *argument)
     }
 }
 
-static void bare(size_t size)
+enum { PORT = 20100 };
+
+static int door_at(struct sockaddr_in *at)
 {
     int yes = 1, door = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    unit = size;
+    socklen_t len = sizeof *at;
+    setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    need(bind(door, (void *)at, len) == 0 && listen(door, 1) == 0 && getsockname(door, (void *)at, &len) == 0, "listen");
+    return door;
+}
+
+/* To one who asks. */
+static void give(int door)
+{
+    int yes = 1;
+    char ask[ASK], *all = malloc(unit);
+    memset(all, 7, unit);
+    stream = accept(door, 0, 0);
+    setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    for (;;) {
+        receive(stream, ask, ASK);
+        need(send(stream, all, unit, 0) == (ssize_t)unit, "send a unit");
+    }
+}
+
+static void bare(const char *giver)
+{
+    int yes = 1;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = giver ? inet_addr(giver) : htonl(INADDR_LOOPBACK)};
     staging = mmap(0, unit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    memset(staging, 7, unit);
-    need(bind(door, (void *)&at, len) == 0 && listen(door, 1) == 0 && getsockname(door, (void *)&at, &len) == 0, "listen");
-    if (fork() == 0) {
-        char ask[ASK];
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        stream = accept(door, 0, 0);
-        setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-        for (;;) {
-            receive(stream, ask, ASK);
-            need(send(stream, staging, unit, 0) == (ssize_t)unit, "send a unit");
+    if (giver)
+        at.sin_port = htons(PORT);
+    else {
+        int door = door_at(&at);
+        if (fork() == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            give(door);
         }
     }
     stream = socket(AF_INET, SOCK_STREAM, 0);
-    need(connect(stream, (void *)&at, len) == 0, "connect");
+    need(connect(stream, (void *)&at, sizeof at) == 0, "connect");
     setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     uffd = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
     struct uffdio_api api = {.api = UFFD_API};
@@ -237,10 +258,15 @@ int main(int argc, char **argv)
     const char *what = argc > 2 ? argv[1] : "";
     size_t size = argc > 3 ? strtoul(argv[3], 0, 10) << 10 : PAGE;
     bytes = argc > 2 ? strtoul(argv[2], 0, 10) << 20 : 0;
+    unit = size;
     if (!strcmp(what, "blocks"))
         read_blocks(filled(), size, 4000);
     else if (!strcmp(what, "bare"))
-        bare(size);
+        bare(argc > 4 ? argv[4] : 0);
+    else if (!strcmp(what, "give")) {
+        struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+        give(door_at(&any));
+    }
     else if (!strcmp(what, "triad"))
         triad();
     else if (!strcmp(what, "updates"))

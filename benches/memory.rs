@@ -4,6 +4,9 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cluster::{Cluster, Spec};
 
 const HPCRT: &str = env!("CARGO_BIN_EXE_hpcrt");
 
@@ -55,5 +58,40 @@ fn main() {
     }
     let _ = server.kill();
     let _ = server.wait();
+    between_hosts(program);
     let _ = std::fs::remove_dir_all(&place);
+}
+
+/// The same blocks where the server is another host of the test cluster, as far as two networks of one machine are two hosts: every frame carries
+/// its tag, which the least over TCP does not. By turns, the median of three medians.
+fn between_hosts(program: &str) {
+    if let Some(obstacle) = Cluster::obstacle() {
+        return eprintln!("SKIPPED: blocks between hosts: {obstacle}");
+    }
+    let cluster = Cluster::up(Spec { hosts: 2, ..Spec::of("bench-memory") }).expect("a cluster");
+    let (address, agent) = ("10.77.0.2", cluster.agent_command());
+    let first = |words: &[&str]| {
+        let output = cluster.exec("hpc1", 0, words).expect("it starts");
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).expect("a median")
+    };
+    let middle = |mut times: [f64; 3]| {
+        times.sort_by(f64::total_cmp);
+        times[1]
+    };
+    println!("microseconds to read a block from another host: the least over TCP | hpcrt, a tenth here | ratio");
+    for kib in ["4", "64", "256", "1024"] {
+        let (mut bare, mut ours) = ([0.0; 3], [0.0; 3]);
+        for turn in 0..3 {
+            let mut giver = cluster.command("hpc2", 0, &[program, "give", "400", kib]).spawn().expect("it starts");
+            std::thread::sleep(Duration::from_millis(300));
+            bare[turn] = first(&[program, "bare", "400", kib, address]);
+            let _ = giver.wait();
+            let exec = [HPCRT, "exec", "-q", "--hosts", "hpc1", "--agent", &agent, "--memory", "hpc2:900M"];
+            ours[turn] = first(&[&exec[..], &["--local-mb", "40", "--", program, "blocks", "400", kib]].concat());
+        }
+        let (bare, ours) = (middle(bare), middle(ours));
+        println!("{kib:>5} KiB  {bare:>8.1} | {ours:>8.1} | {:.2}", ours / bare);
+    }
 }

@@ -129,9 +129,12 @@ fn large_writes_are_right() {
 
 /// Writes that were kept, as `--stats` says.
 fn kept(stats: &Path) -> u64 {
-    let said = fs::read_to_string(stats).unwrap();
-    let writes = said.split("\"async_io\"").nth(1).and_then(|rest| rest.split("\"writes\":").nth(1));
-    writes.and_then(|rest| rest.split(&[',', '}']).next()).unwrap().trim().parse().unwrap()
+    counted(stats, "writes")
+}
+
+fn counted(stats: &Path, what: &str) -> u64 {
+    let said: serde_json::Value = serde_json::from_slice(&fs::read(stats).unwrap()).unwrap();
+    said["async_io"][what].as_u64().unwrap()
 }
 
 /// Many writes of each program are kept.
@@ -335,6 +338,25 @@ fn large_writes_to_a_shared_file_system_are_right() {
     }
 }
 
+/// No write goes on where the one before of the same program ended.
+#[test]
+fn ranks_that_write_by_turns_are_written_together() {
+    const RECORDS: u64 = 60_000;
+    let Some(site) = site("iofsturns") else { return };
+    fs::copy(place().unwrap().join("files"), site.backing("files")).unwrap();
+    for (uid, ranks) in [(0, "2"), (20001, "5")] {
+        let place = format!("of{uid}");
+        let here = site.place(uid, &place, &[]);
+        let (file, stats) = (format!("/shared/{place}/t"), format!("/shared/{place}/stats"));
+        let program = ["/shared/files", "turns", &file, ranks, &RECORDS.to_string()];
+        let run = site.run(uid, "hpc1", &["-q", "--async-io", "--stats", &stats], &program).code(0);
+        assert_eq!(run.out(), "right\n");
+        let [writes, pieces] = ["writes", "pieces"].map(|what| counted(&here.join("stats"), what));
+        println!("{ranks} ranks: {:.2?}, {writes} writes in {pieces}", run.took);
+        assert!(writes > RECORDS * 9 / 10 && pieces < RECORDS / 20, "{writes} writes in {pieces}");
+    }
+}
+
 #[test]
 fn mpi_programs_are_right() {
     let Some(site) = site("iofsmpi") else { return };
@@ -394,6 +416,34 @@ fn scripts_and_python_are_right() {
             assert_eq!(command(&["/usr/bin/python3", "-c", threads, home]), "right\n");
         }
     }
+}
+
+#[test]
+fn libc_is_rewritten_once() {
+    if place().is_none() {
+        return;
+    }
+    // Of three programs that have the same libc; the second may write files of 512 bytes only, and keeps nothing.
+    let script =
+        "grep -c ' r-xp .*/libc[.].*[.]0' /proc/self/maps; (ulimit -f 1; echo x); ls ${LD_PRELOAD%/*} | grep -c ^libc";
+    let home = tempfile::tempdir().unwrap();
+    let (home, ulimit) = (home.path().to_str().unwrap(), "ulimit -f 1; exec sh -c \"$0\"");
+    for words in [vec!["sh", "-c", script], vec!["sh", "-c", ulimit, script]] {
+        let mut run = Command::new(place().unwrap().join("hpcrt"));
+        run.args(["exec", "-q", "--async-io", "--io-roots", home]);
+        assert_eq!(Run::new(run).program(&words).end().code(0).text(), "2\nx\n1\n", "{words:?}");
+    }
+}
+
+#[test]
+fn nothing_is_preloaded_where_nothing_is_kept() {
+    if fs::read_to_string("/proc/self/mountinfo")
+        .is_ok_and(|mounts| mounts.contains(" - fuse") || mounts.contains(" - nfs"))
+    {
+        return eprintln!("SKIPPED: this host has a file system that would be kept");
+    }
+    let run = common::exec("--async-io").program(&["sh", "-c", "echo \"<$LD_PRELOAD>\""]).end().code(0);
+    assert_eq!(run.text(), "<>\n");
 }
 
 /// A real program: what it is called, what it needs (programs; modules of Python), and what it does in an empty directory, which is the same every

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use super::queue::Due;
 use super::same;
 use super::worker::Worker;
 use crate::net::auth::SessionKey;
@@ -142,8 +143,9 @@ impl Away {
     }
 
     /// Has pieces that go on where the one before ends written by whoever is to. Returns the bytes that this has brought nearer to it.
-    pub(super) fn write(&mut self, worker: &Worker, segment: u32, log: &Log<'_>, pieces: &mut [Piece]) -> u64 {
-        let Some(piece) = pieces.first().copied() else { return 0 };
+    pub(super) fn write(&mut self, worker: &Worker, pieces: &mut [Due]) -> u64 {
+        let Some((segment, piece)) = pieces.first().copied() else { return 0 };
+        let Some(log) = &worker.extents.log(segment) else { return 0 };
         let (name, fd) = ((segment, piece.file), worker.file((segment, piece.file)));
         let failed = log.segment.files.get(piece.file as usize).is_none_or(|f| f.error.load(Ordering::SeqCst) != 0);
         // What this host's kernel would write later must not come over it. Of what it cannot write the program's own fsync does not hear any more.
@@ -166,29 +168,29 @@ impl Away {
         if !log.after(&mut run, position).is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
             return 0;
         }
-        if let (APPEND, Some(fd), [piece]) = (piece.offset, &fd, &mut *pieces) {
-            let done = self.appended(worker, segment, log, piece, fd);
+        if let (APPEND, Some(fd), [due]) = (piece.offset, &fd, &mut *pieces) {
+            let done = self.appended(worker, log, due, fd);
             if done > 0 {
                 return done;
             }
         }
         let (Some(host), Some(fd)) = (host.filter(|host| self.links[*host].direct.is_some()), fd) else {
-            return if host.is_none() { worker.write(segment, log, pieces) } else { 0 };
+            return if host.is_none() { worker.write(pieces) } else { 0 };
         };
         if piece.offset == APPEND {
             let size = same::seen(&fd).map_or(0, |(_, seen)| seen.size);
             // Its offset says nothing: another host's moves.
             log.note_append(piece.position, size, NONE);
         }
-        self.send(worker, host, log, segment, pieces)
+        self.send(worker, host, log, pieces)
     }
 
-    fn send(&mut self, worker: &Worker, host: usize, log: &Log<'_>, segment: u32, pieces: &[Piece]) -> u64 {
-        let Some((first, last)) = pieces.first().zip(pieces.last()) else { return 0 };
+    fn send(&mut self, worker: &Worker, host: usize, log: &Log<'_>, pieces: &[Due]) -> u64 {
+        let Some((&(segment, first), (_, last))) = pieces.first().zip(pieces.last()) else { return 0 };
         let (name, epoch) = ((segment, first.file), log.segment.epoch.load(Ordering::SeqCst));
         let (position, anew) = (last.position + last.len, self.failed.remove(&name));
         let put = Put::Write { name, epoch, position, offset: first.offset, anew };
-        let bytes = worker.extents.gathered(log, pieces);
+        let bytes = worker.extents.gathered(pieces);
         let Some(direct) = &mut self.links[host].direct else { return 0 };
         if let Err(error) = direct.send(&put, &[&bytes]) {
             self.lose(worker, host, &error);
@@ -196,19 +198,20 @@ impl Away {
         }
         let mut run = self.from(segment, log).0;
         // The run in which it ends.
-        for piece in pieces {
+        for (_, piece) in pieces {
             let _ = log.after(&mut run, piece.position);
         }
         self.sent.insert(segment, (run, position));
         self.again.remove(&segment);
         let (offset, place) = (first.offset, first.inode as usize);
-        let pieces = pieces.iter().map(|piece| (piece.position, piece.len)).collect();
+        let pieces = pieces.iter().map(|(_, piece)| (piece.position, piece.len)).collect();
         self.links[host].unanswered.push_back(Sent { segment, file: first.file, place, offset, pieces, doomed: false });
         bytes.len() as u64
     }
 
     /// How much of a piece that is to be appended a host that is gone has; what that was given is looked for, and has not grown since.
-    fn appended(&self, worker: &Worker, segment: u32, log: &Log<'_>, piece: &mut Piece, fd: &OwnedFd) -> u64 {
+    fn appended(&self, worker: &Worker, log: &Log<'_>, due: &mut Due, fd: &OwnedFd) -> u64 {
+        let (segment, piece) = (due.0, &mut due.1);
         if let Some((_, len)) = self.again.get(&segment).filter(|(position, _)| *position == piece.position) {
             piece.len = piece.len.min(*len);
         }
@@ -217,10 +220,11 @@ impl Away {
             return 0;
         }
         let size = same::seen(fd).map_or(0, |(_, seen)| seen.size);
-        let done = worker.appended(log, &[*piece], fd, state.append_size.load(Ordering::SeqCst), size);
+        let (file, position) = (piece.file, piece.position);
+        let done = worker.appended(&[*due], fd, state.append_size.load(Ordering::SeqCst), size);
         if done > 0 {
-            move_to(worker, (segment, piece.file), size);
-            log.advance(piece.position, done);
+            move_to(worker, (segment, file), size);
+            log.advance(position, done);
             worker.done();
         }
         done

@@ -14,12 +14,12 @@ use crate::sys::extents::{
 };
 use crate::sys::extents_map::{Extents, create_with};
 
-fn file() -> File {
+pub(super) fn file() -> File {
     let file = rustix::fs::memfd_create("oracle", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     File::from(file)
 }
 
-fn content(file: &File) -> Vec<u8> {
+pub(super) fn content(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
     bytes
@@ -69,7 +69,7 @@ impl World {
             let half = bytes.len() / 2;
             let parts = [&bytes[..half], &bytes[half..]].map(|part| [part.as_ptr() as usize, part.len()]);
             // SAFETY: the parts of a live vector; there is one thread.
-            match append(&self.extents, &log, &now, file, offset, &parts) {
+            match append(&self.extents, 3, &now, file, offset, &parts) {
                 Ok(_) => break,
                 Err(Refused::Full) => assert!(self.work(u64::MAX, false)),
                 Err(Refused::Again) => unreachable!("nobody else writes"),
@@ -111,9 +111,9 @@ impl World {
 }
 
 #[allow(unsafe_code, reason = "the program's side")]
-fn append(
+pub(super) fn append(
     extents: &Extents,
-    log: &Log<'_>,
+    segment: u32,
     now: &crate::sys::extents::Now,
     file: u32,
     offset: u64,
@@ -122,10 +122,9 @@ fn append(
     let head = extents.head();
     let place = head.claim(1, u64::from(file) + 1, inode::KEPT).unwrap();
     let inode = &head.inodes[place];
-    let to =
-        Target { head, segment: 3, file, inode, place: u32::try_from(place).unwrap(), limit: RING_LEAST, run: RUN };
+    let to = Target { head, segment, file, inode, place: u32::try_from(place).unwrap(), limit: RING_LEAST, run: RUN };
     // SAFETY: the caller's live buffers; there is one thread.
-    unsafe { log.append(now, &to, offset, parts, (NONE, 0)) }
+    unsafe { extents.log(segment).unwrap().append(now, &to, offset, parts, (NONE, 0)) }
 }
 
 /// As the program's quick way does.
@@ -164,7 +163,7 @@ fn a_run_grows_by_one_store() {
     assert!(log.growing(&to).is_none() && log.pending() == 32 + 18 && log.now().offset == 18);
     assert!(!grow(&growing, &vec![0; RUN as usize]));
     // What is written otherwise comes behind it, and ends it.
-    append(&world.extents, &log, &log.now(), 1, 0, &[[b"other".as_ptr() as usize, 5]]).unwrap();
+    append(&world.extents, 3, &log.now(), 1, 0, &[[b"other".as_ptr() as usize, 5]]).unwrap();
     assert!(!grow(&growing, b"x"));
     while world.work(3, false) {}
     assert_eq!(content(&world.real[0]), b"first second third");
@@ -189,7 +188,7 @@ fn what_a_run_begins_with_is_not_counted() {
     let log = world.log();
     let text = b"seventeen letters";
     for file in 0..2 {
-        append(&world.extents, &log, &log.now(), file, 0, &[[text.as_ptr() as usize, text.len()]]).unwrap();
+        append(&world.extents, 3, &log.now(), file, 0, &[[text.as_ptr() as usize, text.len()]]).unwrap();
     }
     while let Some(piece) = log.after(&mut 0, log.segment.upto.load(Ordering::Relaxed)).unwrap() {
         assert_eq!(piece.len, text.len() as u64);
@@ -297,19 +296,19 @@ fn what_one_write_appends_is_one() {
     for nth in 0..40 {
         // Up to what does not fit before the run that was last.
         let bytes = vec![nth as u8 + 1; RUN as usize * (nth % 14) / 2 + 7];
-        append(&world.extents, &log, &log.now(), 0, APPEND, &[[bytes.as_ptr() as usize, bytes.len()]]).unwrap();
+        append(&world.extents, 3, &log.now(), 0, APPEND, &[[bytes.as_ptr() as usize, bytes.len()]]).unwrap();
         all.extend_from_slice(&bytes);
         let (mut run, mut position) = (log.segment.run.load(Ordering::SeqCst), log.segment.upto.load(Ordering::SeqCst));
         let mut pieces = Vec::new();
         while let Some(piece) = log.after(&mut run, position).unwrap() {
             position = piece.position + piece.len;
-            pieces.push(piece);
+            pieces.push((3, piece));
         }
         assert_eq!(pieces.len(), bytes.len().div_ceil(RUN as usize));
-        assert!(pieces.iter().all(|piece| piece.offset == APPEND && piece.ticket == pieces[0].ticket));
-        let written = world.extents.append(&log, &pieces, world.real[0].as_fd()).unwrap();
+        assert!(pieces.iter().all(|(_, piece)| piece.offset == APPEND && piece.ticket == pieces[0].1.ticket));
+        let written = world.extents.append(&pieces, world.real[0].as_fd()).unwrap();
         assert_eq!(written, bytes.len() as u64);
-        for piece in pieces {
+        for (_, piece) in pieces {
             log.next().unwrap().unwrap();
             log.advance(piece.position, piece.len);
         }
@@ -350,8 +349,8 @@ fn a_handler_that_comes_in_between_is_first() {
     // It finds that it must not append, makes its own write, and has whom it interrupted begin again.
     assert!(!log.begin());
     assert!(log.hold(&log.now(), NONE, 0));
-    assert_eq!(append(&world.extents, &log, &before, 0, 0, &part(b"one.")), Err(Refused::Again));
-    append(&world.extents, &log, &log.now(), 0, 4, &part(b"two.")).unwrap();
+    assert_eq!(append(&world.extents, 3, &before, 0, 0, &part(b"one.")), Err(Refused::Again));
+    append(&world.extents, 3, &log.now(), 0, 4, &part(b"two.")).unwrap();
     log.end();
     assert!(log.begin());
     assert_eq!(log.now().tail, 36);
@@ -368,7 +367,7 @@ fn a_handler_that_comes_in_between_is_first() {
 fn no_log_is_refused() {
     let world = World::new(1);
     let log = world.log();
-    append(&world.extents, &log, &log.now(), 0, 0, &[[b"x".as_ptr() as usize, 1]]).unwrap();
+    append(&world.extents, 3, &log.now(), 0, 0, &[[b"x".as_ptr() as usize, 1]]).unwrap();
     for run in [8, 1 << 40] {
         log.segment.run.store(run, Ordering::Relaxed);
         assert!(log.next().is_err());

@@ -12,14 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{UsageWho, getrusage};
 use rustix::fs::{Advice, fadvise};
 
 use super::forward::{Away, Hosts};
+use super::queue::{Due, Queue, advance};
 use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::files::{Work, Worked};
 use crate::net::wire::forward::Name;
-use crate::sys::extents::{APPEND, Log, NOBODY, NONE, Piece, RUN};
+use crate::sys::extents::{APPEND, Log, NOBODY, NONE, RUN, SLOW};
 use crate::sys::extents_map::{Extents, wait, wake};
 
 /// What is pending is written when it has been seen twice, this long after each other: within 50 ms.
@@ -62,36 +64,6 @@ pub(super) struct Worker {
     orphan: AtomicBool,
 }
 
-/// All that goes to one file system.
-struct Queue {
-    device: u64,
-    /// Since when something is pending, by segment.
-    waiting: BTreeMap<u32, Instant>,
-    /// Since when a log's ring holds memory that nobody needs, with nothing pending; `None`: it holds none.
-    idle: BTreeMap<u32, Option<Instant>>,
-    /// When it was asked how much memory is free.
-    asked: Instant,
-    away: Option<Away>,
-}
-
-impl Queue {
-    /// From where on a log has to be written: run and position.
-    fn from(&self, segment: u32, log: &Log<'_>) -> (u64, u64) {
-        let done = || (log.segment.run.load(Ordering::Relaxed), log.segment.upto.load(Ordering::Relaxed));
-        self.away.as_ref().map_or_else(done, |away| away.from(segment, log))
-    }
-
-    /// What a log holds from there on.
-    fn pending<'a>(&self, segment: u32, log: &'a Log<'a>) -> impl Iterator<Item = Piece> + 'a {
-        let (mut run, mut position) = self.from(segment, log);
-        std::iter::from_fn(move || {
-            let piece = log.after(&mut run, position).ok()??;
-            position = piece.position + piece.len;
-            Some(piece)
-        })
-    }
-}
-
 /// Runs the mode: the agent's socket is standard input.
 ///
 /// # Errors
@@ -116,6 +88,11 @@ pub fn run() -> Result<u8> {
     thread::Builder::new().name("agent".to_owned()).spawn(move || hearing.hear()).op("hear the agent")?;
     worker.work();
     Ok(0)
+}
+
+/// How often this thread has given the processor away.
+fn waits() -> i64 {
+    getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.voluntary_context_switches())
 }
 
 impl Worker {
@@ -265,7 +242,7 @@ impl Worker {
     /// Writes all that goes to one file system.
     fn serve(&self, device: u64) {
         let away = self.hosts.get().map(|hosts| Away::new(hosts, device));
-        let mut queue = Queue { device, waiting: BTreeMap::new(), idle: BTreeMap::new(), asked: Instant::now(), away };
+        let mut queue = Queue::new(device, away);
         let mut alone = None;
         loop {
             let seen = self.extents.head().bell.load(Ordering::SeqCst);
@@ -287,6 +264,7 @@ impl Worker {
                 left |= pending;
                 if over && !pending {
                     queue.away.iter_mut().for_each(|away| away.end(self, segment));
+                    queue.forget(segment);
                     self.close(segment, &log);
                 }
             }
@@ -322,14 +300,12 @@ impl Worker {
             queue.idle.remove(&segment);
             match log.after(&mut run, position) {
                 Ok(Some(piece)) => {
-                    let (first, piece) = self.first(segment, piece, queue);
-                    let written = self.extents.log(first).map_or(0, |log| {
-                        let mut pieces = self.gather(first, &log, piece, queue);
-                        match &mut queue.away {
-                            Some(away) => away.write(self, first, &log, &mut pieces),
-                            None => self.write(first, &log, &pieces),
-                        }
-                    });
+                    let first = queue.first(&self.extents, (segment, piece));
+                    let mut pieces = queue.gather(&self.extents, first);
+                    let written = match &mut queue.away {
+                        Some(away) => away.write(self, &mut pieces),
+                        None => self.write(&pieces),
+                    };
                     budget = budget.saturating_sub(written);
                 }
                 Ok(None) => break,
@@ -365,66 +341,10 @@ impl Worker {
         }
     }
 
-    /// Another program's piece that covers some of what this one does and comes before a ticket: whose, and its ticket, the earliest.
-    fn earlier(&self, segment: u32, piece: &Piece, ticket: u64, queue: &Queue) -> Option<(u32, u64)> {
-        let inode = &self.extents.head().inodes[piece.inode as usize];
-        let others = inode.writers().filter(|other| *other != segment).filter_map(|other| {
-            let log = self.extents.log(other)?;
-            queue
-                .pending(other, &log)
-                .take_while(|other| other.ticket < ticket)
-                .find(|other| other.overlaps(piece))
-                .map(|earlier| (other, earlier.ticket))
-        });
-        others.min_by_key(|(_, ticket)| *ticket)
-    }
-
-    /// What has to be written before a piece: all that another program wrote up to where it covers some of the same bytes earlier, and what that
-    /// waits for; or the piece.
-    fn first(&self, mut segment: u32, mut piece: Piece, queue: &Queue) -> (u32, Piece) {
-        while let Some((other, _)) = self.earlier(segment, &piece, piece.ticket, queue) {
-            let Some(next) = self.extents.log(other).and_then(|log| queue.pending(other, &log).next()) else { break };
-            (segment, piece) = (other, next);
-        }
-        (segment, piece)
-    }
-
-    /// A piece that nothing has to be written before, and those of its program behind it that go on where it ends, for which that is so, too.
-    fn gather(&self, segment: u32, log: &Log<'_>, piece: Piece, queue: &Queue) -> Vec<Piece> {
-        let mut pieces = vec![piece];
-        if piece.offset == APPEND {
-            // What one write appends is appended by one; what has grown behind it meanwhile comes later.
-            let mut all = queue.pending(segment, log).take_while(|next| next.ticket == piece.ticket);
-            let mut last = all.next().filter(|first| first.len == piece.len && queue.away.is_none());
-            while let Some((next, before)) = last.and_then(|last| Some((all.next()?, last))) {
-                last = Some(next).filter(|next| next.position > before.position + before.len);
-                pieces.extend(last);
-            }
-            return pieces;
-        }
-        if piece.len >= RUN {
-            return pieces;
-        }
-        let mut all = piece;
-        for next in queue.pending(segment, log).skip(1) {
-            let follows = next.file == all.file && next.inode == all.inode && next.offset == all.offset + all.len;
-            if !follows || all.len + next.len > RUN {
-                break;
-            }
-            all.len += next.len;
-            all.ticket = next.ticket;
-            pieces.push(next);
-        }
-        if let Some((_, ticket)) = self.earlier(segment, &all, all.ticket, queue) {
-            let known = pieces.iter().skip(1).take_while(|piece| piece.ticket < ticket).count();
-            pieces.truncate(1 + known);
-        }
-        pieces
-    }
-
     /// Writes pieces that go on where the one before ends. Returns the bytes that are done with.
-    pub(super) fn write(&self, segment: u32, log: &Log<'_>, pieces: &[Piece]) -> u64 {
-        let Some(piece) = pieces.first() else { return 0 };
+    pub(super) fn write(&self, pieces: &[Due]) -> u64 {
+        let Some(&(segment, ref piece)) = pieces.first() else { return 0 };
+        let Some(log) = &self.extents.log(segment) else { return 0 };
         let state = log.segment.files.get(piece.file as usize);
         let failed = state.is_some_and(|file| file.error.load(Ordering::SeqCst) != 0);
         let fd = self.file((segment, piece.file));
@@ -432,14 +352,14 @@ impl Worker {
             self.fail(segment, log, (piece.file, piece.inode as usize), errno);
             piece.len
         };
-        let begun = Instant::now();
+        let (begun, waited) = (Instant::now(), waits());
         let written = match fd.filter(|_| !failed) {
             None if failed => piece.len,
             None => lost(EIO),
             Some(fd) => {
                 let written = match piece.offset {
-                    APPEND => self.append(log, pieces, &fd),
-                    _ if pieces.len() > 1 => self.extents.write_all(log, pieces, fd.as_fd()),
+                    APPEND => self.append(pieces, &fd),
+                    _ if pieces.len() > 1 => self.extents.write_all(pieces, fd.as_fd()),
                     _ => self.extents.write(log, piece, fd.as_fd()),
                 };
                 written.unwrap_or_else(|error| lost(error.raw_os_error().unwrap_or(EIO)))
@@ -447,33 +367,35 @@ impl Worker {
         };
         if written >= TELLING {
             let pace = u32::try_from(begun.elapsed().as_nanos() as u64 * 1024 / written).unwrap_or(u32::MAX).max(1);
+            // Unless it waited, others had the processor.
+            let pace = if waits() == waited { pace.min(SLOW) } else { pace };
             let before = log.segment.pace.load(Ordering::Relaxed);
             log.segment.pace.store(if before == 0 { pace } else { before / 4 * 3 + pace / 4 }, Ordering::Relaxed);
         }
         log.segment.pieces.fetch_add(1, Ordering::Relaxed);
         // Who finds nothing pending any more finds that something was done.
         self.extents.head().done.fetch_add(1, Ordering::SeqCst);
-        if log.next().is_ok_and(|next| next.is_some_and(|next| next.position == piece.position)) {
-            log.advance_over(pieces, written);
-        }
+        advance(&self.extents, pieces, written);
         self.done();
         written
     }
 
     /// Writes pieces at their file's end, wherever that is for the file system, unless a worker before this one has.
-    fn append(&self, log: &Log<'_>, pieces: &[Piece], fd: &OwnedFd) -> io::Result<u64> {
-        let (segment, piece) = (log.segment, pieces[0]);
+    fn append(&self, pieces: &[Due], fd: &OwnedFd) -> io::Result<u64> {
+        let (first, piece) = pieces[0];
+        let log = self.extents.log(first).ok_or(io::ErrorKind::NotFound)?;
+        let segment = log.segment;
         // In an ordinary user's view the kernel lets this process write, and tells it nothing.
         let size = rustix::fs::fstat(fd).ok().map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
         let offset = rustix::fs::tell(fd)?;
         if segment.appends.load(Ordering::SeqCst) == piece.position + 1 {
             let before = segment.append_size.load(Ordering::SeqCst);
             // What is appended moves the open file's offset behind it: almost always to another place.
-            let total: u64 = pieces.iter().map(|piece| piece.len).sum();
+            let total: u64 = pieces.iter().map(|(_, piece)| piece.len).sum();
             let moved = offset != segment.append_offset.load(Ordering::SeqCst)
                 || (before + 1..=before + total).contains(&offset);
             let done = match size {
-                Some(size) if moved => self.appended(log, pieces, fd, before, size),
+                Some(size) if moved => self.appended(pieces, fd, before, size),
                 None if moved => piece.len,
                 _ => 0,
             };
@@ -484,19 +406,19 @@ impl Worker {
         log.note_append(piece.position, size.unwrap_or(0), offset);
         // Of several it could not be told how many there are.
         let pieces = if size.is_some() { pieces } else { &pieces[..1] };
-        self.extents.append(log, pieces, fd.as_fd())
+        self.extents.append(pieces, fd.as_fd())
     }
 
     /// How much of pieces is in the file from where it ended before, one behind the other: all of each behind what others appended meanwhile, or the
     /// beginning of the last.
-    pub(super) fn appended(&self, log: &Log<'_>, pieces: &[Piece], fd: &OwnedFd, mut before: u64, size: u64) -> u64 {
+    pub(super) fn appended(&self, pieces: &[Due], fd: &OwnedFd, mut before: u64, size: u64) -> u64 {
         // Theirs may be open to write only.
         let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let mut done = 0;
-        for piece in pieces {
+        for next @ (_, piece) in pieces {
             let left = size.saturating_sub(before);
             let len = left.min(piece.len);
-            let bytes = self.extents.gathered(log, &[*piece]);
+            let bytes = self.extents.gathered(&[*next]);
             // Neither from what this host's kernel had before others appended, nor left there for who reads after they have again.
             let read = |most: u64| {
                 let mut there = vec![0; usize::try_from(left.min(most)).unwrap_or(0)];

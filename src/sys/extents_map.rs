@@ -154,14 +154,17 @@ impl Extents {
         some_of(|| unsafe { libc::pwrite(file.as_raw_fd(), bytes, len, offset) })
     }
 
-    /// Appends pieces of a log to a file by one call, or their beginning; returns how much. That moves the open file's offset, as the program's own
+    /// Appends pieces to a file by one call, or their beginning; returns how much. That moves the open file's offset, as the program's own
     /// write would.
     ///
     /// # Errors
     /// `writev(2)`'s.
-    pub fn append(&self, log: &Log<'_>, pieces: &[Piece], file: BorrowedFd<'_>) -> io::Result<u64> {
-        let part = |piece| libc::iovec { iov_base: populated(log, piece).cast_mut(), iov_len: piece.len as usize };
-        let parts: Vec<_> = pieces.iter().take(TOGETHER).map(part).collect();
+    pub fn append(&self, pieces: &[(u32, Piece)], file: BorrowedFd<'_>) -> io::Result<u64> {
+        let part = |(segment, piece): &(u32, Piece)| {
+            let iov_base = populated(&self.log(*segment)?, piece).cast_mut();
+            Some(libc::iovec { iov_base, iov_len: piece.len as usize })
+        };
+        let parts: Vec<_> = pieces.iter().take(TOGETHER).map_while(part).collect();
         let count = libc::c_int::try_from(parts.len()).unwrap_or(libc::c_int::MAX);
         // SAFETY: as above.
         some_of(|| unsafe { libc::writev(file.as_raw_fd(), parts.as_ptr(), count) })
@@ -195,13 +198,13 @@ fn some_of(call: impl Fn() -> isize) -> io::Result<u64> {
 }
 
 impl Extents {
-    /// Writes pieces of a log, of which each goes on in the file where the one before ends, by one call; returns how much. None of them appends.
+    /// Writes pieces, of which each goes on in the file where the one before ends, by one call; returns how much. None of them appends.
     ///
     /// # Errors
     /// `pwrite(2)`'s.
-    pub fn write_all(&self, log: &Log<'_>, pieces: &[Piece], file: BorrowedFd<'_>) -> io::Result<u64> {
-        let Some(first) = pieces.first() else { return Ok(0) };
-        let bytes = self.gathered(log, pieces);
+    pub fn write_all(&self, pieces: &[(u32, Piece)], file: BorrowedFd<'_>) -> io::Result<u64> {
+        let Some((_, first)) = pieces.first() else { return Ok(0) };
+        let bytes = self.gathered(pieces);
         loop {
             match rustix::io::pwrite(file, &bytes, first.offset) {
                 Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
@@ -212,10 +215,11 @@ impl Extents {
         }
     }
 
-    /// The bytes of pieces, one behind the other.
-    pub fn gathered(&self, log: &Log<'_>, pieces: &[Piece]) -> Vec<u8> {
-        let mut bytes: Vec<u8> = Vec::with_capacity(pieces.iter().map(|piece| piece.len as usize).sum());
-        for piece in pieces {
+    /// The bytes of pieces, given with the segments of their logs, one behind the other.
+    pub fn gathered(&self, pieces: &[(u32, Piece)]) -> Vec<u8> {
+        let mut bytes: Vec<u8> = Vec::with_capacity(pieces.iter().map(|(_, piece)| piece.len as usize).sum());
+        for (segment, piece) in pieces {
+            let Some(log) = self.log(*segment) else { break };
             let len = piece.len as usize;
             // SAFETY: `Log::after` has seen that the piece lies in the ring; there is room for all, and who writes meanwhile spoils bytes only.
             unsafe {

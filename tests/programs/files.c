@@ -563,6 +563,35 @@ static void records(const char *path, int processes, long count) {
     for (int n = 0; n < processes; n++) CHECK(next[n] == count);
 }
 
+/* Processes of which each writes every so many-th record of a file, the first one before the others begin. */
+static void turns(const char *path, int processes, long count) {
+    uint64_t record[8];
+    close(create(path));
+    for (int process = 0; process < processes; process++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid > 0) continue;
+        if (process > 0) usleep(20000);
+        int fd = open(path, O_WRONLY);
+        for (long nth = process; nth < count; nth += processes) {
+            for (int at = 0; at < 8; at++) record[at] = nth * 8 + at;
+            CHECK(pwrite(fd, record, sizeof record, nth * sizeof record) == sizeof record);
+        }
+        CHECK(close(fd) == 0);
+        _exit(0);
+    }
+    for (int n = 0; n < processes; n++) {
+        int status;
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    FILE *file = fopen(path, "r");
+    for (long nth = 0; nth < count; nth++) {
+        CHECK(fread(record, sizeof record, 1, file) == 1);
+        for (int at = 0; at < 8; at++) CHECK(record[at] == (uint64_t)(nth * 8 + at));
+    }
+    CHECK(fgetc(file) == EOF);
+}
+
 static int signalled;
 static volatile long handled;
 static void handler(int signal) {
@@ -775,6 +804,7 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "forever")) forever(path, words[3], atol(words[4]), count > 5 ? atol(words[5]) : 8);
     else if (!strcmp(mode, "bulk")) seed = number * 2 + 1, bulk(path, atol(words[4]));
     else if (!strcmp(mode, "records")) records(path, number, atol(words[4]));
+    else if (!strcmp(mode, "turns")) turns(path, number, atol(words[4]));
     else if (!strcmp(mode, "random")) seed = number * 2 + 1, random_steps(path, atol(words[4]));
     else if (!strcmp(mode, "signals")) signals(path, number);
     else if (!strcmp(mode, "threads")) threads(path);

@@ -23,7 +23,7 @@ use smol::{Async, Task, Timer};
 
 use super::Node;
 use super::door::{self, Door, peer, send};
-use crate::iofs::forward;
+use crate::iofs::{forward, mounts};
 use crate::launch::agent::{OURSELVES, Process};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::{JobId, Launch, Report};
@@ -104,6 +104,9 @@ impl Files {
         if let Some(path) = door::statically_linked(launch, OPERATION)? {
             let error = Error::usage(OPERATION, "it is statically linked: its system calls cannot be told apart");
             return Err(error.on(path).remedy("run it without --async-io"));
+        }
+        if roots.is_empty() && launch.forward.is_none() && !mounts::any() {
+            return Ok(None);
         }
         let shared = node.files.borrow().get(&launch.job).and_then(Weak::upgrade);
         if let Some(shared) = shared {
@@ -439,7 +442,7 @@ async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<W
     let mut place = Ok(0);
     let (file, free) = ((question.device, question.number), !job.kept.borrow().contains_key(&name));
     match question.op {
-        op::ATTACH | op::MORE => return attach(node, job, program, pid, &question).await,
+        op::ATTACH | op::LOG => return attach(node, job, program, pid, &question).await,
         op::KEEP if owned() && (name.1 as usize) < FILES && free => match fd.map(|fd| (fd.try_clone(), fd)) {
             Some((Ok(copy), fd)) => {
                 place = job.keep(name, file, fd);
@@ -481,7 +484,7 @@ async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<W
     send(program, &[answer.error.to_ne_bytes(), answer.inode.to_ne_bytes()].concat(), &[]).op("answer a program")
 }
 
-/// A program takes part, or needs another log.
+/// A program takes part, or needs a log.
 async fn attach(
     node: &Rc<Node>,
     job: &Rc<Written>,
@@ -489,7 +492,7 @@ async fn attach(
     pid: i32,
     asked: &Question,
 ) -> Result<()> {
-    if asked.op == op::ATTACH {
+    if asked.detail != 0 {
         // Of the same process: what it executed before, or before a fork.
         let before: Vec<_> = job
             .programs
@@ -502,7 +505,9 @@ async fn attach(
             job.end(segment).await;
         }
     }
-    let free = {
+    let free = if asked.op == op::ATTACH {
+        None
+    } else {
         let mut programs = job.programs.borrow_mut();
         let free = (0..SEGMENTS).filter_map(|nth| u32::try_from(nth).ok()).find(|nth| !programs.contains_key(nth));
         let watched = process::watch(Pid::from_raw(pid)).and_then(Async::new_nonblocking);

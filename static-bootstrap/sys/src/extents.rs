@@ -20,6 +20,8 @@ pub const HOT: u64 = 4 << 20;
 pub const RUN: u64 = 1 << 20;
 /// What is larger is kept only where writing it takes long.
 pub const SMALL: usize = 64 << 10;
+/// Nanoseconds for a KiB that writing may take and nothing is lost: copying and having another process write takes a quarter of it.
+pub const SLOW: u32 = 1000;
 /// Open files of a program that are written asynchronously at the same time.
 pub const FILES: usize = 512;
 /// Files of a node that are, or were found unfit.
@@ -709,16 +711,9 @@ impl<'a> Log<'a> {
         self.segment.upto.store(position + len, Ordering::SeqCst);
     }
 
-    /// It has so many bytes more, of pieces of which each comes behind the one before: all of them at once.
-    pub fn advance_over(&self, pieces: &[Piece], mut len: u64) {
-        let mut last = None;
-        for piece in pieces {
-            let done = piece.len.min(len);
-            len -= done;
-            last = Some((piece.position, done)).filter(|_| done > 0).or(last);
-        }
-        let Some((position, done)) = last else { return };
-        self.advance(position, done);
+    /// It has all before the piece at this position, and so much of that: all of it at once.
+    pub fn advance_over(&self, position: u64, len: u64) {
+        self.advance(position, len);
         // Who ends in between leaves a run before it, from which it is found, too.
         let mut run = self.segment.run.load(Ordering::Relaxed);
         if self.after(&mut run, position).is_ok() {

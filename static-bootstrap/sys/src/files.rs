@@ -17,13 +17,13 @@ pub struct Question {
     pub number: u64,
 }
 
-pub const MARK: [u8; 8] = *b"files 03";
+pub const MARK: [u8; 8] = *b"files 04";
 
 pub mod op {
-    /// Take part, with a first log; answered by [`Terms`](super::Terms), with the memory.
+    /// Take part; answered by [`Terms`](super::Terms), with the memory.
     pub const ATTACH: u32 = 1;
-    /// Another log; answered likewise.
-    pub const MORE: u32 = 2;
+    /// A log; answered likewise. `detail`: not 0 if it is the program's first.
+    pub const LOG: u32 = 2;
     /// Have the worker write this file, whose descriptor comes beside it; this and the others are answered by [`Answer`](super::Answer).
     pub const KEEP: u32 = 3;
     /// Forget it.
@@ -49,12 +49,12 @@ pub mod why {
 /// Bytes of the list of directories.
 pub const ROOTS_MAX: usize = 1024;
 
-/// The answer to [`op::ATTACH`].
+/// The answer to [`op::ATTACH`] and [`op::LOG`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub mark: [u8; 8],
-    /// [`NOBODY`](super::extents::NOBODY): there is no log left.
+    /// [`NOBODY`](super::extents::NOBODY): no log was asked for, or there is none left.
     pub segment: u32,
     /// An errno, or 0.
     pub error: u32,

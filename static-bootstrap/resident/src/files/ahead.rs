@@ -6,8 +6,9 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use super::kernel::{nr, raw};
 use super::{others, table, worker};
 
-/// Ticks from which on a read was the file system's and not the cache's.
-pub(super) const SLOW: u64 = 60_000;
+/// Ticks from which on a read was the file system's and not the cache's, which takes as long for it and so long for a byte at most.
+const SLOW: u64 = 60_000;
+const COPYING: u64 = 2;
 /// Reads in sequence before anything is asked for; of large ones, or from the file's beginning on, fewer.
 const FEW: u8 = 3;
 const LARGE: u64 = 1 << 20;
@@ -15,6 +16,11 @@ const LARGE: u64 = 1 << 20;
 const STEP: u64 = 128 << 10;
 /// A large read may be followed by another.
 const MOST: u64 = 8 << 20;
+
+/// Whether a read of so many bytes was the file system's.
+pub(super) fn is_slow(len: u64, ticks: u64) -> bool {
+    ticks >= SLOW + COPYING * len
+}
 
 /// How an open file is read.
 pub(super) struct Reading {
@@ -46,7 +52,7 @@ impl Reading {
 
     /// So many bytes were read in so many ticks: at an offset, or at the open file's.
     pub(super) fn seen(&self, fd: usize, at: Option<u64>, len: u64, ticks: u64) {
-        if ticks >= SLOW {
+        if is_slow(len, ticks) {
             self.slow.store(1, Ordering::Relaxed);
         } else if self.slow.load(Ordering::Relaxed) == 0 {
             return;

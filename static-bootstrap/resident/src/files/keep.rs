@@ -3,9 +3,10 @@
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use sys::extents::{APPEND, Log, Now, OFFSETS, RUN, Refused, SMALL, Target, inode};
+use sys::extents::{APPEND, Log, Now, OFFSETS, RUN, Refused, SLOW, SMALL, Target, inode};
 use sys::resident::files;
 
+use super::cost::{MOVING, PRICE, Took, Watch, lost, pace};
 use super::inside::{self, Inside};
 use super::kernel::{block_signals, failed, nr, raw, restore_signals};
 use super::table::{self, File};
@@ -15,12 +16,6 @@ use super::{
 };
 use crate::settings;
 
-/// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has lost as much ([`lost`]).
-const PRICE: u64 = 400_000;
-/// Ticks of a nanosecond, about: what is compared differs by more.
-const TICKS: u64 = 3;
-/// Nanoseconds for a KiB that writing may take and nothing is lost: copying and having another process write takes a quarter of it.
-const SLOW: u32 = 1000;
 /// So often what is more than a run is copied anew.
 const TRIES: u32 = 3;
 /// A read looks at so many runs, or waits.
@@ -43,7 +38,7 @@ impl File {
 
 pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: Option<usize>) -> isize {
     let total = parts.iter().fold(0usize, |total, part| total.saturating_add(part[1]));
-    let wanted = elsewhere::is() || total > RUN as usize && may_pay(args[0]);
+    let wanted = elsewhere::is() || total > RUN as usize && may_pay(args[0]) || others_keep(args[0]);
     if total > 0
         && let Some(id) = if wanted { begin(args[0]) } else { table::known(args[0]) }
     {
@@ -78,6 +73,16 @@ fn may_pay(fd: usize) -> bool {
     })
 }
 
+/// Whether other programs of the job keep the file: a write at once would wait for all that they have pending.
+#[inline]
+fn others_keep(fd: usize) -> bool {
+    worker::may_be_busy()
+        && look(fd).map(table::file).is_some_and(|file| {
+            let (device, number) = file.name();
+            file.state.load(Ordering::Relaxed) == table::FRESH && worker::keeps(device, number)
+        })
+}
+
 /// Makes the beginning of a large write at once, and sees what that costs; `None`: nothing was written.
 fn try_out(
     fd: usize,
@@ -93,12 +98,10 @@ fn try_out(
         return None;
     }
     let direct = |begin: usize, len: usize| {
-        // SAFETY: reads a register.
-        let begun = unsafe { _rdtsc() };
+        let watch = Watch::begin(len, 0);
         let result = touch(number, [fd, from + begin, len, at.map_or(0, |at| at + begin), 0, 0]);
         if !failed(result) {
-            // SAFETY: as above.
-            judge(fd, file, len, unsafe { _rdtsc() }.saturating_sub(begun));
+            judge(fd, file, len, watch.end(len));
         }
         result
     };
@@ -138,21 +141,19 @@ fn is_kept(fd: usize, id: usize, file: &File) -> bool {
 
 /// Writes directly, and sees what that costs.
 fn write_now(number: usize, args: [usize; 6], total: usize) -> isize {
-    // SAFETY: reads a register.
-    let clock = || unsafe { _rdtsc() };
     if !worker::may_be_busy()
         && let Some(under_way) = UnderWay::unlooked(args[0])
     {
-        let begun = clock();
+        let watch = Watch::begin(total, table::spent(args[0], 0, PRICE));
         // SAFETY: the program's own call.
         let result = unsafe { raw(number, args) };
-        let ticks = clock().saturating_sub(begun);
+        let took = watch.end(total);
         drop(under_way);
         if !failed(result)
-            && (table::spent(args[0], lost(total, ticks), PRICE) >= PRICE || always())
+            && (table::spent(args[0], lost(total, took.ticks), PRICE) >= PRICE || always())
             && let Some(file) = look(args[0]).map(table::file)
         {
-            judge(args[0], file, total, ticks);
+            judge(args[0], file, total, took);
         }
         return result;
     }
@@ -166,29 +167,18 @@ fn write_now(number: usize, args: [usize; 6], total: usize) -> isize {
     if let Some(error) = take_error(args[0]) {
         return error;
     }
-    let begun = clock();
+    let watch = Watch::begin(total, file.cost.load(Ordering::Relaxed));
     let result = touch(number, args);
     if !failed(result) {
-        judge(args[0], file, total, clock().saturating_sub(begun));
+        judge(args[0], file, total, watch.end(total));
     }
     result
 }
 
-/// Nanoseconds for a KiB.
-fn pace(total: usize, ticks: u64) -> u32 {
-    (ticks / TICKS / (total as u64 >> 10).max(1)).min(u32::MAX.into()) as u32
-}
-
-/// What a write of so many bytes took in vain, or less than it might; a single one does not say that all will.
-fn lost(total: usize, ticks: u64) -> i64 {
-    let allowed = total as u64 * u64::from(SLOW) * TICKS / 1024;
-    (ticks as i64).saturating_sub(allowed as i64).min(PRICE as i64 / 3 + 1)
-}
-
 /// A write of so many bytes took so long: whether the file is to be kept.
-fn judge(fd: usize, file: &File, total: usize, ticks: u64) {
-    if total > SMALL {
-        let pace = pace(total, ticks);
+fn judge(fd: usize, file: &File, total: usize, Took { ticks, is_certain }: Took) {
+    let pace = pace(total, ticks);
+    if total > SMALL && (is_certain || pace <= SLOW) {
         file.pace.store(pace, Ordering::Relaxed);
         if file.state.load(Ordering::Relaxed) == table::KEPT
             && let Some((log, _)) = worker::log(file.log.load(Ordering::Relaxed).into())
@@ -196,7 +186,8 @@ fn judge(fd: usize, file: &File, total: usize, ticks: u64) {
             log.segment.pace.store(pace, Ordering::Relaxed);
         }
     }
-    let cost = file.cost.load(Ordering::Relaxed).saturating_add_signed(lost(total, ticks));
+    let moving = if is_reserved(file) { MOVING } else { 0 };
+    let cost = file.cost.load(Ordering::Relaxed).saturating_add_signed(lost(total, ticks) - moving);
     file.cost.store(cost, Ordering::Relaxed);
     if file.state.load(Ordering::Relaxed) == table::FRESH && (cost >= PRICE || always()) {
         let _inside = Inside::enter();
@@ -566,7 +557,7 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
         // SAFETY: the program's own call.
         let result = unsafe { raw(number, args) };
         drop(under_way);
-        return match clock().saturating_sub(begun) >= ahead::SLOW {
+        return match ahead::is_slow(result.max(0) as u64, clock().saturating_sub(begun)) {
             true if let Some(id) = look(args[0]) => seen(id, result, begun),
             _ => result,
         };

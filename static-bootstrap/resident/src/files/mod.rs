@@ -8,7 +8,9 @@
 //! interrupted begins again. In one with several threads a lock is held ([`inside`]); what was seen before it was taken is looked at again.
 
 mod ahead;
+mod cost;
 mod elsewhere;
+mod image;
 mod inside;
 mod keep;
 mod kernel;
@@ -24,6 +26,7 @@ mod worker;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
 use sys::files::why;
+use sys::syscall::syscall;
 
 use self::inside::Inside;
 use self::kernel::{failed, nr, raw};
@@ -53,7 +56,9 @@ unsafe extern "C" {
 pub(super) extern "C" fn begin() {
     // SAFETY: written by the dynamic linker.
     let write = unsafe { core::ptr::addr_of!(LIBC_WRITE).read_volatile() };
-    let installed = if write == 0 { Err(why::NO_LIBC) } else { sites::install(write).map_err(|_| why::OTHER_LIBC) };
+    let limited = limited();
+    let install = || sites::install(write, !limited).map_err(|_| why::OTHER_LIBC);
+    let installed = if write == 0 { Err(why::NO_LIBC) } else { install() };
     match installed {
         Ok(()) if net::begin() => {}
         Ok(()) => worker::refuse(why::NO_DISPATCH),
@@ -62,17 +67,16 @@ pub(super) extern "C" fn begin() {
             worker::refuse(why)
         }
     }
-    if limited() {
-        others::be_unseen();
-        OFF.store(1, Ordering::SeqCst);
+    if limited {
+        step_aside();
     }
 }
 
 /// Whether the size of files is limited: a write that is too long is told to who makes it.
 fn limited() -> bool {
     let mut limits = [0u64; 2];
-    // SAFETY: room for a `struct rlimit64`.
-    unsafe { raw(nr::PRLIMIT64, [0, LIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    // SAFETY: room for a `struct rlimit64`; nothing is stopped yet.
+    let _ = unsafe { syscall(nr::PRLIMIT64, [0, LIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
     limits[0] != u64::MAX
 }
 
@@ -461,6 +465,13 @@ fn forgive(fd: usize, empty: bool) {
 /// Nobody keeps this file any more.
 fn make_direct(fd: usize) {
     settle();
+    let is_known = |file: &table::File| {
+        file.state.load(Ordering::Relaxed) == table::DIRECT && file.marked.load(Ordering::Relaxed) != 0
+    };
+    // It was made so before; others may not have heard of it then.
+    if table::known(fd).map(table::file).is_some_and(is_known) {
+        return settle_file(fd);
+    }
     let _inside = Inside::enter();
     let Some(id) = table::look(fd) else { return };
     let file = table::file(id);

@@ -11,6 +11,7 @@ use sys::page::PAGE;
 use sys::syscall::{nr as early, syscall};
 
 use super::kernel::{GATE, nr};
+use super::image::{self, Text};
 use super::{process, quick, table, worker};
 use crate::{call, dispatch};
 
@@ -134,6 +135,13 @@ const AFTER: usize = 3;
 /// Apart from each other: the ways on after a process or thread was made.
 const WAY: usize = 32;
 
+/// From the area's beginning: `syscall; ret`, and what a signal's handler returns to.
+const PASS: usize = POINTERS * 8;
+const RESTORE: usize = PASS + 3;
+/// Places below libc's text that an area is looked for at, so far apart: so few that programs meet at the same.
+const PLACES: u8 = 7;
+const APART: usize = 256 << 20;
+
 /// Writes instructions one after the other.
 struct Emitter {
     base: usize,
@@ -162,8 +170,8 @@ impl Emitter {
 /// A system call in libc.
 struct Site {
     start: usize,
-    /// Bytes that are replaced.
-    len: usize,
+    /// Where it goes on.
+    back: usize,
     number: Option<usize>,
     /// What follows the call and is replaced, too.
     rest: usize,
@@ -177,22 +185,20 @@ fn bytes<const N: usize>(at: usize) -> [u8; N] {
 /// How the call whose instruction is at `at` can be replaced.
 fn site(at: usize) -> Option<Site> {
     let number = u32::from_le_bytes(bytes(at - 4)) as usize;
-    let found = if bytes::<1>(at - 5) == [0xb8] && number < CALLS {
-        Site { start: at - 5, len: 7, number: Some(number), rest: 0 }
-    } else if matches!(bytes::<6>(at + 2), [0x48, 0x3d, 0 | 1, 0xf0, 0xff, 0xff]) {
-        Site { start: at, len: 8, number: None, rest: 6 }
+    // The call itself stays: who jumps to it comes by way of [`dispatch`].
+    if bytes::<1>(at - 5) == [0xb8] && number < CALLS {
+        return Some(Site { start: at - 5, back: at + 2, number: Some(number), rest: 0 });
+    }
+    let rest = if matches!(bytes::<6>(at + 2), [0x48, 0x3d, 0 | 1, 0xf0, 0xff, 0xff]) {
+        6
     } else if bytes::<5>(at + 2) == [0x3d, 0, 0xf0, 0xff, 0xff] {
-        Site { start: at, len: 7, number: None, rest: 5 }
+        5
     } else {
         return None;
     };
-    // test rax, rax; jl: as threads are made, by instructions that were written by hand, and nothing in them is a jump into the call.
-    if matches!(found.number, Some(nr::CLONE | nr::CLONE3)) && bytes::<4>(at + 2) == [0x48, 0x85, 0xc0, 0x7c] {
-        return Some(found);
-    }
     // Nobody may jump to the second of the two instructions. Jumps over longer distances within a function to such a place do not exist in what was looked at.
-    let second = if found.start < at { at } else { at + 2 };
-    (!is_target(second)).then_some(found)
+    let found = Site { start: at, back: at + 2 + rest, number: None, rest };
+    (!is_target(at + 2)).then_some(found)
 }
 
 /// Whether what looks like a short jump leads there. Without an exit from the loop, so that 16 places are looked at at once.
@@ -204,24 +210,33 @@ fn is_target(second: usize) -> bool {
     })
 }
 
-/// The text of the object that has this function: begin and end.
-fn text(function: usize) -> Option<(usize, usize)> {
+/// The text of the object that has this function.
+fn text(function: usize) -> Option<Text> {
+    const LOAD: u32 = 1;
+    const NOTE: u32 = 4;
     let mut base = function & !(PAGE - 1);
     // SAFETY: objects are mapped without gaps from their header to their text.
     while unsafe { (base as *const [u8; 4]).read() } != *b"\x7fELF" {
         base -= PAGE;
     }
-    // SAFETY: the header of an ELF file, and what it says of its segments (elf(5)).
-    unsafe {
+    // SAFETY: the header of an ELF file, and what it says of its segments (elf(5)): kind and flags, offset, address, and bytes.
+    let segments = unsafe {
         let offset = *((base + 32) as *const u64) as usize;
         let count = *((base + 56) as *const u16) as usize;
-        (0..count).map(|nth| base + offset + nth * 56).find_map(|at| {
+        (0..count).map(move |nth| {
+            let at = base + offset + nth * 56;
             let [kind, flags] = *(at as *const [u32; 2]);
-            let [from, len] = [*((at + 16) as *const u64) as usize, *((at + 32) as *const u64) as usize];
-            let (begin, end) = (base + from, base + from + len);
-            (kind == 1 && flags & 1 != 0 && (begin..end).contains(&function)).then_some((begin, end))
+            let [offset, address, bytes] = [8, 16, 32].map(|word| *((at + word) as *const u64) as usize);
+            (kind, flags, offset, base + address, base + address + bytes)
         })
-    }
+    };
+    // Aligned to 4 bytes; others are to 8.
+    let id = segments.clone().rfind(|(kind, ..)| *kind == NOTE);
+    let notes = id.map_or((0, 0), |(_, _, _, from, to)| (from, to));
+    segments.clone().find_map(|(kind, flags, offset, begin, end)| {
+        let is = kind == LOAD && flags & 1 != 0 && (begin..end).contains(&function);
+        is.then_some(Text { begin, end, base, offset, notes })
+    })
 }
 
 /// Calls `visit` with the address of every `syscall` instruction, and of what looks like one.
@@ -242,14 +257,13 @@ fn each(begin: usize, end: usize, mut visit: impl FnMut(usize)) {
     }
 }
 
-/// Rewrites libc, of which this is a function.
+/// Rewrites libc, of which this is a function; `may_make`: it can make a file of it.
 ///
 /// # Errors
 /// It is not as we know it; an errno.
-pub(super) fn install(function: usize) -> Result<(), u32> {
-    let (begin, end) = text(function).ok_or(call::EINVAL)?;
-    let base = area(begin, end)?;
-    let mut code = Emitter { base, at: base + POINTERS * 8 };
+pub(super) fn install(function: usize, may_make: bool) -> Result<(), u32> {
+    let text = text(function).ok_or(call::EINVAL)?;
+    let base = shared(&text, may_make).map_or_else(|| alone(&text), Ok)?;
     let pointers: [usize; POINTERS] = [
         quick::entry as *const () as usize,
         create as *const () as usize,
@@ -258,18 +272,45 @@ pub(super) fn install(function: usize) -> Result<(), u32> {
     ];
     // SAFETY: the beginning of the area, which is ours.
     unsafe { (base as *mut [usize; POINTERS]).write(pointers) };
-    GATE.store(code.at, Ordering::Relaxed);
+    GATE.store(base + PASS, Ordering::Relaxed);
+    dispatch::RESTORE.store(base + RESTORE, Ordering::Relaxed);
+    BEGIN.store(base, Ordering::Relaxed);
+    protect(base, AREA, 5)
+}
+
+fn protect(at: usize, len: usize, protection: usize) -> Result<(), u32> {
+    // SAFETY: libc's text, or the area; nobody relies on that it cannot be written meanwhile, and no other thread exists.
+    unsafe { syscall(early::MPROTECT, [at, len, protection, 0, 0, 0]) }.map(drop)
+}
+
+/// The same as others: where the area is, which can be written.
+fn shared(text: &Text, may_make: bool) -> Option<usize> {
+    let first = text.first();
+    let places = (1..=PLACES).map(|nth| (nth, first.wrapping_sub(usize::from(nth) * APART)));
+    places.clone().find_map(|(nth, base)| image::take(text, base, nth).then_some(base)).or_else(|| {
+        let (nth, base) = places.clone().find(|(_, base)| may_make && is_free(*base))?;
+        let end = text.end - text.first();
+        let begin = text.begin - text.first();
+        image::make(text, base, nth, |copy, area| rewrite(copy + begin, copy + end, area))?;
+        image::take(text, base, nth).then_some(base)
+    })
+}
+
+/// In this program's memory alone.
+fn alone(text: &Text) -> Result<usize, u32> {
+    let base = area(text.begin, text.end)?;
+    protect(text.first(), text.len(), 7)?;
+    let known = rewrite(text.begin, text.end, base);
+    protect(text.first(), text.len(), 5)?;
+    if known { Ok(base) } else { Err(call::EINVAL) }
+}
+
+/// Rewrites a text, with stubs at `base`; false: it is none that we know.
+fn rewrite(begin: usize, end: usize, base: usize) -> bool {
+    let mut code = Emitter { base, at: base + PASS };
     code.put(&[0x0f, 0x05, 0xc3]);
-    dispatch::RESTORE.store(code.at, Ordering::Relaxed);
     // mov rax, rt_sigreturn; syscall: what unwinders and debuggers know by these bytes
     code.put(&[0x48, 0xc7, 0xc0, nr::RT_SIGRETURN as u8, 0, 0, 0, 0x0f, 0x05]);
-    BEGIN.store(base, Ordering::Relaxed);
-    let (first, len) = (begin & !(PAGE - 1), end.next_multiple_of(PAGE) - (begin & !(PAGE - 1)));
-    let protect = |at: usize, len: usize, protection: usize| {
-        // SAFETY: libc's text, or the area; nobody relies on that it cannot be written meanwhile, and no other thread exists.
-        unsafe { syscall(early::MPROTECT, [at, len, protection, 0, 0, 0]) }.map(drop)
-    };
-    protect(first, len, 7)?;
     let mut count = 0;
     each(begin, end, |at| {
         if let Some(site) = site(at).filter(|_| code.at + 256 < base + AREA) {
@@ -277,13 +318,13 @@ pub(super) fn install(function: usize) -> Result<(), u32> {
             emit(&mut code, &site);
             let mut jump = Emitter { base, at: site.start };
             jump.relative(&[0xe9], stub);
-            (5..site.len).for_each(|_| jump.put(&[0xcc]));
+            if site.number.is_none() {
+                (jump.at..site.back).for_each(|_| jump.put(&[0xcc]));
+            }
             count += 1;
         }
     });
-    protect(first, len, 5)?;
-    protect(base, AREA, 5)?;
-    if count < FEW { Err(call::EINVAL) } else { Ok(()) }
+    count >= FEW
 }
 
 /// Without rewriting anything: a place from which calls can be made.
@@ -313,6 +354,12 @@ fn area(begin: usize, end: usize) -> Result<usize, u32> {
     Err(call::ENOMEM)
 }
 
+/// Whether there is room for an area.
+fn is_free(base: usize) -> bool {
+    // SAFETY: ours, if it came to be.
+    map(base, AREA) == Ok(base) && unsafe { syscall(early::MUNMAP, [base, AREA, 0, 0, 0, 0]) }.is_ok()
+}
+
 /// Fresh memory there, if nothing is.
 fn map(at: usize, len: usize) -> Result<usize, u32> {
     const PRIVATE_ANONYMOUS: usize = 0x22;
@@ -322,7 +369,7 @@ fn map(at: usize, len: usize) -> Result<usize, u32> {
 }
 
 fn emit(code: &mut Emitter, site: &Site) {
-    let back = site.start + site.len;
+    let back = site.back;
     let rest: [u8; 6] = bytes(site.start + 2);
     if let Some(number) = site.number {
         code.put(&[0xb8]);

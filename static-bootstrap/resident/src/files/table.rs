@@ -1,6 +1,6 @@
 //! Open files of the program by descriptor. Several descriptors may be one open file (dup), which has one offset.
 
-use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use sys::extents::FILES;
 
@@ -89,14 +89,22 @@ static FILE: [File; FILES] = [const {
     }
 }; FILES];
 
+/// Open files that were known at a time, at most.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
 /// The open file with this number.
 pub(super) fn file(id: usize) -> &'static File {
     &FILE[id % FILES]
 }
 
+/// All that were in use: the first of them, since the first that is free is taken.
+fn used() -> &'static [File] {
+    &FILE[..USED.load(Ordering::Relaxed).min(FILES)]
+}
+
 /// All that are in use.
 pub(super) fn all() -> impl Iterator<Item = (usize, &'static File)> {
-    FILE.iter().enumerate().filter(|(_, file)| file.state.load(Ordering::Relaxed) > TAKEN)
+    used().iter().enumerate().filter(|(_, file)| file.state.load(Ordering::Relaxed) > TAKEN)
 }
 
 /// The one behind a descriptor, if it is known to be a file that concerns us.
@@ -179,6 +187,7 @@ fn enter(fd: usize, before: u16, said: u16) {
     };
     // With no room it is looked at again at every call that asks.
     let Some((id, file)) = FILE.iter().enumerate().find(free) else { return };
+    USED.fetch_max(id + 1, Ordering::Relaxed);
     for flag in [&file.told, &file.marked] {
         flag.store(0, Ordering::Relaxed);
     }
@@ -266,7 +275,7 @@ pub(super) fn inherit() {
         .iter()
         .filter(|count| count.load(Ordering::Relaxed) != 0)
         .for_each(|count| count.store(0, Ordering::Relaxed));
-    for file in &FILE {
+    for file in used() {
         match file.state.load(Ordering::Relaxed) {
             TAKEN => file.state.store(FREE, Ordering::Relaxed),
             BEGUN | KEPT => file.state.store(FRESH, Ordering::Relaxed),

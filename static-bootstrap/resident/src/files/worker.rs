@@ -115,7 +115,7 @@ pub(super) fn attach() -> bool {
     }
     // A signal handler that came in between would be another one.
     let blocked = block_signals();
-    let joined = head().is_some() || ALONE.load(Ordering::Relaxed) == 0 && join(op::ATTACH, NONE, &OWN[0]);
+    let joined = head().is_some() || ALONE.load(Ordering::Relaxed) == 0 && join(op::ATTACH, 0, 0, None);
     ALONE.store(u32::from(!joined), Ordering::Relaxed);
     restore_signals(blocked);
     joined
@@ -126,14 +126,8 @@ pub(super) fn log_for(device: u64) -> Option<(usize, u32)> {
     for (nth, own) in OWN.iter().enumerate() {
         let segment = own.segment.load(Ordering::Relaxed);
         if segment == NOBODY {
-            return (join(op::MORE, device, own) && own.ring.load(Ordering::Relaxed) != 0)
+            return (join(op::LOG, u32::from(nth == 0), device, Some(own)) && own.ring.load(Ordering::Relaxed) != 0)
                 .then(|| (nth, own.segment.load(Ordering::Relaxed)));
-        }
-        if own.device.load(Ordering::Relaxed) == NONE
-            && let Some((log, _)) = log(nth)
-        {
-            own.device.store(device, Ordering::Relaxed);
-            log.segment.device.store(device, Ordering::SeqCst);
         }
         if own.device.load(Ordering::Relaxed) == device {
             return Some((nth, segment));
@@ -149,11 +143,11 @@ pub(super) fn pace(device: u64) -> u32 {
         .map_or(0, |(log, _)| log.segment.pace.load(Ordering::Relaxed))
 }
 
-/// Asks for the memory and a log in it.
-fn join(op: u32, device: u64, own: &Own) -> bool {
+/// Asks for the memory, or for a log in it.
+fn join(op: u32, detail: u32, device: u64, own: Option<&Own>) -> bool {
     // SAFETY: integers and arrays of them, for which zero is a value.
     let mut terms: Terms = unsafe { core::mem::zeroed() };
-    let question = Question { mark: MARK, op, file: 0, segment: 0, detail: 0, device, number: 0 };
+    let question = Question { mark: MARK, op, file: 0, segment: 0, detail, device, number: 0 };
     let given = ask(&question, None, &raw mut terms as usize, size_of::<Terms>());
     let Some(memory) = given.filter(|fd| *fd >= 0 && terms.mark == MARK && terms.error == 0) else { return false };
     let map = |len: usize, from: usize| {
@@ -162,9 +156,9 @@ fn join(op: u32, device: u64, own: &Own) -> bool {
         unsafe { raw(nr::MMAP, [0, len, read_write, shared_noreserve, memory as usize, from]) }
     };
     let at = if head().is_some() { 1 } else { map(CONTROL, 0) };
-    let has_log = (terms.segment as usize) < SEGMENTS;
+    let own = own.filter(|_| (terms.segment as usize) < SEGMENTS);
     let len = terms.ring as usize;
-    let ring = if has_log { map(len, ring_at(terms.segment as usize, terms.ring)) } else { -1 };
+    let ring = own.map(|own| (own, map(len, ring_at(terms.segment as usize, terms.ring))));
     // SAFETY: ours.
     unsafe { raw(nr::CLOSE, [memory as usize, 0, 0, 0, 0, 0]) };
     if failed(at) {
@@ -176,7 +170,7 @@ fn join(op: u32, device: u64, own: &Own) -> bool {
         unsafe { *ROOTS.0.get() = (terms.roots, len) };
         AT.store(at as usize, Ordering::Release);
     }
-    if !failed(ring) {
+    if let Some((own, ring)) = ring.filter(|(_, ring)| !failed(*ring)) {
         const DONTDUMP: usize = 16;
         // SAFETY: ours; a dump would have memory made for all of it.
         let _ = unsafe { raw(nr::MADVISE, [ring as usize, len, DONTDUMP, 0, 0, 0]) };
@@ -242,7 +236,9 @@ pub(super) fn drop_file(id: usize, file: &table::File) {
 
 /// Nobody keeps this file from now on: it is locked or mapped.
 pub(super) fn mark_direct(file: &table::File) {
-    if head().is_some() && ask_about(op::DIRECT, OWN[0].segment.load(Ordering::Relaxed), 0, file).is_some() {
+    // As long as who said so has a log.
+    let segment = || log_for(file.device.load(Ordering::Relaxed)).map_or(NOBODY, |(_, segment)| segment);
+    if head().is_some() && ask_about(op::DIRECT, segment(), 0, file).is_some() {
         file.marked.store(1, Ordering::Relaxed);
     }
 }
@@ -387,6 +383,12 @@ pub(super) fn settle() {
         }
     }
     others::end_settling(settling);
+}
+
+/// Whether somebody keeps this file.
+pub(super) fn keeps(device: u64, number: u64) -> bool {
+    let inode = busy_head().and_then(|head| head.find(device, number));
+    inode.is_some_and(|inode| inode.state.load(Ordering::SeqCst) == inode::KEPT)
 }
 
 /// Has all that programs of the job wrote to this file be where it belongs; whether there was anything.
