@@ -48,7 +48,9 @@ fn main() {
         let ours = ways.map(|way| away(way, "40", &["blocks", "400", kib]));
         println!("{kib:>5} KiB  {:>18} | {:>18} | {:>18}", run(&[program, "bare", "400", kib]), ours[0], ours[1]);
     }
-    println!("all here | a quarter here | a tenth here | 4 % here, of 1 GiB; the same without sharing");
+    println!(
+        "all here | a quarter here | a tenth here | 4 % here, of 1 GiB; the same without sharing. Of updates the median of those that miss, and the mean of all"
+    );
     for (name, what) in [("triad, MB/s", "triad"), ("an update, us", "updates"), ("sort, s", "sort")] {
         let all = run(&[program, what, "1024"]);
         let parts = ways.map(|way| ["256", "103", "41"].map(|local| away(way, local, &[what, "1024"])).join(" | "));

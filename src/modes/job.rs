@@ -452,7 +452,9 @@ pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>, mirror: bool) ->
     };
     let local = local_mb.map(|mb| u64::from(mb) * 1_000_000 / 4096 * 4096);
     if let Some(mb) = local_mb.filter(|mb| u64::from(*mb) * 1_000_000 < budget::LEAST) {
-        let error = Error::usage("use --local-mb", format!("it is less than {}", budget::LEAST.div_ceil(1_000_000)));
+        let least = budget::LEAST.div_ceil(1_000_000);
+        let cause = format!("it is less than {least}, which each program needs for what comes and goes");
+        let error = Error::usage("use --local-mb", cause).remedy(format!("say {least} or more"));
         return Err(error.on(mb.to_string()));
     }
     let donors = donors::parse(list)?;

@@ -115,6 +115,30 @@ fn scattered_accesses_fetch_little() {
     assert!(machine.fetched < accesses * 13 / 10, "{} pages for {accesses} accesses", machine.fetched);
 }
 
+/// Blocks that are read whole, each at a random place: mostly one wait for each, and nothing else comes; then pages of which each says nothing of others.
+#[test]
+fn scattered_blocks_are_units() {
+    for size in [2, 8, 16, 64, 256] {
+        let (pages, blocks, mut machine) = (256_000, 256_000 / size, Machine::new(20_000));
+        let mut rng = fastrand::Rng::with_seed(6);
+        let mut read = |machine: &mut Machine| {
+            let first = rng.u64(..pages / size) * size;
+            (first..first + size).for_each(|page| machine.access(page));
+        };
+        (0..blocks).for_each(|_| read(&mut machine));
+        let (fetched, waits) = (machine.fetched, machine.waits);
+        (0..blocks).for_each(|_| read(&mut machine));
+        let (fetched, waits) = (machine.fetched - fetched, machine.waits - waits);
+        println!("{size}: {fetched} pages, {waits} waits for {blocks} blocks");
+        assert!(waits < blocks * 5 / 4 && fetched < blocks * size * 7 / 4, "{size}: {fetched} pages, {waits} waits");
+        let fetched = machine.fetched;
+        (0..pages / 4).for_each(|_| machine.access(rng.u64(..pages)));
+        // Of few faults for each part of memory units become smaller slowly.
+        let most = if size > 16 { pages } else { pages / 4 * 13 / 10 };
+        assert!(machine.fetched - fetched < most, "{size}: {} pages", machine.fetched - fetched);
+    }
+}
+
 /// A run, then scattered accesses in the same memory, then a run again: neither is held back by the other for long.
 #[test]
 fn units_follow_the_program() {
@@ -148,6 +172,14 @@ fn hints_are_heeded() {
     (first + 2000..first + 3000).for_each(|page| machine.access(page));
     assert!(machine.waits - waits < 100, "{}", machine.waits - waits);
     assert!(machine.fetched - fetched <= 1300, "{}", machine.fetched - fetched);
+    // They tell nothing of what was left out elsewhere.
+    let mut policy = Policy::NEW;
+    policy.left_out(end);
+    policy.hint(0, end, Hint::Random);
+    for page in 0..end {
+        policy.handle_fault(page, |_| false);
+    }
+    assert_eq!(policy.handle_fault(end, |_| false).order, 0);
     // More than are remembered, and each on both sides of another.
     let mut policy = Policy::NEW;
     (0..100).for_each(|nth| policy.hint(nth * 10, nth * 10 + 15, Hint::Random));

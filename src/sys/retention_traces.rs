@@ -23,7 +23,7 @@ struct Machine {
 impl Machine {
     fn new(room: usize, passing: usize) -> Machine {
         let mut retention = Retention::NEW;
-        retention.fit(room * PIECE, passing * PIECE);
+        retention.fit(room * PIECE, passing * PIECE, room * PIECE / 2);
         let (here, went) = Default::default();
         let (passing, kept) = Default::default();
         Machine { retention, room, here, passing, kept, went, misses: 0 }
@@ -126,4 +126,19 @@ fn of_what_is_used_at_random_as_much_is_here() {
     let (mut machine, mut rng) = (Machine::new(1000, 200), fastrand::Rng::with_seed(4));
     (0..100_000).for_each(|_| machine.access(rng.usize(..4000)));
     assert!(machine.misses < 77_000, "{}", machine.misses);
+}
+
+/// Much is kept while small pieces come, and less as soon as large ones do.
+#[test]
+fn room_for_runs_is_there_while_there_are_any() {
+    let (mut machine, large) = (Machine::new(1000, 125), 64 * PIECE);
+    machine.sweep(0, 1200, 12);
+    assert!(machine.sweep(0, 1200, 1)[0] < 400);
+    assert!(machine.kept.len() > 800);
+    for page in 0..4 {
+        machine.retention.arrive(page..page + 1, large, 0);
+    }
+    assert_eq!(machine.retention.source(), Source::Kept);
+    machine.sweep(5000, 400, 1);
+    assert!(machine.kept.len() <= 500, "{}", machine.kept.len());
 }

@@ -8,11 +8,13 @@ use super::page::SPAN_PAGES;
 const REGION: u64 = 16 << 10;
 /// Units are remembered for this many regions; others share.
 const REGIONS: usize = 512;
-/// Logarithms of units in pages: of what a region begins with, in [`STEPS`]; of a span.
-const BEGINS: u8 = 4 * STEPS;
+/// Logarithms of units in pages: of what a region begins with; of a span.
+const BEGINS: u8 = 4;
 const ORDER_MAX: u8 = SPAN_PAGES.trailing_zeros() as u8;
-/// A unit doubles when a run goes on, and halves when so many faults belong to none.
-const STEPS: u8 = 4;
+/// A unit doubles when a run goes on, and halves when so many faults belong to none; twice as many each time that one went on at once soon after that, up to
+/// so many times.
+const SCATTERED: u8 = 4;
+const PATIENCE: u8 = 4;
 /// Runs of faults that are followed: so many of those that go on in one span, of so many spans.
 const WAYS: usize = 4;
 const SETS: usize = 1024;
@@ -66,6 +68,33 @@ struct Run {
 
 const NO_RUN: Run = Run { next: 0, hits: 0, order: 0, doubt: 0, late: false, unprobed: 0, probe: None, at: 0, came: 0 };
 
+impl Run {
+    /// It goes on, after so much has come to all since it did the last time; what comes goes after `passing`.
+    fn step(&mut self, used: Used, flow: u64, passing: u64, sequential: bool) {
+        let gap = used == Used::Some;
+        if sequential {
+            (self.order, self.doubt) = (ORDER_MAX, 0);
+        } else if gap {
+            (self.order, self.doubt) = (self.order.saturating_sub(2), DOUBTED);
+        } else if flow > passing {
+            // Much more may say only that the program was elsewhere.
+            self.order = self.order.saturating_sub(u8::from(self.late || flow <= 2 * passing));
+        } else if (self.doubt == 0 || used == Used::All) && 2 * flow <= passing {
+            self.order = (self.order + 1).min(ORDER_MAX);
+        }
+        self.late = flow > passing;
+        self.doubt = if self.order == 0 { 0 } else { self.doubt.saturating_sub(u8::from(used == Used::All)) };
+        self.hits = if gap { 0 } else { self.hits.saturating_add(1) };
+    }
+
+    /// Whether a page is to be left out of what comes to it now.
+    fn is_to_be_probed(&mut self) -> bool {
+        let probes = self.doubt > 0 || self.unprobed >= PROBE_EVERY;
+        self.unprobed = if probes { 0 } else { self.unprobed.saturating_add(1) };
+        probes && self.probe.is_none()
+    }
+}
+
 /// Of what came to a run last, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Used {
@@ -74,11 +103,81 @@ enum Used {
     Unknown,
 }
 
+/// What is known of a part of memory.
+#[derive(Debug, Clone, Copy)]
+struct Region {
+    /// Logarithm of the unit with which a run begins, less [`BEGINS`]: a policy is zero at first, and takes nothing of a file.
+    raised: u8,
+    /// Runs that may begin without doubt, since others used all that came.
+    trust: u8,
+    /// Faults that belonged to no run since it halved.
+    scattered: u8,
+    /// It has halved, and nothing else since.
+    halved: bool,
+    /// The one that was halved in vain, and how often: soon a run went on at once.
+    proven: u8,
+    patience: u8,
+}
+
+const NO_REGION: Region = Region { raised: 0, trust: 0, scattered: 0, halved: false, proven: 0, patience: 0 };
+
+impl Region {
+    fn order(&self) -> u8 {
+        self.raised.wrapping_add(BEGINS)
+    }
+
+    /// Where a run begins: the logarithm of its unit, and whether it is in doubt.
+    fn begin(&mut self) -> (u8, u8) {
+        self.scattered += 1;
+        let patience = if self.order() == self.proven { self.patience } else { 0 };
+        if self.scattered >= SCATTERED << patience {
+            self.patience = if self.halved { 0 } else { self.patience };
+            self.halve();
+        }
+        let doubt = if self.order() == 0 || self.trust > 0 { 0 } else { BEGINNING };
+        self.trust = self.trust.saturating_sub(1);
+        (self.order(), doubt)
+    }
+
+    fn halve(&mut self) {
+        (self.scattered, self.halved) = (0, self.order() > 0);
+        self.raised = self.order().saturating_sub(1).wrapping_sub(BEGINS);
+    }
+
+    /// A run goes on in it, and used what came to it so; `at_once`: it had just begun.
+    fn learn(&mut self, run: &Run, used: Used, at_once: bool) {
+        if used == Used::All {
+            self.trust = TRUST;
+        }
+        if used == Used::Some {
+            self.trust = 0;
+            self.halve();
+        } else if run.doubt == 0 || used == Used::All {
+            self.double(run, at_once);
+        }
+    }
+
+    /// A run goes on with such a unit.
+    fn double(&mut self, run: &Run, at_once: bool) {
+        if self.order() >= run.order {
+            return;
+        }
+        self.raised = self.raised.wrapping_add(1);
+        if self.halved && at_once && self.scattered < SCATTERED {
+            let before = if self.proven == self.order() { self.patience } else { 0 };
+            (self.proven, self.patience) = (self.order(), (before + 1).min(PATIENCE));
+        }
+        self.halved = false;
+    }
+}
+
 /// A page that was left out of what came to a run. If it is not missed before the run is past it, the run leaves out pages.
 #[derive(Debug, Clone, Copy)]
 struct Probe {
     page: u64,
     missed: bool,
+    /// What had come to all when it was left out.
+    came: u64,
 }
 
 /// What to do about a fault.
@@ -109,10 +208,7 @@ pub struct Policy {
     /// In the set of the span where each goes on.
     runs: [[Run; WAYS]; SETS],
     probes: [Probe; PROBES],
-    /// Logarithms of units, in [`STEPS`], less that of what a region begins with: a policy is zero at first, and takes nothing of a file.
-    raised: [u8; REGIONS],
-    /// Runs that may begin there without doubt, since others used all that came.
-    trust: [u8; REGIONS],
+    regions: [Region; REGIONS],
     /// First pages and those after the last; empty: none. And where the next is put when there are too many.
     hints: [(u64, u64, Hint); HINTS],
     oldest: usize,
@@ -127,9 +223,8 @@ pub struct Policy {
 impl Policy {
     pub const NEW: Policy = Policy {
         runs: [[NO_RUN; WAYS]; SETS],
-        probes: [Probe { page: 0, missed: false }; PROBES],
-        raised: [0; REGIONS],
-        trust: [0; REGIONS],
+        probes: [Probe { page: 0, missed: false, came: 0 }; PROBES],
+        regions: [NO_REGION; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
         oldest: 0,
         came: 0,
@@ -168,7 +263,7 @@ impl Policy {
 
     /// This page was left out of what is fetched ahead of a run, as it was wanted.
     pub fn left_out(&mut self, page: u64) {
-        self.probes[probe(page)] = Probe { page, missed: false };
+        self.probes[probe(page)] = Probe { page, missed: false, came: self.came };
     }
 
     /// Of so many spans of a run one is missed, so many are fetched ahead, and what comes goes after so many pages.
@@ -177,89 +272,75 @@ impl Policy {
     }
 
     fn handle(&mut self, page: u64, comes: Option<Range<u64>>, mut here: impl FnMut(u64) -> bool) -> Choice {
-        let probed = &mut self.probes[probe(page)];
         let hint = self.hints.iter().find(|(from, to, _)| (*from..*to).contains(&page));
         let hint = hint.map_or(Hint::Nothing, |(_, _, hint)| *hint);
-        if hint == Hint::Random || probed.page == page && !probed.missed {
-            probed.missed = true;
+        if self.was_left_out(page) || hint == Hint::Random {
             return Choice { order: 0, hole: None, ahead: None };
         }
         let sequential = hint == Hint::Sequential;
         let upwards = self.follow(page, false, &mut here).map(|found| (found, false));
         let found = upwards.or_else(|| self.follow(page, true, &mut here).map(|found| (found, true)));
         let Some(((mut run, used), down)) = found else { return self.begin(page, comes, sequential) };
-        let place = (page / REGION) as usize % REGIONS;
-        let trust = &mut self.trust[place];
-        let region = self.raised[place].wrapping_add(BEGINS);
-        let gap = used == Used::Some;
         // What comes to it has to be here until it is used.
         let flow = self.came - run.came;
         // As many go on beside each other as come to all while one comes to it.
         let at = if down { mirror(page) } else { page };
         let runs = flow / (at - run.at).max(1);
         let spans = (self.passing / (runs * PAGES).max(1)).min(self.depth);
-        if sequential {
-            (run.order, run.doubt) = (ORDER_MAX, 0);
-        } else if gap {
-            (run.order, run.doubt) = (run.order.saturating_sub(2), DOUBTED);
-        } else if flow > self.passing {
-            // Much more may say only that the program was elsewhere.
-            run.order = run.order.saturating_sub(u8::from(run.late || flow <= 2 * self.passing));
-        } else if (run.doubt == 0 || used == Used::All) && 2 * flow <= self.passing {
-            run.order = (run.order + 1).min(ORDER_MAX);
-        }
-        run.late = flow > self.passing;
-        run.doubt = if run.order == 0 { 0 } else { run.doubt.saturating_sub(u8::from(used == Used::All)) };
-        run.hits = if gap { 0 } else { run.hits.saturating_add(1) };
-        if used == Used::All {
-            *trust = TRUST;
-        }
-        let region = if gap {
-            *trust = 0;
-            region.saturating_sub(STEPS)
-        } else if run.doubt == 0 || used == Used::All {
-            (region + STEPS).min((run.order * STEPS).max(region))
-        } else {
-            region
-        };
-        self.raised[place] = region.wrapping_sub(BEGINS);
+        run.step(used, flow, self.passing, sequential);
+        self.region(page).learn(&run, used, run.hits == 1 && flow == 0);
         let foreseen = comes.is_some();
-        let Range { start, end } = comes.unwrap_or(unit(page, run.order));
+        let comes = comes.unwrap_or(unit(page, run.order));
+        let Range { start, end } = comes;
         self.came += end - start + if foreseen { self.reach } else { 0 };
         (run.at, run.came) = (at, self.came);
         run.next = if down { mirror(start) + 1 } else { end };
         let from = if down { start.checked_sub(1) } else { Some(end) };
         let from = from.filter(|_| run.hits >= CONFIDENT && spans > 0);
         let (mut hole, mut left) = (None, None);
-        let probes = !sequential && (run.doubt > 0 || run.unprobed >= PROBE_EVERY);
-        run.unprobed = if probes { 0 } else { run.unprobed.saturating_add(1) };
-        if probes && run.probe.is_none() {
-            let random = hash(self.came) as u64;
-            let within = |range: Range<u64>| range.start + random % (range.end - range.start).max(1);
+        if run.is_to_be_probed() && !sequential {
             let rest = if down { start..page } else { page + 1..end };
-            hole = Some(within(rest.clone())).filter(|hole| !foreseen && rest.contains(hole) && !here(*hole));
+            hole = Some(self.within(&rest)).filter(|hole| !foreseen && rest.contains(hole) && !here(*hole));
             hole.into_iter().for_each(|hole| self.left_out(hole));
             let span = from.filter(|_| foreseen).map(|page| page / PAGES);
             let far = spans.max(1) - 1;
             let span = span.and_then(|span| if down { span.checked_sub(far) } else { Some(span + far) });
-            left = span.map(|span| within(span * PAGES..(span + 1) * PAGES));
+            left = span.map(|span| self.within(&(span * PAGES..(span + 1) * PAGES)));
             run.probe = hole.or(left);
         }
         self.put(run);
         Choice { order: run.order, hole, ahead: from.map(|page| Ahead { page, down, spans, probe: left }) }
     }
 
+    /// Whether this page was left out of what came to a run, which uses it, as is known now.
+    fn was_left_out(&mut self, page: u64) -> bool {
+        let probed = &mut self.probes[probe(page)];
+        let was = probed.page == page && !probed.missed;
+        if was {
+            probed.missed = true;
+            // Whoever is at it now may have used nothing of it else; but not if nothing came since.
+            if probed.came == self.came {
+                self.region(page).trust = TRUST;
+            }
+        }
+        was
+    }
+
+    /// Any page of a range.
+    fn within(&self, range: &Range<u64>) -> u64 {
+        range.start + hash(self.came) as u64 % (range.end - range.start).max(1)
+    }
+
+    fn region(&mut self, page: u64) -> &mut Region {
+        &mut self.regions[(page / REGION) as usize % REGIONS]
+    }
+
     /// A page that belongs to no run: one may begin there, either way.
     fn begin(&mut self, page: u64, comes: Option<Range<u64>>, sequential: bool) -> Choice {
-        let place = (page / REGION) as usize % REGIONS;
-        let region = self.raised[place].wrapping_add(BEGINS).saturating_sub(1);
-        self.raised[place] = region.wrapping_sub(BEGINS);
-        let order = if sequential { ORDER_MAX } else { region.div_ceil(STEPS) };
+        let (order, doubt) = self.region(page).begin();
+        let (order, hits) = if sequential { (ORDER_MAX, CONFIDENT) } else { (order, 0) };
         let Range { start, end } = comes.unwrap_or(unit(page, order));
         self.came += end - start;
-        let hits = if sequential { CONFIDENT } else { 0 };
-        let doubt = if order == 0 || self.trust[place] > 0 { 0 } else { BEGINNING };
-        self.trust[place] = self.trust[place].saturating_sub(1);
         let run = Run { next: end, hits, order, doubt, at: page, came: self.came, ..NO_RUN };
         self.put(run);
         self.put(Run { next: mirror(start) + 1, at: mirror(page), ..run });

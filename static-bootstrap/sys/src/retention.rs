@@ -11,6 +11,10 @@ const TRIAL_EVERY: u32 = 16;
 const TRIALS: usize = 16;
 /// What has not been missed while as much has gone as fits so many times is not used any more.
 const TURNS: u64 = 8;
+/// Pages of a piece that is part of a run, if runs are: such pieces are to stay until they are used.
+const LARGE: usize = 32;
+/// Of so many pages that come, one is to be in such a piece.
+const LARGE_EVERY: u64 = 8;
 /// Times in which as much goes as fits, divided.
 const GRAINS: u64 = 64;
 
@@ -36,10 +40,13 @@ pub enum Source {
 /// See the module. Amounts are pages.
 #[derive(Debug)]
 pub struct Retention {
-    /// All that fits, and what may be kept of it.
+    /// All that fits, and what may be kept of it: while hardly any large pieces come, and else.
     room: u64,
-    limit: u64,
+    limits: [u64; 2],
     kept: u64,
+    /// What came lately, and what of that in large pieces.
+    came: u64,
+    large: u64,
     /// What has gone so far.
     gone: u64,
     refused: u32,
@@ -48,13 +55,26 @@ pub struct Retention {
 }
 
 impl Retention {
-    pub const NEW: Retention =
-        Retention { room: 0, limit: 0, kept: 0, gone: 0, refused: 0, trials: [None; TRIALS], oldest: 0 };
+    pub const NEW: Retention = Retention {
+        room: 0,
+        limits: [0; 2],
+        kept: 0,
+        came: 0,
+        large: 0,
+        gone: 0,
+        refused: 0,
+        trials: [None; TRIALS],
+        oldest: 0,
+    };
 
-    /// So much fits, of which `passing` at least is not kept.
-    pub fn fit(&mut self, room: usize, passing: usize) {
+    /// So much fits, of which `passing` at least is not kept, or `runs` while large pieces come.
+    pub fn fit(&mut self, room: usize, passing: usize, runs: usize) {
         self.room = room as u64;
-        self.limit = room.saturating_sub(passing) as u64;
+        self.limits = [passing, runs].map(|passing| room.saturating_sub(passing) as u64);
+    }
+
+    fn limit(&self) -> u64 {
+        self.limits[usize::from(LARGE_EVERY * self.large >= self.came)]
     }
 
     /// Now, to note it of what goes; never 0.
@@ -69,6 +89,11 @@ impl Retention {
     /// Pages of a range come, so many, which went at this time, or never did (0). Whether they are kept.
     pub fn arrive(&mut self, comes: Range<u64>, pages: usize, went: u16) -> bool {
         let gone = self.gone;
+        self.came += pages as u64;
+        self.large += if pages >= LARGE { pages as u64 } else { 0 };
+        if self.came > self.room / 2 {
+            (self.came, self.large) = (self.came / 2, self.large / 2);
+        }
         for trial in
             self.trials.iter_mut().flatten().filter(|trial| comes.contains(&trial.page) && trial.took.is_none())
         {
@@ -81,7 +106,7 @@ impl Retention {
         let grains = (u64::from(self.time()) + turns - u64::from(went)) % turns;
         // From when it came the last time: it passed through what is not kept.
         let apart = grains * self.grain() + self.room.saturating_sub(self.kept);
-        let keep = self.kept + pages as u64 <= self.limit || apart * 4 < self.missed() * 3;
+        let keep = self.kept + pages as u64 <= self.limit() || apart * 4 < self.missed() * 3;
         if keep {
             self.kept += pages as u64;
         } else {
@@ -105,7 +130,7 @@ impl Retention {
     /// Where the next is that goes.
     pub fn source(&self) -> Source {
         let tries = self.refused >= TRIAL_EVERY && self.is_free();
-        if self.kept > self.limit || tries && self.kept > 0 { Source::Kept } else { Source::Passing }
+        if self.kept > self.limit() || tries && self.kept > 0 { Source::Kept } else { Source::Passing }
     }
 
     /// Whether the oldest trial has come to an end.

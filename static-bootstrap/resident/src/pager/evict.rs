@@ -1,6 +1,5 @@
 //! Makes room before it is needed: takes what came first, and gives it to the servers.
 
-use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use core::sync::atomic::Ordering;
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
@@ -340,8 +339,8 @@ impl Evictor {
         }
         FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
         ROOM.tell();
-        let data = contents(base, there);
-        let sent = without(data, both(kept, unchanged(number, base, data)));
+        let (data, unchanged) = contents(number, base, there);
+        let sent = without(data, both(kept, unchanged));
         let zero = both(kept, without(moved, data));
         lenders::count_kept(number, count(&data), count(&both(kept, moved)));
         counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
@@ -508,37 +507,22 @@ fn swapped(base: usize, pages: Bits) -> Bits {
     core::array::from_fn(|at| (0..64).fold(0, |all, bit| all | is_in_swap(at * 64 + bit) << bit) & pages[at])
 }
 
-/// Which of these pages, which are all there, hold anything but zeros.
-fn contents(slot: usize, pages: Bits) -> Bits {
-    /// Pages whose beginnings are on their way from memory.
-    const AHEAD: usize = 8;
-    let mut data = NONE;
-    for (first, count) in runs(pages) {
-        for page in first..first + count {
-            // SAFETY: this one only helps; the other is there, and nobody else's.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot.wrapping_add((page + AHEAD) * PAGE) as *const i8) };
-            // SAFETY: as above.
-            let words = unsafe { &*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]) };
-            if words.iter().any(|word| *word != 0) {
-                data[page / 64] |= 1 << (page % 64);
-            }
-        }
-    }
-    data
-}
-
-/// Which of these pages are what they were when they were last given away.
-fn unchanged(number: usize, slot: usize, pages: Bits) -> Bits {
+/// Which of these pages, which are all there, hold anything but zeros; and which of those are what they were when they were last given away.
+fn contents(number: usize, slot: usize, pages: Bits) -> (Bits, Bits) {
     let digests = TABLE.lock().digests(number);
-    let mut same = NONE;
+    let (mut data, mut same) = (NONE, NONE);
     for page in runs(pages).flat_map(|(first, count)| first..first + count) {
         // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
         let (words, kept) =
             unsafe { (&*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
+        if words.iter().all(|word| *word == 0) {
+            continue;
+        }
+        data[page / 64] |= 1 << (page % 64);
         let now = digest::of(words);
         if core::mem::replace(kept, now) == now {
             same[page / 64] |= 1 << (page % 64);
         }
     }
-    same
+    (data, same)
 }

@@ -168,14 +168,14 @@ fn start() {
 fn fit(pages: usize, group: usize, depth: usize) {
     /// Runs whose spans are not to go before they are used.
     const RUNS: usize = 3;
-    let passing = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
-    QUEUE.lock().retention.fit(pages, passing);
-    demand::fit(group, depth, passing);
+    let runs = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
+    QUEUE.lock().retention.fit(pages, pages / 8, runs);
+    demand::fit(group, depth, runs);
 }
 
 /// Slots of this program.
 fn staged() -> usize {
-    (settings::get().local as usize / 6 / SPAN).clamp(4, 32)
+    (settings::get().local as usize / 5 / SPAN).clamp(4, 32)
 }
 
 /// Starts the threads, and leaves them the descriptors.
