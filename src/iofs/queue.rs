@@ -106,7 +106,9 @@ impl Index {
             if self.stretches.back().is_none_or(|stretch| stretch.pieces == STRETCH) {
                 self.stretches.push_back(Stretch::new((run, piece.position), &piece));
             }
-            self.stretches.iter_mut().next_back().into_iter().for_each(|stretch| stretch.add(run, &piece));
+            if let Some(stretch) = self.stretches.back_mut() {
+                stretch.add(run, &piece);
+            }
             way.next();
         }
     }
