@@ -250,9 +250,16 @@ pub(super) fn drop_file(id: usize, file: &table::File) {
 
 /// Nobody keeps this file from now on: it is locked or mapped.
 pub(super) fn mark_direct(file: &table::File) {
-    // As long as who said so has a log.
-    let segment = || log_for(file.device.load(Ordering::Relaxed)).map_or(NOBODY, |(_, segment)| segment);
-    if head().is_some() && ask_about(op::DIRECT, segment(), 0, file).is_some() {
+    if head().is_none() {
+        return;
+    }
+    // That holds as long as who says so has a log. A signal handler that came in between would ask for another one.
+    let blocked = block_signals();
+    if OWN[0].segment.load(Ordering::Relaxed) == NOBODY {
+        log_for(file.device.load(Ordering::Relaxed));
+    }
+    restore_signals(blocked);
+    if ask_about(op::DIRECT, OWN[0].segment.load(Ordering::Relaxed), 0, file).is_some() {
         file.marked.store(1, Ordering::Relaxed);
     }
 }
