@@ -162,6 +162,13 @@ const PROOFS: &[Proof] = &[
         root: false,
     },
     Proof {
+        name: "costs",
+        what: "tar, rsync, git, gcc, sqlite3, Python, numpy, h5py, netCDF4 and LAMMPS with --async-io on local file systems beside plainly: processor time and time",
+        how: How::Bench("costs"),
+        memory: 2,
+        root: false,
+    },
+    Proof {
         name: "memory",
         what: "memory with a server on this host: faults beside a pager that does nothing else, STREAM's triad, random updates, a sort",
         how: How::Bench("memory"),

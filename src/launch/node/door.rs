@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -104,6 +104,16 @@ impl Door {
         self.directory.path.join(FILE)
     }
 
+    /// Shows a descriptor of ours there.
+    ///
+    /// # Errors
+    /// Its directory takes no more names.
+    pub(super) fn show(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
+        let (path, target) =
+            (self.directory.path.join(name), format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()));
+        std::os::unix::fs::symlink(target, &path).op_on("make", path)
+    }
+
     /// Has every program that comes answered, each by a task of its own.
     pub(super) fn serve<F: Future<Output = ()> + 'static>(
         &self,
@@ -157,10 +167,11 @@ fn resident(operation: &'static str, place: &[u8], settings: Settings) -> Result
     }
     let at = memchr::memmem::find(&bytes, &MARK).map(|at| at + MARK.len());
     let room = at.and_then(|at| bytes.get_mut(at..at + size_of::<Settings>()));
-    let (there, numbers) = room.expect("tests look into the resident that was built").split_at_mut(PLACE_MAX);
+    let (there, rest) = room.expect("tests look into the resident that was built").split_at_mut(PLACE_MAX);
     there[..place.len()].copy_from_slice(place);
-    let Settings { place: _, local, user_mode_only, without_move, files } = settings;
-    numbers.copy_from_slice(&[local, user_mode_only, without_move, files].map(u64::to_le_bytes).concat());
+    let Settings { place: _, local, user_mode_only, without_move, files, memory, roots } = settings;
+    let numbers = [local, user_mode_only, without_move, files, memory].map(u64::to_le_bytes).concat();
+    rest.copy_from_slice(&[&numbers[..], &roots].concat());
     Ok(bytes)
 }
 

@@ -33,7 +33,7 @@ use crate::sys::extents::{FILES, NOBODY, SEGMENTS, inode};
 use crate::sys::extents_map::{self, Extents};
 use crate::sys::files::{Answer, MARK, Question, ROOTS_MAX, Terms, op, why};
 use crate::sys::process;
-use crate::sys::resident::{Settings, files};
+use crate::sys::resident::{MEMORY, Settings, files};
 use crate::sys::without::{Ability, Without};
 use crate::{Error, Result, error::Context};
 
@@ -61,7 +61,6 @@ pub(super) struct Shared {
 struct Written {
     memory: OwnedFd,
     extents: Extents,
-    roots: [u8; ROOTS_MAX],
     /// By segment.
     programs: RefCell<BTreeMap<u32, Program>>,
     /// By segment and number.
@@ -131,12 +130,13 @@ impl Files {
         let shown = launch.forward.clone().map(|wish| Forward { key: node.key.hide(&wish.nonce, &wish.key), ..wish });
         let elsewhere = if shown.is_some() { files::ELSEWHERE | files::ALWAYS } else { 0 };
         let files = files::ON | named | always | hosts | elsewhere;
-        let settings = Settings { files, ..Settings::NONE };
+        let number = rustix::fs::fstat(&memory).op(SHARING)?.st_ino;
+        let settings = Settings { files, memory: number, roots: list, ..Settings::NONE };
         let door = Door::open("use --async-io", &mut launch.env, settings)?;
+        door.show(MEMORY, memory.as_fd())?;
         let job = Rc::new(Written {
             memory,
             extents,
-            roots: list,
             programs: RefCell::default(),
             kept: RefCell::default(),
             direct: RefCell::default(),
@@ -521,7 +521,6 @@ async fn attach(
     terms.extend(segment.to_ne_bytes());
     terms.extend(0u32.to_ne_bytes());
     terms.extend(job.extents.ring().to_ne_bytes());
-    terms.extend(job.roots);
     debug_assert_eq!(terms.len(), size_of::<Terms>());
     if let Some((segment, ended)) = free {
         let state = extents_map::reset(&job.memory, &job.extents, segment, asked.device);

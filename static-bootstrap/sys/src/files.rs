@@ -60,8 +60,6 @@ pub struct Terms {
     pub error: u32,
     /// Bytes of a log.
     pub ring: u64,
-    /// Directories, each ended by NUL; none: file systems that hosts share, and FUSE.
-    pub roots: [u8; ROOTS_MAX],
 }
 
 /// An errno or 0, and the place of the file in the table.

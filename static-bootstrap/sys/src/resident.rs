@@ -1,5 +1,6 @@
 //! What the resident and the agent of its node say to each other. Both are built from this one file and embedded in one binary.
 
+use super::files::ROOTS_MAX;
 use super::places::{PLACES, Place};
 
 /// Where the resident finds its settings: after this mark in its own file, where the agent puts [`Settings`].
@@ -7,6 +8,8 @@ pub const MARK: [u8; 16] = *b"hpcrt's memory =";
 /// The resident's name in its directory, and that of the socket at which the agent answers.
 pub const FILE: &str = "resident.so";
 pub const DOOR: &str = "door";
+/// Leads to the memory that programs of the file layer share, for those that the kernel lets look into the agent; others ask.
+pub const MEMORY: &str = "memory";
 /// Bytes of the directory's path; a Unix socket's path is not longer either.
 pub const PLACE_MAX: usize = 88;
 
@@ -24,12 +27,23 @@ pub struct Settings {
     pub without_move: u64,
     /// Not 0: the file layer, in place of the pager; some of [`files`].
     pub files: u64,
+    /// Number of the file that [`MEMORY`] leads to.
+    pub memory: u64,
+    /// Directories, each ended by NUL; none: file systems that hosts share, and FUSE.
+    pub roots: [u8; ROOTS_MAX],
 }
 
 impl Settings {
     /// As the resident is built.
-    pub const NONE: Settings =
-        Settings { place: [0; PLACE_MAX], local: 0, user_mode_only: 0, without_move: 0, files: 0 };
+    pub const NONE: Settings = Settings {
+        place: [0; PLACE_MAX],
+        local: 0,
+        user_mode_only: 0,
+        without_move: 0,
+        files: 0,
+        memory: 0,
+        roots: [0; ROOTS_MAX],
+    };
 }
 
 /// Of the file layer.

@@ -7,7 +7,7 @@ use core::arch::x86_64::_rdtsc;
 
 use sys::extents::SLOW;
 
-use super::kernel::{raw};
+use super::kernel::raw;
 
 /// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has lost as much ([`lost`]).
 pub(super) const PRICE: u64 = 400_000;

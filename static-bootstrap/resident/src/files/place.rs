@@ -77,7 +77,7 @@ pub(super) fn of(fd: usize) -> Option<(u64, u64)> {
     // SAFETY: room for a `struct statfs`.
     let of_fd = |found: usize| unsafe { raw(nr::FSTATFS, [fd, found, 0, 0, 0, 0]) };
     (if named {
-        worker::attach() && is_named(fd)? && concerns(device, of_fd)
+        is_named(fd)? && concerns(device, of_fd) && worker::attach()
     } else {
         concerns(device, of_fd) && worker::attach()
     })
@@ -194,7 +194,7 @@ pub(super) fn tells(fd: usize) -> bool {
 fn is_named(fd: usize) -> Option<bool> {
     let mut path = [0; 4096];
     let path = path_of(fd, &mut path)?;
-    Some(worker::roots().split(|byte| *byte == 0).filter(|root| !root.is_empty()).any(|root| {
+    Some(settings::get().roots.split(|byte| *byte == 0).filter(|root| !root.is_empty()).any(|root| {
         path.starts_with(root) && (root.ends_with(b"/") || path.get(root.len()).is_none_or(|byte| *byte == b'/'))
     }))
 }

@@ -10,8 +10,8 @@ use sys::extents::Head;
 use sys::page::PAGE;
 use sys::syscall::{nr as early, syscall};
 
-use super::kernel::{GATE, nr};
 use super::image::{self, Text};
+use super::kernel::{GATE, nr};
 use super::{process, quick, table, worker};
 use crate::{call, dispatch};
 

@@ -3,12 +3,13 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use sys::extents::{CONTROL, HOT, Head, Inode, Log, NOBODY, NONE, SEGMENTS, Segment, inode, ring_at, segment_at};
-use sys::files::{Answer, MARK, Question, ROOTS_MAX, Terms, op, why};
+use sys::files::{Answer, MARK, Question, Terms, op, why};
+use sys::resident::{MEMORY, PLACE_MAX};
 use sys::socket::{AF_UNIX, Address, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
 
 use super::kernel::{block_signals, failed, nr, raw, restore_signals, wait, wake};
 use super::{others, table};
-use crate::door;
+use crate::{door, settings};
 
 /// Seconds.
 const PATIENCE: usize = 30;
@@ -31,20 +32,6 @@ static OWN: [Own; LOGS] =
     [const { Own { device: AtomicU64::new(0), segment: AtomicU32::new(NOBODY), ring: AtomicUsize::new(0) } }; LOGS];
 /// Nobody is there, or he does not take us.
 static ALONE: AtomicU32 = AtomicU32::new(0);
-
-struct Roots(core::cell::UnsafeCell<([u8; ROOTS_MAX], usize)>);
-// SAFETY: written once, before anybody reads it.
-unsafe impl Sync for Roots {}
-static ROOTS: Roots = Roots(core::cell::UnsafeCell::new(([0; ROOTS_MAX], 0)));
-
-/// The directories that the user named.
-pub(super) fn roots() -> &'static [u8] {
-    // SAFETY: written once, in `attach`.
-    unsafe {
-        let (bytes, len) = &*ROOTS.0.get();
-        &bytes[..*len]
-    }
-}
 
 #[inline]
 pub(super) fn head() -> Option<&'static Head> {
@@ -115,7 +102,7 @@ pub(super) fn attach() -> bool {
     }
     // A signal handler that came in between would be another one.
     let blocked = block_signals();
-    let joined = head().is_some() || ALONE.load(Ordering::Relaxed) == 0 && join(op::ATTACH, 0, 0, None);
+    let joined = head().is_some() || ALONE.load(Ordering::Relaxed) == 0 && (find() || join(op::ATTACH, 0, 0, None));
     ALONE.store(u32::from(!joined), Ordering::Relaxed);
     restore_signals(blocked);
     joined
@@ -143,6 +130,41 @@ pub(super) fn pace(device: u64) -> u32 {
         .map_or(0, |(log, _)| log.segment.pace.load(Ordering::Relaxed))
 }
 
+fn map(memory: isize, len: usize, from: usize) -> isize {
+    let (read_write, shared_noreserve) = (3, 0x1 | 0x4000);
+    // SAFETY: a new mapping of a file whose length is sealed.
+    unsafe { raw(nr::MMAP, [0, len, read_write, shared_noreserve, memory as usize, from]) }
+}
+
+/// Finds the memory without asking.
+fn find() -> bool {
+    const AT_FDCWD: usize = -100_isize as usize;
+    const READ_WRITE_CLOEXEC: usize = 0o2_000_002;
+    let settings = settings::get();
+    let mut path = [0; PLACE_MAX + MEMORY.len() + 2];
+    let len = settings.place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX);
+    path[..len].copy_from_slice(&settings.place[..len]);
+    path[len] = b'/';
+    path[len + 1..][..MEMORY.len()].copy_from_slice(MEMORY.as_bytes());
+    let mut stat = [0u64; 18];
+    // SAFETY: a string, room for a `struct stat`, and a descriptor of ours.
+    unsafe {
+        let memory = raw(nr::OPENAT, [AT_FDCWD, path.as_ptr() as usize, READ_WRITE_CLOEXEC, 0, 0, 0]);
+        if failed(memory) {
+            return false;
+        }
+        // What the agent has now under that number may be another job's.
+        let is_it = raw(nr::FSTAT, [memory as usize, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) == 0
+            && stat[1] == settings.memory;
+        let at = if is_it { map(memory, CONTROL, 0) } else { -1 };
+        raw(nr::CLOSE, [memory as usize, 0, 0, 0, 0, 0]);
+        if !failed(at) {
+            AT.store(at as usize, Ordering::Release);
+        }
+        !failed(at)
+    }
+}
+
 /// Asks for the memory, or for a log in it.
 fn join(op: u32, detail: u32, device: u64, own: Option<&Own>) -> bool {
     // SAFETY: integers and arrays of them, for which zero is a value.
@@ -150,24 +172,16 @@ fn join(op: u32, detail: u32, device: u64, own: Option<&Own>) -> bool {
     let question = Question { mark: MARK, op, file: 0, segment: 0, detail, device, number: 0 };
     let given = ask(&question, None, &raw mut terms as usize, size_of::<Terms>());
     let Some(memory) = given.filter(|fd| *fd >= 0 && terms.mark == MARK && terms.error == 0) else { return false };
-    let map = |len: usize, from: usize| {
-        let (read_write, shared_noreserve) = (3, 0x1 | 0x4000);
-        // SAFETY: a new mapping of a file whose length is sealed.
-        unsafe { raw(nr::MMAP, [0, len, read_write, shared_noreserve, memory as usize, from]) }
-    };
-    let at = if head().is_some() { 1 } else { map(CONTROL, 0) };
+    let at = if head().is_some() { 1 } else { map(memory as isize, CONTROL, 0) };
     let own = own.filter(|_| (terms.segment as usize) < SEGMENTS);
     let len = terms.ring as usize;
-    let ring = own.map(|own| (own, map(len, ring_at(terms.segment as usize, terms.ring))));
+    let ring = own.map(|own| (own, map(memory as isize, len, ring_at(terms.segment as usize, terms.ring))));
     // SAFETY: ours.
     unsafe { raw(nr::CLOSE, [memory as usize, 0, 0, 0, 0, 0]) };
     if failed(at) {
         return false;
     }
     if at > 1 {
-        let len = terms.roots.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        // SAFETY: nobody reads it before `AT` is set, or reads the same.
-        unsafe { *ROOTS.0.get() = (terms.roots, len) };
         AT.store(at as usize, Ordering::Release);
     }
     if let Some((own, ring)) = ring.filter(|(_, ring)| !failed(*ring)) {
