@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,30 @@ fn a_killed_agent() {
     let (done, took) = kill_while_running(Role::Agent);
     assert!(took < ENDED, "{took:?}");
     done.gone().code(125).says("cannot reach the agent: the connection was closed");
+}
+
+/// Its rank has ended, and not all of its output has left the host, since nobody reads it.
+#[test]
+fn a_killed_agent_that_has_output_yet_to_send() {
+    const BYTES: usize = 3 << 20;
+    // The pipe holds the last MiB.
+    let script = format!("import fcntl, os; fcntl.fcntl(1, 1031, 1 << 20); os.write(1, b'x' * {BYTES})");
+    let mark = format!("output{}", std::process::id());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hpcrt"));
+    command.args(["exec", "--hosts", "a", "--agent", "local", "-q", "--", "python3", "-c", &script]);
+    command.env("HPCRT_TEST_MARK", &mark).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    until(|| (role(&mark, Role::Rank).len() == 1).then_some(()));
+    until(|| role(&mark, Role::Rank).is_empty().then_some(()));
+    // Its end is told.
+    thread::sleep(Duration::from_millis(300));
+    kill(role(&mark, Role::Agent)[0], Signal::SIGKILL).unwrap();
+    let done = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.stdout.len() < BYTES, "all of it had come");
+    assert_eq!(done.status.code(), Some(125), "{said}");
+    assert!(said.contains("a: cannot reach the agent") && said.contains("what its ranks wrote last may be missing"));
+    common::nothing_left(&mark);
 }
 
 #[test]

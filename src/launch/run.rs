@@ -483,9 +483,15 @@ impl Running<'_> {
     }
 
     async fn lost(&mut self, node: NodeId, error: String) {
-        self.errors.push(error);
         let shares = self.placement.shares.iter().zip(&self.nodes);
-        let ranks = shares.filter(|(_, n)| **n == node).flat_map(|(share, _)| share.ranks.clone()).collect();
+        let ranks: Vec<u32> = shares.filter(|(_, n)| **n == node).flat_map(|(share, _)| share.ranks.clone()).collect();
+        // It had not said that it is done: what it had yet to send of their output is lost.
+        if ranks.iter().all(|rank| self.ends.has_ended(*rank)) {
+            self.failed = true;
+            self.errors.push(format!("{error}; what its ranks wrote last may be missing"));
+        } else {
+            self.errors.push(error);
+        }
         self.lose(ranks).await;
     }
 
