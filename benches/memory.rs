@@ -12,7 +12,8 @@ const HPCRT: &str = env!("CARGO_BIN_EXE_hpcrt");
 
 fn main() {
     // Cargo passes --bench.
-    let place = std::env::temp_dir().join(format!("hpcrt-memory-{}", std::process::id()));
+    // Hosts of the test cluster have a /tmp of their own.
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-memory-{}", std::process::id()));
     std::fs::create_dir_all(&place).expect("a directory for the program");
     let (program, key) = (place.join("memory"), place.join("config"));
     let mut cc = Command::new("cc");
