@@ -38,7 +38,7 @@ fn main() {
     let list = Path::new("src/sys/mpir.list");
     println!("cargo:rerun-if-changed={}", list.display());
     println!("cargo:rustc-link-arg-bins=-Wl,--dynamic-list={}", list.canonicalize().expect("it is there").display());
-    let object = |name: &str, linker: &str, flags: &[&str]| {
+    let object = |name: &str, linker: &str, sys: &Path, flags: &[&str]| {
         let link =
             format!("-Clink-args=-nostdlib -nostartfiles -Wl,{linker}-z,noexecstack,--build-id=none,--no-eh-frame-hdr");
         let (named, sys) = (format!("--crate-name={name}"), format!("--extern=sys={}", sys.display()));
@@ -47,14 +47,16 @@ fn main() {
         println!("cargo:rustc-env=HPCRT_{}={}", name.to_uppercase(), built.display());
     };
     // Lazily bound, and not sealed: see got.rs.
-    object("audit", "-z,lazy,-z,norelro,", &["-Crelro-level=off"]);
+    object("audit", "-z,lazy,-z,norelro,", &sys, &["-Crelro-level=off"]);
     // Its constructor comes before all others: what they allocate is the program's, too. Statically linked programs are begun at its entry.
     if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
-        object("resident", "-z,initfirst,-e,hpcrt_start,", &["-Copt-level=3"]);
+        const FAST: &str = "-Copt-level=3";
+        let sys = rustc("sys/src/lib.rs", &out, "libfast.rlib", &["--crate-type=rlib", "--crate-name=sys", FAST]);
+        object("resident", "-z,initfirst,-e,hpcrt_start,", &sys, &[FAST]);
     }
-    object("pmi", "", &[]);
+    object("pmi", "", &sys, &[]);
     // Lazily bound: whose functions they are is known when they are called.
-    object("progress", "-z,lazy,", &[]);
+    object("progress", "-z,lazy,", &sys, &[]);
 }
 
 fn rustc(source: &str, out: &Path, name: &str, flags: &[&str]) -> PathBuf {

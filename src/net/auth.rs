@@ -184,6 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(target_arch = "x86_64")]
     fn programs_make_the_same_tags() {
         let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         let lengths =
@@ -191,11 +192,12 @@ mod tests {
         for len in lengths.chain((0..40).map(|n| n * 7_919)) {
             for cut in [0, 12, len / 3] {
                 let (first, second) = bytes[..len].split_at(cut.min(len));
-                let mut ours = crate::sys::blake3::Hasher::new(&[7; 32]);
-                ours.update(first);
-                ours.update(second);
                 let theirs = blake3::keyed_hash(&[7; 32], &bytes[..len]);
-                assert_eq!(ours.tag(), theirs.as_bytes()[..TAG], "{len} bytes, cut at {cut}");
+                for mut ours in crate::sys::blake3::Hasher::every_way(&[7; 32]) {
+                    ours.update(first);
+                    ours.update(second);
+                    assert_eq!(ours.tag(), theirs.as_bytes()[..TAG], "{len} bytes, cut at {cut}");
+                }
             }
         }
     }

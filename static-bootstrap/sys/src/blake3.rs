@@ -38,17 +38,41 @@ const SCHEDULE: [[usize; 16]; 7] = {
     }
     all
 };
-/// The four words that each of a round's eight steps mixes.
-const MIXED: [[usize; 4]; 8] = [
-    [0, 4, 8, 12],
-    [1, 5, 9, 13],
-    [2, 6, 10, 14],
-    [3, 7, 11, 15],
-    [0, 5, 10, 15],
-    [1, 6, 11, 12],
-    [2, 7, 8, 13],
-    [3, 4, 9, 14],
-];
+/// The seven rounds of the compression function, without a loop, so that the state stays in registers. Each mixes four words of it in eight steps.
+macro_rules! rounds {
+    ($state:ident, $message:ident, $add:ident, $xor:ident, $rotate:ident) => {
+        rounds!(@each $state, $message, $add, $xor, $rotate, 0 1 2 3 4 5 6);
+    };
+    (@each $state:ident, $message:ident, $add:ident, $xor:ident, $rotate:ident, $($round:literal)*) => {
+        $(rounds!(@one $state, $message, $add, $xor, $rotate, $round,
+            0 0 4 8 12, 1 1 5 9 13, 2 2 6 10 14, 3 3 7 11 15, 4 0 5 10 15, 5 1 6 11 12, 6 2 7 8 13, 7 3 4 9 14);)*
+    };
+    (@one $state:ident, $message:ident, $add:ident, $xor:ident, $rotate:ident, $round:literal,
+        $($step:literal $a:literal $b:literal $c:literal $d:literal),*) => {
+        $(
+            $state[$a] = $add($add($state[$a], $state[$b]), $message[SCHEDULE[$round][$step * 2]]);
+            $state[$d] = $rotate::<16, 16>($xor($state[$d], $state[$a]));
+            $state[$c] = $add($state[$c], $state[$d]);
+            $state[$b] = $rotate::<12, 20>($xor($state[$b], $state[$c]));
+            $state[$a] = $add($add($state[$a], $state[$b]), $message[SCHEDULE[$round][$step * 2 + 1]]);
+            $state[$d] = $rotate::<8, 24>($xor($state[$d], $state[$a]));
+            $state[$c] = $add($state[$c], $state[$d]);
+            $state[$b] = $rotate::<7, 25>($xor($state[$b], $state[$c]));
+        )*
+    };
+}
+
+fn add(one: u32, other: u32) -> u32 {
+    one.wrapping_add(other)
+}
+
+fn xor(one: u32, other: u32) -> u32 {
+    one ^ other
+}
+
+fn rotate<const N: u32, const LEFT: u32>(word: u32) -> u32 {
+    word.rotate_right(N)
+}
 
 /// The compression function, of which only the first half of the result is ever needed.
 fn compress(value: &Words, block: &[u8; BLOCK], len: u32, counter: u64, flags: u32) -> Words {
@@ -59,17 +83,7 @@ fn compress(value: &Words, block: &[u8; BLOCK], len: u32, counter: u64, flags: u
     state[..8].copy_from_slice(value);
     state[8..12].copy_from_slice(&IV);
     state[12..].copy_from_slice(&[counter as u32, (counter >> 32) as u32, len, flags]);
-    for round in &SCHEDULE {
-        for (step, [a, b, c, d]) in MIXED.into_iter().enumerate() {
-            for (half, (first, second)) in [(16, 12), (8, 7)].into_iter().enumerate() {
-                let word = message[round[step * 2 + half]];
-                state[a] = state[a].wrapping_add(state[b]).wrapping_add(word);
-                state[d] = (state[d] ^ state[a]).rotate_right(first);
-                state[c] = state[c].wrapping_add(state[d]);
-                state[b] = (state[b] ^ state[c]).rotate_right(second);
-            }
-        }
-    }
+    rounds!(state, message, add, xor, rotate);
     core::array::from_fn(|at| state[at] ^ state[at + 8])
 }
 
@@ -79,10 +93,10 @@ mod wide {
     use core::arch::x86_64::*;
     use core::sync::atomic::{AtomicU8, Ordering};
 
-    use super::{BLOCK, CHUNK, CHUNK_END, CHUNK_START, IV, KEYED, MIXED, SCHEDULE, WIDE, Words};
+    use super::{BLOCK, CHUNK, CHUNK_END, CHUNK_START, IV, KEYED, SCHEDULE, WIDE, Words};
 
     /// How many at once.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
     pub(super) enum Width {
         One,
         Eight,
@@ -130,24 +144,66 @@ mod wide {
         _mm256_or_si256(_mm256_srli_epi32::<N>(word), _mm256_slli_epi32::<LEFT>(word))
     }
 
+    /// The words of a block of each of sixteen chunks: the first ones of all, the second ones, and so on.
+    ///
     /// # Safety
-    /// There is a word at each of these offsets.
+    /// From there on there are so many chunks, but for the blocks before.
     #[target_feature(enable = "avx512f")]
-    unsafe fn gather16(offsets: __m512i, from: *const i32) -> __m512i {
-        // SAFETY: the caller vouches for them.
-        unsafe { _mm512_i32gather_epi32::<1>(offsets, from) }
+    unsafe fn words16(from: *const u8) -> [__m512i; 16] {
+        // SAFETY: the caller vouches for it.
+        let rows: [__m512i; 16] =
+            core::array::from_fn(|row| unsafe { _mm512_loadu_si512(from.add(row * CHUNK).cast()) });
+        let pairs: [__m512i; 16] = core::array::from_fn(|at| match at % 2 {
+            0 => _mm512_unpacklo_epi32(rows[at], rows[at + 1]),
+            _ => _mm512_unpackhi_epi32(rows[at - 1], rows[at]),
+        });
+        // Of four rows each; four words of each row lie apart by the width of a part.
+        let fours: [__m512i; 16] = core::array::from_fn(|at| {
+            let (first, third) = (pairs[at / 4 * 4 + at % 4 / 2], pairs[at / 4 * 4 + at % 4 / 2 + 2]);
+            if at % 2 == 0 { _mm512_unpacklo_epi64(first, third) } else { _mm512_unpackhi_epi64(first, third) }
+        });
+        core::array::from_fn(|word| {
+            let (column, odd) = (word % 4, word / 4 % 2 == 1);
+            let half = |at: usize| match odd {
+                false => _mm512_shuffle_i32x4::<0x88>(fours[at], fours[at + 4]),
+                true => _mm512_shuffle_i32x4::<0xdd>(fours[at], fours[at + 4]),
+            };
+            let (low, high) = (half(column), half(column + 8));
+            match word / 8 {
+                0 => _mm512_shuffle_i32x4::<0x88>(low, high),
+                _ => _mm512_shuffle_i32x4::<0xdd>(low, high),
+            }
+        })
     }
 
+    /// The same of eight chunks.
+    ///
     /// # Safety
-    /// There is a word at each of these offsets.
+    /// As [`words16`]'s.
     #[target_feature(enable = "avx2")]
-    unsafe fn gather8(offsets: __m256i, from: *const i32) -> __m256i {
-        // SAFETY: the caller vouches for them.
-        unsafe { _mm256_i32gather_epi32::<1>(from, offsets) }
+    unsafe fn words8(from: *const u8) -> [__m256i; 16] {
+        // SAFETY: the caller vouches for it. The first eight words of each, then the others.
+        let rows: [__m256i; 16] =
+            core::array::from_fn(|at| unsafe { _mm256_loadu_si256(from.add(at % 8 * CHUNK + at / 8 * 32).cast()) });
+        let pairs: [__m256i; 16] = core::array::from_fn(|at| match at % 2 {
+            0 => _mm256_unpacklo_epi32(rows[at], rows[at + 1]),
+            _ => _mm256_unpackhi_epi32(rows[at - 1], rows[at]),
+        });
+        let fours: [__m256i; 16] = core::array::from_fn(|at| {
+            let (first, third) = (pairs[at / 4 * 4 + at % 4 / 2], pairs[at / 4 * 4 + at % 4 / 2 + 2]);
+            if at % 2 == 0 { _mm256_unpacklo_epi64(first, third) } else { _mm256_unpackhi_epi64(first, third) }
+        });
+        core::array::from_fn(|word| {
+            let at = word / 8 * 8 + word % 4;
+            match word / 4 % 2 {
+                0 => _mm256_permute2x128_si256::<0x20>(fours[at], fours[at + 4]),
+                _ => _mm256_permute2x128_si256::<0x31>(fours[at], fours[at + 4]),
+            }
+        })
     }
 
     macro_rules! wide {
-        ($name:ident, $feature:literal, $lanes:literal, $type:ty, $set:ident, $add:ident, $xor:ident, $gather:ident, $rotate:ident) => {
+        ($name:ident, $feature:literal, $lanes:literal, $type:ty, $set:ident, $add:ident, $xor:ident, $words:ident, $rotate:ident) => {
             /// # Safety
             /// There are so many chunks, and the processor has these instructions.
             #[target_feature(enable = $feature)]
@@ -158,7 +214,6 @@ mod wide {
                 };
                 let lanes = |shift: u32| core::array::from_fn(|at| ((counter + at as u64) >> shift) as i32);
                 let (low, high) = (vector(lanes(0)), vector(lanes(32)));
-                let strides = vector(core::array::from_fn(|at| (at * CHUNK) as i32));
                 let mut value = [low; 8];
                 for (vector, word) in value.iter_mut().zip(key) {
                     *vector = $set(word.cast_signed());
@@ -166,11 +221,8 @@ mod wide {
                 for block in 0..CHUNK / BLOCK {
                     let start = if block == 0 { CHUNK_START } else { 0 };
                     let end = if block == CHUNK / BLOCK - 1 { CHUNK_END } else { 0 };
-                    let mut message = [low; 16];
-                    for (word, vector) in message.iter_mut().enumerate() {
-                        // SAFETY: within the chunks.
-                        *vector = unsafe { $gather(strides, chunks.add(block * BLOCK + word * 4).cast::<i32>()) };
-                    }
+                    // SAFETY: within the chunks.
+                    let message = unsafe { $words(chunks.add(block * BLOCK)) };
                     let mut state = [low; 16];
                     state[..8].copy_from_slice(&value);
                     for (vector, word) in state[8..12].iter_mut().zip(IV) {
@@ -179,18 +231,7 @@ mod wide {
                     state[13] = high;
                     state[14] = $set(BLOCK as i32);
                     state[15] = $set((KEYED | start | end).cast_signed());
-                    for round in &SCHEDULE {
-                        for (step, [a, b, c, d]) in MIXED.into_iter().enumerate() {
-                            state[a] = $add($add(state[a], state[b]), message[round[step * 2]]);
-                            state[d] = $rotate::<16, 16>($xor(state[d], state[a]));
-                            state[c] = $add(state[c], state[d]);
-                            state[b] = $rotate::<12, 20>($xor(state[b], state[c]));
-                            state[a] = $add($add(state[a], state[b]), message[round[step * 2 + 1]]);
-                            state[d] = $rotate::<8, 24>($xor(state[d], state[a]));
-                            state[c] = $add(state[c], state[d]);
-                            state[b] = $rotate::<7, 25>($xor(state[b], state[c]));
-                        }
-                    }
+                    rounds!(state, message, $add, $xor, $rotate);
                     for at in 0..8 {
                         value[at] = $xor(state[at], state[at + 8]);
                     }
@@ -203,8 +244,8 @@ mod wide {
             }
         };
     }
-    wide!(eight, "avx2", 8, __m256i, _mm256_set1_epi32, _mm256_add_epi32, _mm256_xor_si256, gather8, rotate8);
-    wide!(sixteen, "avx512f", 16, __m512i, _mm512_set1_epi32, _mm512_add_epi32, _mm512_xor_si512, gather16, rotate16);
+    wide!(eight, "avx2", 8, __m256i, _mm256_set1_epi32, _mm256_add_epi32, _mm256_xor_si256, words8, rotate8);
+    wide!(sixteen, "avx512f", 16, __m512i, _mm512_set1_epi32, _mm512_add_epi32, _mm512_xor_si512, words16, rotate16);
 }
 
 /// A hash under way.
@@ -237,6 +278,15 @@ impl Hasher {
             #[cfg(target_arch = "x86_64")]
             width: wide::width(),
         }
+    }
+
+    /// One for each way in which this processor can do it.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub fn every_way(key: &[u8; 32]) -> impl Iterator<Item = Hasher> {
+        use wide::Width;
+        let can = |width: &Width| *width <= wide::width();
+        let all = [Width::One, Width::Eight, Width::Sixteen].into_iter().filter(can);
+        all.map(|width| Hasher { width, ..Hasher::new(key) })
     }
 
     /// Goes on with these bytes.
