@@ -66,7 +66,7 @@ impl Stretch {
     }
 
     fn add(&mut self, run: u64, piece: &Piece) {
-        let (low, high) = range(piece);
+        let (low, high) = piece.range();
         (self.low, self.high) = (self.low.min(low), self.high.max(high));
         self.inode = self.inode.filter(|inode| *inode == piece.inode);
         self.pieces += 1;
@@ -74,14 +74,8 @@ impl Stretch {
     }
 
     fn may_cover(&self, piece: &Piece) -> bool {
-        let (low, high) = range(piece);
-        self.inode.is_none_or(|inode| inode == piece.inode) && low < self.high && self.low < high
+        self.inode.is_none_or(|inode| inode == piece.inode) && piece.covers((self.low, self.high))
     }
-}
-
-/// What a piece covers: what appends, everything.
-fn range(piece: &Piece) -> (u64, u64) {
-    if piece.offset == APPEND { (0, u64::MAX) } else { (piece.offset, piece.offset.saturating_add(piece.len)) }
 }
 
 impl Index {

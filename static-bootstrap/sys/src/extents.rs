@@ -265,11 +265,20 @@ const SEGMENT_BYTES: usize = size_of::<Segment>().next_multiple_of(4096);
 pub const CONTROL: usize = segment_at(SEGMENTS);
 
 impl Piece {
+    /// What it covers of its file: what appends, everything.
+    pub fn range(&self) -> (u64, u64) {
+        if self.offset == APPEND { (0, u64::MAX) } else { (self.offset, self.offset.saturating_add(self.len)) }
+    }
+
+    /// Whether it writes to some bytes of this range of its file.
+    pub fn covers(&self, (low, high): (u64, u64)) -> bool {
+        let (from, to) = self.range();
+        from < high && low < to
+    }
+
     /// Whether both write to the same bytes of a file, or one to its end.
     pub fn overlaps(&self, other: &Piece) -> bool {
-        let apart = |one: &Piece, other: &Piece| one.offset.saturating_add(one.len) <= other.offset;
-        let appends = self.offset == APPEND || other.offset == APPEND;
-        self.inode == other.inode && (appends || !apart(self, other) && !apart(other, self))
+        self.inode == other.inode && self.covers(other.range())
     }
 }
 
