@@ -62,6 +62,7 @@ impl World {
     }
 
     fn write(&mut self, file: u32, offset: u64, bytes: Vec<u8>) {
+        let mut waited = false;
         loop {
             let log = self.log();
             let now = log.now();
@@ -71,7 +72,15 @@ impl World {
             // SAFETY: the parts of a live vector; there is one thread.
             match append(&self.extents, 3, &now, file, offset, &parts) {
                 Ok(_) => break,
-                Err(Refused::Full) => assert!(self.work(u64::MAX, false)),
+                Err(Refused::Full) => {
+                    assert!(!waited, "there was to be room");
+                    let room = bytes.len() as u64 + 2 * RUN;
+                    let enough = log.room_for(room, RING_LEAST - room.max(HOT));
+                    while self.log().segment.upto.load(Ordering::SeqCst) < enough {
+                        assert!(self.work(u64::MAX, false));
+                    }
+                    waited = true;
+                }
                 Err(Refused::Again) => unreachable!("nobody else writes"),
             }
         }
@@ -285,6 +294,44 @@ fn runs_are_as_long_as_they_may_be() {
     }
     assert_eq!(pieces, 3);
     world.check();
+}
+
+/// Memory that the kernel has cleared is used again as soon as may be, also where something waits at all times.
+#[test]
+fn what_waits_does_not_wander_through_the_ring() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut world = World::new(1);
+    let (mut furthest, mut most) = (0, 0);
+    for nth in 0..60u64 {
+        world.write(0, nth % 7 * 1000, vec![nth as u8; random.usize(RUN as usize / 2..RUN as usize)]);
+        let waits = world.log().pending();
+        assert!(waits < 3 * RUN, "{waits} bytes wait");
+        furthest = furthest.max(world.log().next().unwrap().unwrap().at);
+        most = most.max(waits);
+        while world.log().pending() > random.u64(1..2 * RUN) {
+            world.work(u64::MAX, false);
+        }
+    }
+    assert!(furthest > HOT && furthest < 10 * RUN && most > 2 * RUN, "{furthest} {most}");
+    world.check();
+}
+
+/// Who waits as long as he is told to finds room: [`World::write`] asserts it.
+#[test]
+fn there_is_room_for_who_has_waited() {
+    for seed in 0..30 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut world = World::new(2);
+        for nth in 0..60u64 {
+            let most = random.u8(1..22);
+            let len = random.usize(1..1 << most);
+            world.write(random.u32(0..2), random.u64(0..1000), vec![nth as u8; len]);
+            for _ in 0..random.u8(0..4) {
+                world.work(u64::MAX, false);
+            }
+        }
+        world.check();
+    }
 }
 
 /// Also where the ring ends: what was behind it before is not there any more.

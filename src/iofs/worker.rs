@@ -284,7 +284,7 @@ impl Worker {
         let mut budget = TURN;
         while budget > 0 {
             let (mut run, position) = queue.from(segment, &log);
-            let pending = log.now().tail.saturating_sub(position);
+            let pending = log.pending_behind(position);
             if pending == 0 {
                 queue.waiting.remove(&segment);
                 let _ = log.next();

@@ -26,6 +26,8 @@ pub const SLOW: u32 = 1000;
 pub const FILES: usize = 512;
 /// Files of a node that are, or were found unfit.
 pub const INODES: usize = 4096;
+/// So many times what waits has to be free for the ring to be begun again.
+const AGAIN: u64 = 4;
 /// The file offsets that are kept, at most.
 pub const OFFSETS: u64 = 1 << 42;
 /// In the place of an offset: at the file's end, wherever that is (O_APPEND).
@@ -169,6 +171,8 @@ struct Stage {
     /// The open file whose offset is kept here, and that.
     holder: AtomicU64,
     offset: AtomicU64,
+    /// Position from which on the ring was left unused last, up to its end.
+    skip: AtomicU64,
 }
 
 /// A copy of what counts.
@@ -181,6 +185,7 @@ pub struct Now {
     next: u64,
     pub holder: u64,
     pub offset: u64,
+    skip: u64,
 }
 
 /// Why nothing was appended.
@@ -413,7 +418,7 @@ pub struct Log<'a> {
 impl<'a> Log<'a> {
     /// # Safety
     /// `ring` has `len` bytes, a power of two from [`RING_LEAST`] on, aligned to a page, mapped for as long as the segment, and used through this
-    /// type only; or it is null, and nothing is appended or taken.
+    /// type only; or it is null, and nothing is appended, taken or counted.
     pub unsafe fn new(segment: &'a Segment, ring: *mut u8, len: u64) -> Log<'a> {
         Log { segment, ring, len }
     }
@@ -440,6 +445,7 @@ impl<'a> Log<'a> {
                 next: get(&stage.next).wrapping_add(grown),
                 holder: get(&stage.holder),
                 offset: get(&stage.offset).wrapping_add(grown),
+                skip: get(&stage.skip),
             };
             fence(Ordering::Acquire);
             if self.segment.sequence.load(Ordering::Relaxed) == sequence {
@@ -453,7 +459,9 @@ impl<'a> Log<'a> {
         self.segment.epoch.fetch_add(1, Ordering::SeqCst);
         self.segment.sequence.store(0, Ordering::Relaxed);
         let stage = &self.segment.stages[0];
-        for (word, value) in [(&stage.tail, 0), (&stage.run, NONE), (&stage.file, NONE), (&stage.holder, NONE)] {
+        for (word, value) in
+            [(&stage.tail, 0), (&stage.run, NONE), (&stage.file, NONE), (&stage.holder, NONE), (&stage.skip, 0)]
+        {
             word.store(value, Ordering::Relaxed);
         }
         for word in [&self.segment.staging, &self.segment.busy, &self.segment.giving] {
@@ -499,6 +507,7 @@ impl<'a> Log<'a> {
             (&stage.next, next.next),
             (&stage.holder, next.holder),
             (&stage.offset, next.offset),
+            (&stage.skip, next.skip),
         ] {
             word.store(value, Ordering::Relaxed);
         }
@@ -560,17 +569,24 @@ impl<'a> Log<'a> {
             && self.place(begin) + (now.tail - begin) + len <= self.len
             && to.inode.is_last(to.segment);
         let upto = self.segment.upto.load(Ordering::Acquire);
-        // What the worker has written need not be kept in caches beyond the beginning of the ring.
-        let mut again = upto >= now.tail && self.place(now.tail.next_multiple_of(HEADER)) >= HOT;
+        let first = self.segment.run.load(Ordering::Acquire);
+        // What the worker has written is still in caches, or at least the log's memory: the ring is begun again where far more of its beginning is
+        // free than waits.
+        let (waits, free) = (now.tail.saturating_sub(upto), first.saturating_sub(now.tail - self.place(now.tail)));
+        let mut again = self.place(now.tail.next_multiple_of(HEADER)) >= HOT && waits * AGAIN <= free;
         let end_of = |again| match continues {
             true => now.tail + len,
             false => self.runs(now.tail, len, again).fold(now.tail, |_, (_, run, bytes)| run + HEADER + bytes),
         };
-        let first = self.segment.run.load(Ordering::Acquire);
         // The run that may grow stays where it is: much does not fit before it.
         again &= end_of(again) - first <= self.len;
         let end = end_of(again);
-        if end - first > self.len || upto < now.tail && end - upto > to.limit {
+        let mut skip = now.skip;
+        if !continues {
+            let skips = self.runs(now.tail, len, again).filter(|(start, run, _)| run != start);
+            skip = skips.last().map_or(skip, |(start, ..)| start);
+        }
+        if end - first > self.len || upto < now.tail && self.waiting(skip, upto, end) > to.limit {
             return Err(Refused::Full);
         }
         let mut from = Parts { parts, within: 0 };
@@ -604,8 +620,8 @@ impl<'a> Log<'a> {
         }
         let (holder, kept) = held;
         let after = if offset == APPEND { APPEND } else { offset + len };
-        let next = Now { tail: end, run: last, file, next: after, holder, offset: kept, ..*now };
-        if self.change(now, &next) { Ok(end.saturating_sub(upto)) } else { Err(Refused::Again) }
+        let next = Now { tail: end, run: last, file, next: after, holder, offset: kept, skip, ..*now };
+        if self.change(now, &next) { Ok(self.waiting(skip, upto, end)) } else { Err(Refused::Again) }
     }
 
     /// Where so many bytes behind a position come, from the ring's beginning on if they are to: where each run could begin, where it does, and its
@@ -632,7 +648,7 @@ impl<'a> Log<'a> {
         let begin = now.run + HEADER;
         let grown = now.tail.checked_sub(begin).filter(|_| fits && now.sequence & GROWN == 0)?;
         let upto = self.segment.upto.load(Ordering::Acquire);
-        let pending = now.tail.saturating_sub(upto);
+        let pending = self.waiting(now.skip, upto, now.tail);
         // When there is a run for the worker, it is told, once more when it has written one.
         let untold = if pending < RUN { RUN - pending } else { to.limit.saturating_sub(pending).min(RUN / 4) };
         let most = [RUN - grown, self.len - (self.place(begin) + grown), untold];
@@ -733,7 +749,37 @@ impl<'a> Log<'a> {
     /// Bytes that wait, headers included.
     #[inline]
     pub fn pending(&self) -> u64 {
-        self.now().tail.saturating_sub(self.segment.upto.load(Ordering::SeqCst))
+        self.pending_behind(self.segment.upto.load(Ordering::SeqCst))
+    }
+
+    /// Those of them that are behind a position.
+    #[inline]
+    pub fn pending_behind(&self, position: u64) -> u64 {
+        let now = self.now();
+        self.waiting(now.skip, position, now.tail)
+    }
+
+    /// Bytes between two positions, but for what was left unused from `skip` on. Of two such places the worker is beyond the first: more than a ring
+    /// does not wait.
+    #[inline]
+    fn waiting(&self, skip: u64, from: u64, to: u64) -> u64 {
+        to.saturating_sub(from).saturating_sub(if from <= skip { self.skipped(skip) } else { 0 })
+    }
+
+    #[inline]
+    fn skipped(&self, skip: u64) -> u64 {
+        if skip == 0 { 0 } else { self.len - self.place(skip) }
+    }
+
+    /// The position that the worker has to reach so that no more than `left` bytes wait, and so many can be appended.
+    pub fn room_for(&self, bytes: u64, left: u64) -> u64 {
+        let now = self.now();
+        let behind = now.tail.saturating_sub(left);
+        let before = behind.saturating_sub(self.skipped(now.skip));
+        let few = if before <= now.skip { before } else { behind };
+        // What may lie before the run of a position, behind the last one, and unused at the ring's end.
+        let fits = (now.tail + bytes + 3 * RUN).saturating_sub(self.len);
+        few.max(fits).min(now.tail)
     }
 
     /// Address of a byte of the ring.

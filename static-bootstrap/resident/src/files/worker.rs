@@ -366,7 +366,7 @@ pub(super) fn make_room(log: Log<'_>, bytes: u64) -> bool {
     let left = head.limit.load(Ordering::Relaxed).checked_sub(bytes.max(HOT));
     left.inspect(|left| {
         let epoch = log.segment.epoch.load(Ordering::SeqCst);
-        wait_until(head, log, epoch, log.now().tail.saturating_sub(*left));
+        wait_until(head, log, epoch, log.room_for(bytes, *left));
     })
     .is_some()
 }
