@@ -154,22 +154,45 @@ impl Tags {
     /// The tag of the next frame's header; must be called once per frame, in order.
     pub fn header(&mut self, prefix: &[u8; PREFIX], header: &[u8]) -> [u8; TAG] {
         self.counter += 1;
-        self.tag(b"header", &[prefix, header])
+        self.begin(b"header").add(prefix).add(header).finish()
     }
 
-    /// The tag of the same frame's body, in parts.
-    pub fn body(&self, parts: &[&[u8]]) -> [u8; TAG] {
-        self.tag(b"body", parts)
+    /// Begins the tag of the same frame's body, which is added to it in order.
+    pub fn body(&self) -> Tagging {
+        self.begin(b"body")
     }
 
-    fn tag(&self, what: &[u8], parts: &[&[u8]]) -> [u8; TAG] {
-        let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(&self.counter.to_le_bytes()).update(what);
-        for part in parts {
-            hasher.update(part);
-        }
+    fn begin(&self, what: &'static [u8]) -> Tagging {
+        Tagging { hasher: blake3::Hasher::new_keyed(&self.key), counter: self.counter, what }
+    }
+}
+
+/// The tag of what is added to it.
+pub struct Tagging {
+    hasher: blake3::Hasher,
+    counter: u64,
+    what: &'static [u8],
+}
+
+impl std::fmt::Debug for Tagging {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tagging").field("counter", &self.counter).finish_non_exhaustive()
+    }
+}
+
+impl Tagging {
+    /// What comes next.
+    #[must_use]
+    pub fn add(mut self, bytes: &[u8]) -> Tagging {
+        self.hasher.update(bytes);
+        self
+    }
+
+    /// That was all. What tells frames and their parts apart comes last: so a page lies where the hash's own blocks do.
+    pub fn finish(mut self) -> [u8; TAG] {
+        self.hasher.update(&self.counter.to_le_bytes()).update(self.what);
         let mut tag = [0; TAG];
-        tag.copy_from_slice(&hasher.finalize().as_bytes()[..TAG]);
+        tag.copy_from_slice(&self.hasher.finalize().as_bytes()[..TAG]);
         tag
     }
 }
@@ -190,7 +213,7 @@ mod tests {
         let lengths =
             (0..200).chain([1023, 1024, 1025, 2048, 2049, 3072, 8193, 16384, 16385, 65536, 1 << 20, (1 << 20) + 12]);
         for len in lengths.chain((0..40).map(|n| n * 7_919)) {
-            for cut in [0, 12, len / 3] {
+            for cut in [0, 12, len / 3, len / 2 / 16_384 * 16_384] {
                 let (first, second) = bytes[..len].split_at(cut.min(len));
                 let theirs = blake3::keyed_hash(&[7; 32], &bytes[..len]);
                 for mut ours in crate::sys::blake3::Hasher::every_way(&[7; 32]) {

@@ -20,6 +20,8 @@ use super::wire::hello::Purpose;
 use super::wire::page::Page;
 use crate::sys::page::{HEAD, SPAN};
 
+/// Bytes of a body that leave, or are read, at once where tags are made.
+const PIECE: usize = 64 << 10;
 /// Bytes read ahead: many questions that came together are one call of the kernel.
 const READ_AHEAD: usize = 16 << 10;
 /// A host that does not answer is given up after this time.
@@ -152,15 +154,16 @@ impl Direct {
     /// # Errors
     /// See [`LinkError`]; what was read must not be used then.
     pub fn body(&mut self, mut parts: Vec<&mut [u8]>) -> Result<(), LinkError> {
-        for part in &mut parts {
-            self.read_exact(part)?;
+        let mut expected = self.theirs.as_ref().map(Tags::body);
+        // While a piece's tag is made the next one comes.
+        for piece in parts.iter_mut().flat_map(|part| part.chunks_mut(PIECE)) {
+            self.read_exact(piece)?;
+            expected = expected.map(|tagging| tagging.add(piece));
         }
-        if self.theirs.is_some() && !parts.is_empty() {
-            let tag = self.read_tag()?;
-            let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-            check(self.theirs.as_ref().map(|theirs| theirs.body(&parts)), &tag)?;
+        match expected.filter(|_| !parts.is_empty()) {
+            Some(tagging) => check(Some(tagging.finish()), &self.read_tag()?),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Sends a frame whose body is these parts.
@@ -171,23 +174,35 @@ impl Direct {
         let header = message.encode();
         let body = parts.iter().map(|part| part.len()).sum();
         let prefix = Prefix { kind: M::KIND, header: header.len(), body }.encode();
-        let mut tags = [[0; TAG]; 2];
-        let mut slices = vec![IoSlice::new(&prefix), IoSlice::new(&header)];
-        if let Some(ours) = &mut self.ours {
-            tags[0] = ours.header(&prefix, &header);
-            if body > 0 {
-                tags[1] = ours.body(parts);
-            }
-            slices.push(IoSlice::new(&tags[0]));
-        }
-        slices.extend(parts.iter().map(|part| IoSlice::new(part)));
-        if self.ours.is_some() && body > 0 {
-            slices.push(IoSlice::new(&tags[1]));
-        }
         // Another question is here: its answer follows at once.
         let more = if self.end - self.start >= PREFIX + HEAD { SendFlags::MORE } else { SendFlags::empty() };
-        let (mut left, flags) = (&mut slices[..], SendFlags::NOSIGNAL | more);
+        let Some(ours) = &mut self.ours else {
+            let opening = [&prefix[..], &header];
+            let mut slices: Vec<_> = opening.iter().chain(parts).map(|part| IoSlice::new(part)).collect();
+            return self.send_all(&mut slices, more);
+        };
+        let (tag, mut tagging) = (ours.header(&prefix, &header), ours.body());
+        let mut slices = vec![IoSlice::new(&prefix), IoSlice::new(&header), IoSlice::new(&tag)];
+        let mut waits = 0;
+        // A piece leaves while the next one's tag is made.
+        for piece in parts.iter().flat_map(|part| part.chunks(PIECE)) {
+            if waits + piece.len() > PIECE {
+                self.send_all(&mut slices, SendFlags::MORE)?;
+                slices.clear();
+                waits = 0;
+            }
+            tagging = tagging.add(piece);
+            slices.push(IoSlice::new(piece));
+            waits += piece.len();
+        }
+        let tag = tagging.finish();
+        slices.extend((body > 0).then(|| IoSlice::new(&tag)));
+        self.send_all(&mut slices, more)
+    }
+
+    fn send_all(&self, mut left: &mut [IoSlice<'_>], more: SendFlags) -> Result<(), LinkError> {
         while !left.is_empty() {
+            let flags = SendFlags::NOSIGNAL | more;
             match rustix::net::sendmsg(&self.stream, left, &mut SendAncillaryBuffer::default(), flags) {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(sent) => IoSlice::advance_slices(&mut left, sent),

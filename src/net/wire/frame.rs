@@ -17,8 +17,7 @@ use super::record::CHUNK_MAX;
 
 /// First four bytes of every frame ("HPRT").
 pub const MAGIC: u32 = u32::from_le_bytes(*b"HPRT");
-/// Version of the protocol; two hpcrt that differ refuse each other by name.
-pub const VERSION: u16 = 1;
+pub use crate::sys::page::VERSION;
 /// Bytes in the prefix.
 pub const PREFIX: usize = 16;
 /// Bytes in a tag.

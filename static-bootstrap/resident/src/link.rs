@@ -18,6 +18,8 @@ const LOOKS: usize = 100;
 const PATIENCE: u64 = 250;
 const IDLE: usize = 8;
 const SILENT: u64 = 3_250_000_000;
+/// Pages that leave, or are read, at once where tags are made.
+const PIECE: usize = 16;
 /// Prefix and header, every other page by itself, two tags.
 const VECTOR: usize = 1 + 128 + 2;
 
@@ -46,33 +48,49 @@ struct Tags {
 }
 
 impl Tags {
-    fn hasher(&self, what: &[u8]) -> Hasher {
-        let mut hasher = Hasher::new(&self.key);
-        hasher.update(&self.counter.to_le_bytes());
-        hasher.update(what);
-        hasher
-    }
-
     /// Of the next frame.
     fn header(&mut self, opening: &Opening) -> [u8; TAG] {
         self.counter += 1;
-        let mut hasher = self.hasher(b"header");
+        let mut tagging = Tagging(Hasher::new(&self.key));
         // SAFETY: plain bytes, without any between them.
-        hasher.update(unsafe { core::slice::from_raw_parts((&raw const *opening).cast::<u8>(), PREFIX + HEAD) });
-        hasher.tag()
+        tagging.0.update(unsafe { core::slice::from_raw_parts((&raw const *opening).cast::<u8>(), PREFIX + HEAD) });
+        tagging.finish(self.counter, b"header")
     }
+}
 
-    /// Of the same frame's body: these pages of a span at `base`.
-    fn body(&self, base: usize, pages: Bits) -> [u8; TAG] {
-        let mut hasher = self.hasher(b"body");
+/// A tag under way.
+struct Tagging(Hasher);
+
+impl Tagging {
+    /// These pages of a span at `base` come next.
+    fn add(&mut self, base: usize, pages: Bits) {
         for (first, count) in runs(pages) {
             // SAFETY: pages of a slot that is ours now, and all there.
-            hasher.update(unsafe {
+            self.0.update(unsafe {
                 core::slice::from_raw_parts(base.wrapping_add(first * PAGE) as *const u8, count * PAGE)
             });
         }
-        hasher.tag()
     }
+
+    fn finish(mut self, counter: u64, what: &[u8]) -> [u8; TAG] {
+        self.0.update(&counter.to_le_bytes());
+        self.0.update(what);
+        self.0.tag()
+    }
+}
+
+/// Pages of a span by pieces, in order: while the tag of one is made the next is under way.
+fn pieces(mut pages: Bits) -> impl Iterator<Item = Bits> {
+    core::iter::from_fn(move || {
+        let (mut piece, mut left) = ([0; 4], PIECE);
+        while let Some(word) = pages.iter().position(|word| *word != 0).filter(|_| left > 0) {
+            let page = pages[word] & pages[word].wrapping_neg();
+            pages[word] ^= page;
+            piece[word] |= page;
+            left -= 1;
+        }
+        (piece != [0; 4]).then_some(piece)
+    })
 }
 
 /// What is sent before pages, in one piece.
@@ -183,41 +201,63 @@ impl Link {
         let body = if op == op::PUT { data } else { [0; 4] };
         let head = Head { op, sequence: self.sequence, span, data, zero };
         let mut opening = Opening { prefix: prefix(count(&body) * PAGE), head };
-        let mut tags = [[0; TAG]; 2];
-        if let Some([ours, _]) = &mut self.tags {
-            tags = [ours.header(&opening), ours.body(base, body)];
+        let mut vector = Vector::new(&mut opening);
+        let Some([ours, _]) = &mut self.tags else {
+            vector.pages(base, body);
+            return transfer(self.fd, nr::SENDMSG, &vector, MSG_NOSIGNAL | flags);
+        };
+        let (mut header, mut tagging) = (ours.header(&opening), Tagging(Hasher::new(&ours.key)));
+        vector.push(header.as_mut_ptr() as usize, TAG);
+        for (nth, piece) in pieces(body).enumerate() {
+            if nth > 0 {
+                transfer(self.fd, nr::SENDMSG, &vector, MSG_NOSIGNAL | MSG_MORE)?;
+                vector.len = 0;
+            }
+            tagging.add(base, piece);
+            vector.pages(base, piece);
         }
-        transfer(self.fd, nr::SENDMSG, &self.frame(&mut opening, &mut tags, base, body), MSG_NOSIGNAL | flags)
+        let mut tag = tagging.finish(ours.counter, b"body");
+        if body != [0; 4] {
+            vector.push(tag.as_mut_ptr() as usize, TAG);
+        }
+        transfer(self.fd, nr::SENDMSG, &vector, MSG_NOSIGNAL | flags)
     }
 
     /// The next answer, with so many pages.
     fn hear(&mut self, base: usize, pages: Bits) -> Result<Head, Gone> {
         let (mut opening, mut tags) = (Opening::default(), [[0; TAG]; 2]);
-        transfer(self.fd, nr::RECVMSG, &self.frame(&mut opening, &mut tags, base, pages), MSG_WAITALL)?;
+        let [header, body] = tags.each_mut().map(|tag| tag.as_mut_ptr() as usize);
+        let mut vector = Vector::new(&mut opening);
         if let Some([_, theirs]) = &mut self.tags {
+            vector.push(header, TAG);
+            let (mut last, mut tagging) = ([0; 4], Tagging(Hasher::new(&theirs.key)));
+            for (nth, piece) in pieces(pages).enumerate() {
+                if nth > 0 {
+                    transfer(self.fd, nr::RECVMSG, &vector, MSG_WAITALL)?;
+                    tagging.add(base, last);
+                    vector.len = 0;
+                }
+                vector.pages(base, piece);
+                last = piece;
+            }
+            let has_body = pages != [0; 4];
+            if has_body {
+                vector.push(body, TAG);
+            }
+            transfer(self.fd, nr::RECVMSG, &vector, MSG_WAITALL)?;
+            tagging.add(base, last);
             let right = theirs.header(&opening) == tags[0];
-            if !right || count(&pages) > 0 && theirs.body(base, pages) != tags[1] {
+            if !right || has_body && tagging.finish(theirs.counter, b"body") != tags[1] {
                 return Err(ALTERED);
             }
+        } else {
+            vector.pages(base, pages);
+            transfer(self.fd, nr::RECVMSG, &vector, MSG_WAITALL)?;
         }
         if opening.prefix != prefix(count(&pages) * PAGE) {
             return Err(ALTERED);
         }
         Ok(opening.head)
-    }
-
-    /// Where the parts of a frame are.
-    fn frame(&self, opening: &mut Opening, tags: &mut [[u8; TAG]; 2], base: usize, pages: Bits) -> Vector {
-        let mut vector = Vector::new(opening);
-        let [header, body] = tags.each_mut().map(|tag| tag.as_mut_ptr() as usize);
-        if self.tags.is_some() {
-            vector.push(header, TAG);
-        }
-        vector.pages(base, pages);
-        if self.tags.is_some() && count(&pages) > 0 {
-            vector.push(body, TAG);
-        }
-        vector
     }
 }
 

@@ -7,8 +7,8 @@ const BLOCK: usize = 64;
 const CHUNK: usize = 1024;
 /// Chunks at once, at most.
 const WIDE: usize = 16;
-/// Of a tree of 2^64 bytes.
-const DEPTH: usize = 54;
+/// Of a tree of 2^64 bytes, and one more.
+const DEPTH: usize = 55;
 
 const CHUNK_START: u32 = 1;
 const CHUNK_END: u32 = 2;
@@ -257,7 +257,7 @@ pub struct Hasher {
     len: usize,
     /// Chunks before it.
     chunks: u64,
-    /// Values of the trees that they make, largest first.
+    /// Values of the trees that they make, largest first; two of a size, of which one is complete, are made one when more follows.
     stack: [Words; DEPTH],
     depth: usize,
     #[cfg(target_arch = "x86_64")]
@@ -300,6 +300,9 @@ impl Hasher {
             }
             if self.len == 0 {
                 bytes = self.many(bytes);
+                if !bytes.is_empty() {
+                    self.merge();
+                }
             }
             let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.len));
             self.chunk[self.len..self.len + now.len()].copy_from_slice(now);
@@ -308,7 +311,7 @@ impl Hasher {
         }
     }
 
-    /// Takes as many chunks as can be taken at once, but never the last one.
+    /// Takes as many chunks as can be taken at once.
     #[cfg(target_arch = "x86_64")]
     fn many<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
         use wide::Width;
@@ -318,7 +321,7 @@ impl Hasher {
             Width::Sixteen => 16,
         };
         let mut values = [[0; 8]; WIDE];
-        while bytes.len() > lanes * CHUNK {
+        while bytes.len() >= lanes * CHUNK {
             // SAFETY: so many chunks are there, and the processor was asked.
             unsafe {
                 match self.width {
@@ -337,26 +340,36 @@ impl Hasher {
         bytes
     }
 
-    /// One more chunk; the trees that it completes become one.
-    fn push(&mut self, mut value: Words) {
-        self.chunks += 1;
-        let mut complete = self.chunks;
-        while complete & 1 == 0 {
-            self.depth -= 1;
-            let (block, flags) = parent(&self.stack[self.depth], &value);
-            value = compress(&self.key, &block, BLOCK as u32, 0, flags);
-            complete >>= 1;
-        }
+    /// One more chunk.
+    fn push(&mut self, value: Words) {
+        self.merge();
         self.stack[self.depth] = value;
         self.depth += 1;
+        self.chunks += 1;
+    }
+
+    /// More follows: the trees that the last chunk completed become one.
+    fn merge(&mut self) {
+        while self.depth > self.chunks.count_ones() as usize {
+            self.depth -= 1;
+            let (block, flags) = parent(&self.stack[self.depth - 1], &self.stack[self.depth]);
+            self.stack[self.depth - 1] = compress(&self.key, &block, BLOCK as u32, 0, flags);
+        }
     }
 
     /// The first 16 bytes of the hash.
     pub fn tag(&self) -> [u8; 16] {
-        let chunk = &self.chunk[..self.len];
-        let (mut value, mut block, mut len, mut flags) = last_block(&self.key, chunk, self.chunks);
-        let mut counter = self.chunks;
-        for left in self.stack[..self.depth].iter().rev() {
+        let (mut depth, mut counter) = (self.depth, self.chunks);
+        let (mut value, mut block, mut len, mut flags) = match depth {
+            // Several chunks were taken at once, and nothing followed.
+            2.. if self.len == 0 => {
+                (depth, counter) = (depth - 2, 0);
+                let (block, flags) = parent(&self.stack[depth], &self.stack[depth + 1]);
+                (self.key, block, BLOCK as u32, flags)
+            }
+            _ => last_block(&self.key, &self.chunk[..self.len], counter),
+        };
+        for left in self.stack[..depth].iter().rev() {
             let right = compress(&value, &block, len, counter, flags);
             (block, flags) = parent(left, &right);
             (value, len, counter) = (self.key, BLOCK as u32, 0);

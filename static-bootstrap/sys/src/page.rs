@@ -56,9 +56,13 @@ pub struct Head {
     pub zero: Bits,
 }
 
-/// A frame's prefix (`net/wire/frame.rs`): magic, version 1, kind 6, lengths.
+/// Version of the protocol; two hpcrt that differ refuse each other by name.
+pub const VERSION: u16 = 2;
+
+/// A frame's prefix (`net/wire/frame.rs`): magic, version, kind 6, lengths.
 pub fn prefix(body: usize) -> [u8; PREFIX] {
-    let mut bytes = *b"HPRT\x01\x00\x06\x00\0\0\0\0\0\0\0\0";
+    let mut bytes = *b"HPRT\0\0\x06\0\0\0\0\0\0\0\0\0";
+    bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
     bytes[8..12].copy_from_slice(&(HEAD as u32).to_le_bytes());
     bytes[12..].copy_from_slice(&(body as u32).to_le_bytes());
     bytes
