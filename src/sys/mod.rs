@@ -66,6 +66,8 @@ mod retention_traces;
 /// What programs wrote and the I/O worker has not, shared with both in memory and by file.
 #[path = "../../static-bootstrap/sys/src/extents.rs"]
 pub mod extents;
+#[path = "../../static-bootstrap/sys/src/inodes.rs"]
+pub mod inodes;
 
 /// What the file layer in a program asks its node's agent.
 #[path = "../../static-bootstrap/sys/src/files.rs"]

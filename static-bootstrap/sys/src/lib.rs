@@ -6,6 +6,7 @@ pub mod blake3;
 pub mod counts;
 pub mod extents;
 pub mod files;
+pub mod inodes;
 pub mod mem;
 pub mod page;
 pub mod places;
