@@ -298,7 +298,9 @@ impl Worker {
                 break;
             }
             queue.idle.remove(&segment);
-            match log.after(&mut run, position) {
+            // Otherwise the ring has no room behind its beginning until this one is written.
+            let next = if queue.away.is_some() { log.after(&mut run, position) } else { log.next() };
+            match next {
                 Ok(Some(piece)) => {
                     let first = queue.first(&self.extents, (segment, piece));
                     let mut pieces = queue.gather(&self.extents, first);
