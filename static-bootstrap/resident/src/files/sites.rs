@@ -527,9 +527,8 @@ extern "C" fn thread() {
 
 /// Registers as [`saving`] leaves them, from the last: rax, r9, r8, r10, rdx, rsi, rdi.
 fn arguments(registers: *const [usize; 7]) -> [usize; 6] {
-    // SAFETY: the callers' stack.
-    let [_, r9, r8, r10, rdx, rsi, rdi] = unsafe { *registers };
-    [rdi, rsi, rdx, r10, r8, r9]
+    // SAFETY: the callers' stack. One by one, as they were pushed: a wider read waits until the stores are done.
+    core::array::from_fn(|nth| unsafe { registers.cast::<usize>().add(6 - nth).read_volatile() })
 }
 
 extern "C" fn dispatch(number: usize, registers: *const [usize; 7]) -> isize {
