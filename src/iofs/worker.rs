@@ -298,7 +298,7 @@ impl Worker {
                 break;
             }
             queue.idle.remove(&segment);
-            // Otherwise the ring has no room behind its beginning until this one is written.
+            // The log hears that the worker is at this one: what is before it in the ring is free.
             let next = if queue.away.is_some() { log.after(&mut run, position) } else { log.next() };
             match next {
                 Ok(Some(piece)) => {

@@ -154,7 +154,7 @@ impl Tags {
     /// The tag of the next frame's header; must be called once per frame, in order.
     pub fn header(&mut self, prefix: &[u8; PREFIX], header: &[u8]) -> [u8; TAG] {
         self.counter += 1;
-        self.begin(b"header").add(prefix).add(header).finish()
+        self.begin(b"header").with(prefix).with(header).finish()
     }
 
     /// Begins the tag of the same frame's body, which is added to it in order.
@@ -183,7 +183,7 @@ impl std::fmt::Debug for Tagging {
 impl Tagging {
     /// What comes next.
     #[must_use]
-    pub fn add(mut self, bytes: &[u8]) -> Tagging {
+    pub fn with(mut self, bytes: &[u8]) -> Tagging {
         self.hasher.update(bytes);
         self
     }

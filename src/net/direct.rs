@@ -158,7 +158,7 @@ impl Direct {
         // While a piece's tag is made the next one comes.
         for piece in parts.iter_mut().flat_map(|part| part.chunks_mut(PIECE)) {
             self.read_exact(piece)?;
-            expected = expected.map(|tagging| tagging.add(piece));
+            expected = expected.map(|tagging| tagging.with(piece));
         }
         match expected.filter(|_| !parts.is_empty()) {
             Some(tagging) => check(Some(tagging.finish()), &self.read_tag()?),
@@ -191,7 +191,7 @@ impl Direct {
                 slices.clear();
                 waits = 0;
             }
-            tagging = tagging.add(piece);
+            tagging = tagging.with(piece);
             slices.push(IoSlice::new(piece));
             waits += piece.len();
         }

@@ -145,7 +145,7 @@ impl Reader {
         self.read_exact(&mut body).await?;
         if self.tags.is_some() && prefix.body > 0 && prefix.kind != Kind::Log {
             let tag = self.read_tag().await?;
-            let expected = self.tags.as_ref().map(|t| t.body().add(&body).finish());
+            let expected = self.tags.as_ref().map(|t| t.body().with(&body).finish());
             check(expected, &tag)?;
         }
         Ok(Packet { kind: prefix.kind, header: Arc::new(header), body: Arc::new(body) })
@@ -199,7 +199,7 @@ impl Writer {
             header_tag = tags.header(&prefix, &packet.header);
             header_tag_len = TAG;
             if !packet.body.is_empty() && packet.kind != Kind::Log {
-                body_tag = tags.body().add(&packet.body).finish();
+                body_tag = tags.body().with(&packet.body).finish();
                 body_tag_len = TAG;
             }
         }

@@ -14,10 +14,10 @@
 use rkyv::util::AlignedVec;
 
 use super::record::CHUNK_MAX;
+pub use crate::sys::page::VERSION;
 
 /// First four bytes of every frame ("HPRT").
 pub const MAGIC: u32 = u32::from_le_bytes(*b"HPRT");
-pub use crate::sys::page::VERSION;
 /// Bytes in the prefix.
 pub const PREFIX: usize = 16;
 /// Bytes in a tag.
