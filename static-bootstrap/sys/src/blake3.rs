@@ -87,13 +87,13 @@ fn compress(value: &Words, block: &[u8; BLOCK], len: u32, counter: u64, flags: u
     core::array::from_fn(|at| state[at] ^ state[at + 8])
 }
 
-/// Chunks that lie one after the other.
+/// Chunks that lie one after the other; parents, too, each of which is a block.
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use core::arch::x86_64::*;
     use core::sync::atomic::{AtomicU8, Ordering};
 
-    use super::{BLOCK, CHUNK, CHUNK_END, CHUNK_START, IV, KEYED, SCHEDULE, WIDE, Words};
+    use super::{BLOCK, CHUNK_END, CHUNK_START, IV, KEYED, PARENT, SCHEDULE, WIDE, Words};
 
     /// How many at once.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
@@ -127,9 +127,11 @@ mod wide {
         // SAFETY: the processor has said that it has the instruction.
         let saved = unsafe { _xgetbv(0) };
         let features = __cpuid_count(7, 0).ebx;
-        match (features >> 16 & 1 == 1 && saved & 0xe6 == 0xe6, features >> 5 & 1 == 1 && saved & 6 == 6) {
-            (true, _) => Width::Sixteen,
-            (_, true) => Width::Eight,
+        let (avx2, avx512) =
+            (features >> 5 & 1 == 1 && saved & 6 == 6, features >> 16 & 1 == 1 && saved & 0xe6 == 0xe6);
+        match (avx2, avx512) {
+            (true, true) => Width::Sixteen,
+            (true, false) => Width::Eight,
             _ => Width::One,
         }
     }
@@ -144,15 +146,15 @@ mod wide {
         _mm256_or_si256(_mm256_srli_epi32::<N>(word), _mm256_slli_epi32::<LEFT>(word))
     }
 
-    /// The words of a block of each of sixteen chunks: the first ones of all, the second ones, and so on.
+    /// The words of a block of each of sixteen chunks, which begin so many bytes from each other: the first ones of all, the second ones, and so on.
     ///
     /// # Safety
     /// From there on there are so many chunks, but for the blocks before.
     #[target_feature(enable = "avx512f")]
-    unsafe fn words16(from: *const u8) -> [__m512i; 16] {
+    unsafe fn words16<const STRIDE: usize>(from: *const u8) -> [__m512i; 16] {
         // SAFETY: the caller vouches for it.
         let rows: [__m512i; 16] =
-            core::array::from_fn(|row| unsafe { _mm512_loadu_si512(from.add(row * CHUNK).cast()) });
+            core::array::from_fn(|row| unsafe { _mm512_loadu_si512(from.add(row * STRIDE).cast()) });
         let pairs: [__m512i; 16] = core::array::from_fn(|at| match at % 2 {
             0 => _mm512_unpacklo_epi32(rows[at], rows[at + 1]),
             _ => _mm512_unpackhi_epi32(rows[at - 1], rows[at]),
@@ -181,10 +183,10 @@ mod wide {
     /// # Safety
     /// As [`words16`]'s.
     #[target_feature(enable = "avx2")]
-    unsafe fn words8(from: *const u8) -> [__m256i; 16] {
+    unsafe fn words8<const STRIDE: usize>(from: *const u8) -> [__m256i; 16] {
         // SAFETY: the caller vouches for it. The first eight words of each, then the others.
         let rows: [__m256i; 16] =
-            core::array::from_fn(|at| unsafe { _mm256_loadu_si256(from.add(at % 8 * CHUNK + at / 8 * 32).cast()) });
+            core::array::from_fn(|at| unsafe { _mm256_loadu_si256(from.add(at % 8 * STRIDE + at / 8 * 32).cast()) });
         let pairs: [__m256i; 16] = core::array::from_fn(|at| match at % 2 {
             0 => _mm256_unpacklo_epi32(rows[at], rows[at + 1]),
             _ => _mm256_unpackhi_epi32(rows[at - 1], rows[at]),
@@ -204,25 +206,35 @@ mod wide {
 
     macro_rules! wide {
         ($name:ident, $feature:literal, $lanes:literal, $type:ty, $set:ident, $add:ident, $xor:ident, $words:ident, $rotate:ident) => {
+            /// What begins every `STRIDE` bytes: chunks; or, if these are those of a block, parents.
+            ///
             /// # Safety
-            /// There are so many chunks, and the processor has these instructions.
+            /// There are so many, and the processor has these instructions.
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $name(key: &Words, chunks: *const u8, counter: u64, values: &mut [Words; WIDE]) {
+            pub(super) unsafe fn $name<const STRIDE: usize>(
+                key: &Words,
+                chunks: *const u8,
+                counter: u64,
+                values: &mut [Words; WIDE],
+            ) {
+                let parents = STRIDE == BLOCK;
                 let vector = |words: [i32; $lanes]| {
                     // SAFETY: as many words as a vector has.
                     unsafe { core::mem::transmute::<[i32; $lanes], $type>(words) }
                 };
-                let lanes = |shift: u32| core::array::from_fn(|at| ((counter + at as u64) >> shift) as i32);
+                let of = |at: usize| if parents { 0 } else { counter + at as u64 };
+                let lanes = |shift: u32| core::array::from_fn(|at| (of(at) >> shift) as i32);
                 let (low, high) = (vector(lanes(0)), vector(lanes(32)));
                 let mut value = [low; 8];
                 for (vector, word) in value.iter_mut().zip(key) {
                     *vector = $set(word.cast_signed());
                 }
-                for block in 0..CHUNK / BLOCK {
+                for block in 0..STRIDE / BLOCK {
                     let start = if block == 0 { CHUNK_START } else { 0 };
-                    let end = if block == CHUNK / BLOCK - 1 { CHUNK_END } else { 0 };
+                    let end = if block == STRIDE / BLOCK - 1 { CHUNK_END } else { 0 };
+                    let flags = KEYED | if parents { PARENT } else { start | end };
                     // SAFETY: within the chunks.
-                    let message = unsafe { $words(chunks.add(block * BLOCK)) };
+                    let message = unsafe { $words::<STRIDE>(chunks.add(block * BLOCK)) };
                     let mut state = [low; 16];
                     state[..8].copy_from_slice(&value);
                     for (vector, word) in state[8..12].iter_mut().zip(IV) {
@@ -230,7 +242,7 @@ mod wide {
                     }
                     state[13] = high;
                     state[14] = $set(BLOCK as i32);
-                    state[15] = $set((KEYED | start | end).cast_signed());
+                    state[15] = $set(flags.cast_signed());
                     rounds!(state, message, $add, $xor, $rotate);
                     for at in 0..8 {
                         value[at] = $xor(state[at], state[at + 8]);
@@ -295,7 +307,7 @@ impl Hasher {
             if self.len == CHUNK {
                 let (chunk, count) = (self.chunk, self.chunks);
                 let (value, block, len, flags) = last_block(&self.key, &chunk, count);
-                self.push(compress(&value, &block, len, count, flags));
+                self.push(compress(&value, &block, len, count, flags), 1);
                 self.len = 0;
             }
             if self.len == 0 {
@@ -320,16 +332,22 @@ impl Hasher {
             Width::Eight => 8,
             Width::Sixteen => 16,
         };
-        let mut values = [[0; 8]; WIDE];
+        let (mut values, mut parents) = ([[0; 8]; WIDE], [[0; 8]; WIDE]);
         while bytes.len() >= lanes * CHUNK {
             // SAFETY: so many chunks are there, and the processor was asked.
             unsafe {
                 match self.width {
-                    Width::Sixteen => wide::sixteen(&self.key, bytes.as_ptr(), self.chunks, &mut values),
-                    _ => wide::eight(&self.key, bytes.as_ptr(), self.chunks, &mut values),
+                    Width::Sixteen => wide::sixteen::<CHUNK>(&self.key, bytes.as_ptr(), self.chunks, &mut values),
+                    _ => wide::eight::<CHUNK>(&self.key, bytes.as_ptr(), self.chunks, &mut values),
                 }
             }
-            values[..lanes].iter().for_each(|value| self.push(*value));
+            if lanes == WIDE && self.chunks.is_multiple_of(2) {
+                // SAFETY: two values are a block.
+                unsafe { wide::eight::<BLOCK>(&self.key, values.as_ptr().cast(), 0, &mut parents) };
+                parents[..WIDE / 2].iter().for_each(|value| self.push(*value, 2));
+            } else {
+                values[..lanes].iter().for_each(|value| self.push(*value, 1));
+            }
             bytes = &bytes[lanes * CHUNK..];
         }
         bytes
@@ -340,12 +358,12 @@ impl Hasher {
         bytes
     }
 
-    /// One more chunk.
-    fn push(&mut self, value: Words) {
+    /// One more tree: of a chunk, or of two, of which the first is an even one.
+    fn push(&mut self, value: Words, chunks: u64) {
         self.merge();
         self.stack[self.depth] = value;
         self.depth += 1;
-        self.chunks += 1;
+        self.chunks += chunks;
     }
 
     /// More follows: the trees that the last chunk completed become one.
