@@ -4,7 +4,6 @@
  *              address A), and nothing else
  *   triad      MB/s of STREAM's last kernel, best and median of six
  *   updates    microseconds of an update of a random word: median of those that took longer than what is here does, and mean of all
- *   sort       seconds to sort random 32-bit keys by counting
  *   ranks      seconds to find their ranks ten times, as NAS IS does */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -211,27 +210,6 @@ static void updates(void)
     printf("%.2f %.2f\n", missed > 0 ? times[missed / 2] : 0, all / STEPS);
 }
 
-/* Keys, their sorted copy, and counts: a third of the memory each. */
-static void sort(void)
-{
-    size_t n = bytes / 12, i;
-    uint32_t *keys = malloc(n * 4), *sorted = malloc(n * 4), *counts = calloc(n + 1, 4);
-    for (i = 0; i < n; i++)
-        keys[i] = random_word() % n;
-    double begun = now();
-    for (i = 0; i < n; i++)
-        counts[keys[i] + 1]++;
-    for (i = 0; i < n; i++)
-        counts[i + 1] += counts[i];
-    for (i = 0; i < n; i++)
-        sorted[counts[keys[i]]++] = keys[i];
-    double took = now() - begun;
-    for (i = 1; i < n; i++)
-        if (sorted[i - 1] > sorted[i])
-            exit(3);
-    printf("%.2f\n", took / 1e6);
-}
-
 /* Keys and a copy of them; each is counted ten times, of a sixteenth as many as there are. */
 static void ranks(void)
 {
@@ -271,8 +249,6 @@ int main(int argc, char **argv)
         triad();
     else if (!strcmp(what, "updates"))
         updates();
-    else if (!strcmp(what, "sort"))
-        sort();
     else if (!strcmp(what, "ranks"))
         ranks();
     else
