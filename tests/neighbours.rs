@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use cluster::{Cluster, Spec};
 use common::network::{ESTABLISHED, LISTEN, in_network, port, sockets};
 use common::{Done, Run, marked, nothing_left, until};
+use hpcrt::net::wire::frame::VERSION;
 use nix::unistd::Pid;
 
 /// Two ordinary users.
@@ -198,14 +199,16 @@ fn flood(at: SocketAddr, opened: &AtomicUsize, over: &AtomicBool) {
         opened.fetch_add(1, Ordering::Relaxed);
         TcpStream::connect_timeout(&at, Duration::from_secs(1)).inspect(|s| s.set_nonblocking(true).unwrap()).ok()
     };
+    // The beginning of a frame of ours, slowly.
+    let mut frame = *b"HPRT\0\0\x01\0\x40\0\0\0";
+    frame[4..6].copy_from_slice(&VERSION.to_le_bytes());
     let mut held: Vec<Option<TcpStream>> = (0..CONNECTIONS).map(|_| open()).collect();
     for round in 0.. {
         for (nth, stream) in held.iter_mut().enumerate() {
             if over.load(Ordering::Relaxed) {
                 return;
             }
-            // The beginning of a frame of ours, slowly.
-            let word = [b"HPRT\x01\0\x01\0\x40\0\0\0"[round % 12]];
+            let word = [frame[round % 12]];
             let said = match stream {
                 Some(stream) if nth % 10 == 0 => stream.write(&garbage).map(|_| ()),
                 Some(stream) if nth % 2 == 0 => stream.write(&word).map(|_| ()),
