@@ -74,8 +74,7 @@ impl World {
                 Ok(_) => break,
                 Err(Refused::Full) => {
                     assert!(!waited, "there was to be room");
-                    let room = bytes.len() as u64 + 2 * RUN;
-                    let enough = log.room_for(room, RING_LEAST - room.max(HOT));
+                    let enough = log.room_for(bytes.len() as u64 + 2 * RUN, RING_LEAST).unwrap();
                     while self.log().segment.upto.load(Ordering::SeqCst) < enough {
                         assert!(self.work(u64::MAX, false));
                     }

@@ -385,18 +385,15 @@ impl<'a> Log<'a> {
         // free than waits.
         let (waits, free) = (now.tail.saturating_sub(upto), first.saturating_sub(now.tail - self.place(now.tail)));
         let mut again = self.place(now.tail.next_multiple_of(HEADER)) >= HOT && waits * AGAIN <= free;
-        let end_of = |again| match continues {
-            true => now.tail + len,
-            false => self.runs(now.tail, len, again).fold(now.tail, |_, (_, run, bytes)| run + HEADER + bytes),
+        let ends = |again| match continues {
+            true => (now.tail + len, now.skip),
+            false => self.runs(now.tail, len, again).fold((now.tail, now.skip), |(_, skip), (start, run, bytes)| {
+                (run + HEADER + bytes, if run == start { skip } else { start })
+            }),
         };
         // The run that may grow stays where it is: much does not fit before it.
-        again &= end_of(again) - first <= self.len;
-        let end = end_of(again);
-        let mut skip = now.skip;
-        if !continues {
-            let skips = self.runs(now.tail, len, again).filter(|(start, run, _)| run != start);
-            skip = skips.last().map_or(skip, |(start, ..)| start);
-        }
+        again &= ends(again).0 - first <= self.len;
+        let (end, skip) = ends(again);
         if end - first > self.len || upto < now.tail && self.waiting(skip, upto, end) > to.limit {
             return Err(Refused::Full);
         }
@@ -582,15 +579,17 @@ impl<'a> Log<'a> {
         if skip == 0 { 0 } else { self.len - self.place(skip) }
     }
 
-    /// The position that the worker has to reach so that no more than `left` bytes wait, and so many can be appended.
-    pub fn room_for(&self, bytes: u64, left: u64) -> u64 {
+    /// The position that the worker has to reach so that so many bytes can be appended, of which with all others no more than `limit` wait; `None`:
+    /// they never can.
+    pub fn room_for(&self, bytes: u64, limit: u64) -> Option<u64> {
+        let left = limit.checked_sub(bytes.max(HOT))?;
         let now = self.now();
         let behind = now.tail.saturating_sub(left);
         let before = behind.saturating_sub(self.skipped(now.skip));
         let few = if before <= now.skip { before } else { behind };
         // What may lie before the run of a position, behind the last one, and unused at the ring's end.
         let fits = (now.tail + bytes + 3 * RUN).saturating_sub(self.len);
-        few.max(fits).min(now.tail)
+        Some(few.max(fits).min(now.tail))
     }
 
     /// Address of a byte of the ring.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use sys::extents::{CONTROL, HOT, Head, Inode, Log, NOBODY, NONE, SEGMENTS, Segment, inode, ring_at, segment_at};
+use sys::extents::{CONTROL, Head, Inode, Log, NOBODY, NONE, SEGMENTS, Segment, inode, ring_at, segment_at};
 use sys::files::{Answer, MARK, Question, Terms, op, why};
 use sys::resident::{MEMORY, PLACE_MAX};
 use sys::socket::{AF_UNIX, Address, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
@@ -363,12 +363,9 @@ pub(super) fn limit() -> u64 {
 /// Waits until so many bytes may be put into a log; false: never.
 pub(super) fn make_room(log: Log<'_>, bytes: u64) -> bool {
     let Some(head) = head() else { return false };
-    let left = head.limit.load(Ordering::Relaxed).checked_sub(bytes.max(HOT));
-    left.inspect(|left| {
-        let epoch = log.segment.epoch.load(Ordering::SeqCst);
-        wait_until(head, log, epoch, log.room_for(bytes, *left));
-    })
-    .is_some()
+    let epoch = log.segment.epoch.load(Ordering::SeqCst);
+    let enough = log.room_for(bytes, head.limit.load(Ordering::Relaxed));
+    enough.inspect(|enough| _ = wait_until(head, log, epoch, *enough)).is_some()
 }
 
 /// Waits until all that we wrote is where it belongs, and gives all offsets back.
