@@ -18,10 +18,8 @@ use super::link::{self, LinkError, Reader, Writer, check};
 use super::wire::frame::{FrameError, Message, PREFIX, Prefix, TAG};
 use super::wire::hello::Purpose;
 use super::wire::page::Page;
-use crate::sys::page::{HEAD, SPAN};
+use crate::sys::page::{HEAD, PIECE, SPAN};
 
-/// Bytes of a body that leave, or are read, at once where tags are made.
-const PIECE: usize = 64 << 10;
 /// Bytes read ahead: many questions that came together are one call of the kernel.
 const READ_AHEAD: usize = 16 << 10;
 /// A host that does not answer is given up after this time.

@@ -1,7 +1,7 @@
 //! A connection to a memory server: questions, and pages.
 
 use sys::blake3::Hasher;
-use sys::page::{Bits, HEAD, Head, PAGE, PREFIX, TAG, count, op, prefix, runs};
+use sys::page::{Bits, HEAD, Head, PAGE, PIECE, PREFIX, TAG, count, op, prefix, runs};
 use sys::resident::{Link as Granted, cause};
 use sys::socket::MSG_NOSIGNAL;
 use sys::syscall::{nr, syscall};
@@ -18,8 +18,6 @@ const LOOKS: usize = 100;
 const PATIENCE: u64 = 250;
 const IDLE: usize = 8;
 const SILENT: u64 = 3_250_000_000;
-/// Pages that leave, or are read, at once where tags are made.
-const PIECE: usize = 16;
 /// Prefix and header, every other page by itself, two tags.
 const VECTOR: usize = 1 + 128 + 2;
 
@@ -82,7 +80,7 @@ impl Tagging {
 /// Pages of a span by pieces, in order: while the tag of one is made the next is under way.
 fn pieces(mut pages: Bits) -> impl Iterator<Item = Bits> {
     core::iter::from_fn(move || {
-        let (mut piece, mut left) = ([0; 4], PIECE);
+        let (mut piece, mut left) = ([0; 4], PIECE / PAGE);
         while let Some(word) = pages.iter().position(|word| *word != 0).filter(|_| left > 0) {
             let page = pages[word] & pages[word].wrapping_neg();
             pages[word] ^= page;

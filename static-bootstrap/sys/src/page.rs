@@ -7,6 +7,8 @@ pub const PAGE: usize = 4096;
 pub const SPAN_PAGES: usize = 256;
 /// Bytes of a span.
 pub const SPAN: usize = SPAN_PAGES * PAGE;
+/// Bytes of a body that leave, or are read, at once where tags are made: one piece's is made while others are under way.
+pub const PIECE: usize = 64 << 10;
 /// Bytes of a frame's prefix, of a header, and of a tag.
 pub const PREFIX: usize = 16;
 pub const HEAD: usize = size_of::<Head>();
