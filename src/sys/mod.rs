@@ -63,6 +63,21 @@ pub mod retention;
 #[cfg(test)]
 mod retention_traces;
 
+/// Where programs' objects make system calls, as the file layer in a program finds it; here for its tests.
+#[cfg(all(test, target_arch = "x86_64"))]
+#[path = "../../static-bootstrap/sys/src/instruction.rs"]
+pub mod instruction;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod instruction_tests;
+#[cfg(all(test, target_arch = "x86_64"))]
+#[path = "../../static-bootstrap/sys/src/object.rs"]
+pub mod object;
+#[cfg(all(test, target_arch = "x86_64"))]
+#[path = "../../static-bootstrap/sys/src/sites.rs"]
+pub mod sites;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod sites_tests;
+
 /// What programs wrote and the I/O worker has not, shared with both in memory and by file.
 #[path = "../../static-bootstrap/sys/src/extents.rs"]
 pub mod extents;

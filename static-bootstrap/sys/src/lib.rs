@@ -7,7 +7,11 @@ pub mod counts;
 pub mod extents;
 pub mod files;
 pub mod inodes;
+#[cfg(target_arch = "x86_64")]
+pub mod instruction;
 pub mod mem;
+#[cfg(target_arch = "x86_64")]
+pub mod object;
 pub mod page;
 pub mod places;
 pub mod plan;
@@ -15,6 +19,8 @@ pub mod policy;
 pub mod rank;
 pub mod resident;
 pub mod retention;
+#[cfg(target_arch = "x86_64")]
+pub mod sites;
 pub mod socket;
 pub mod syscall;
 pub mod table;
