@@ -39,8 +39,9 @@ fn main() {
     println!("cargo:rerun-if-changed={}", list.display());
     println!("cargo:rustc-link-arg-bins=-Wl,--dynamic-list={}", list.canonicalize().expect("it is there").display());
     let object = |name: &str, linker: &str, sys: &Path, flags: &[&str]| {
+        // A name and a table of functions, by which the file layer knows what they do.
         let link =
-            format!("-Clink-args=-nostdlib -nostartfiles -Wl,{linker}-z,noexecstack,--build-id=none,--no-eh-frame-hdr");
+            format!("-Clink-args=-nostdlib -nostartfiles -Wl,{linker}-z,noexecstack,--build-id=sha1,--eh-frame-hdr");
         let (named, sys) = (format!("--crate-name={name}"), format!("--extern=sys={}", sys.display()));
         let all = [&[&named, "--crate-type=cdylib", "-Clto=fat", "-Cstrip=symbols", &link, &sys], flags].concat();
         let built = rustc(&format!("{name}/src/lib.rs"), &out, &format!("{name}.so"), &all);

@@ -419,19 +419,52 @@ fn scripts_and_python_are_right() {
 }
 
 #[test]
-fn libc_is_rewritten_once() {
+fn texts_are_rewritten_once() {
     if place().is_none() {
         return;
     }
-    // Of three programs that have the same libc; the second may write files of 512 bytes only, and keeps nothing.
+    // Those of libc and its linker, and their stubs, of three programs that have the same; the second may write files of 512 bytes only, and keeps nothing.
     let script =
-        "grep -c ' r-xp .*/libc[.].*[.]0' /proc/self/maps; (ulimit -f 1; echo x); ls ${LD_PRELOAD%/*} | grep -c ^libc";
+        "grep -c ' r-xp .*/text[.].*[.]0' /proc/self/maps; (ulimit -f 1; echo x); ls ${LD_PRELOAD%/*} | grep -c ^text";
     let home = tempfile::tempdir().unwrap();
     let (home, ulimit) = (home.path().to_str().unwrap(), "ulimit -f 1; exec sh -c \"$0\"");
-    for words in [vec!["sh", "-c", script], vec!["sh", "-c", ulimit, script]] {
+    // Who keeps nothing leaves the linker alone.
+    for (words, parts) in [(vec!["sh", "-c", script], 4), (vec!["sh", "-c", ulimit, script], 2)] {
         let mut run = Command::new(place().unwrap().join("hpcrt"));
         run.args(["exec", "-q", "--async-io", "--io-roots", home]);
-        assert_eq!(Run::new(run).program(&words).end().code(0).text(), "2\nx\n1\n", "{words:?}");
+        assert_eq!(Run::new(run).program(&words).end().code(0).text(), format!("{parts}\nx\n2\n"), "{words:?}");
+    }
+}
+
+#[test]
+fn calls_of_other_code_are_seen() {
+    let place = common::built(
+        "code.c",
+        &[
+            ("code", &["-O1", "-pthread"]),
+            ("own", &["-O1", "-pthread", "-DOWN"]),
+            ("late.so", &["-O1", "-shared", "-fPIC", "-DLIBRARY"]),
+        ],
+    );
+    let Some(place) = place else { return };
+    let library = place.join("late.so");
+    for who in everybody() {
+        let ways = ["own", "loaded", "made", "threads", "late", "forked", "cloned"];
+        for way in ways {
+            let program = place.join(if way == "own" { "own" } else { "code" });
+            let mut command = Command::new(place.join("hpcrt"));
+            command.env("HPCRT_WITHOUT", "pace");
+            let stats = who.file(&format!("{way}.stats"));
+            command.current_dir("/").args(["exec", "-q", "--async-io", "--stats"]).arg(&stats);
+            command.arg("--io-roots").arg(who.home.path());
+            if let Some(uid) = who.uid {
+                command.uid(uid).gid(uid);
+            }
+            let (program, file, library) = (program.to_str().unwrap(), who.file(way), library.to_str().unwrap());
+            let run = Run::new(command).program(&[program, way, file.to_str().unwrap(), library]).end().code(0);
+            assert_eq!(run.text(), "right\n", "{way}: {}", run.err);
+            assert!(kept(&stats) > 40, "{way}: {}", kept(&stats));
+        }
     }
 }
 

@@ -1,11 +1,16 @@
 //! The system calls used here, with names.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use sys::syscall::{nr, syscall};
 
+use super::signals;
+
 pub(super) const READ_WRITE: usize = 3;
-const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x2 | 0x20 | 0x4000;
+pub(super) const EXECUTE: usize = 4;
+pub(super) const SHARED: usize = 1;
+pub(super) const ANONYMOUS: usize = 0x20;
+const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x2 | ANONYMOUS | 0x4000;
 pub(super) const FIXED: usize = 0x10;
 pub(super) const FIXED_NOREPLACE: usize = 0x10_0000;
 pub(super) const DONTNEED: usize = 4;
@@ -105,13 +110,23 @@ pub(super) unsafe fn gated(number: usize, args: [usize; 6]) -> Result<usize, u32
 /// Address of `syscall; ret` from which calls pass whatever stops the program's ([`super::dispatch`]); set before that is in force.
 pub(super) static PASS: AtomicUsize = AtomicUsize::new(0);
 
+/// What [`pass`] finds where a call was interrupted to no purpose; the kernel never returns it (ERESTARTSYS).
+pub(super) const ONCE_MORE: isize = -512;
+
 /// A system call that is not stopped, as the kernel returns it: negative errno.
 ///
 /// # Safety
 /// As for [`syscall`].
 pub(super) unsafe fn pass(number: usize, args: [usize; 6]) -> isize {
-    // SAFETY: as the caller says.
-    unsafe { through(PASS.load(Ordering::Relaxed), number, args) }
+    loop {
+        // SAFETY: as the caller says.
+        let result = unsafe { through(PASS.load(Ordering::Relaxed), number, args) };
+        match result {
+            ONCE_MORE if signals::waits(number) => {}
+            ONCE_MORE => return -(EINTR as isize),
+            _ => return result,
+        }
+    }
 }
 
 /// A system call as the kernel returns it (negative errno), made by the instructions `syscall; ret` at `gate`.
@@ -127,6 +142,40 @@ pub(super) unsafe fn through(gate: usize, number: usize, args: [usize; 6]) -> is
             lateout("rcx") _, lateout("r11") _);
     }
     result
+}
+
+const FUTEX_WAIT: usize = 0;
+const FUTEX_WAKE: usize = 1;
+
+/// Waits until the word is not `value`, at most a second.
+pub(super) fn wait(word: &AtomicU32, value: u32) {
+    wait_for(word, value, [1, 0]);
+}
+
+/// The same, at most a millisecond.
+pub(super) fn wait_briefly(word: &AtomicU32, value: u32) {
+    wait_for(word, value, [0, 1_000_000]);
+}
+
+fn wait_for(word: &AtomicU32, value: u32, time: [usize; 2]) {
+    // SAFETY: a live word and a time.
+    let _ =
+        unsafe { pass(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAIT, value as usize, time.as_ptr() as usize, 0, 0]) };
+}
+
+/// Wakes who waits on it.
+pub(super) fn wake(word: &AtomicU32) {
+    wake_some(word, i32::MAX as usize);
+}
+
+/// One of them.
+pub(super) fn wake_one(word: &AtomicU32) {
+    wake_some(word, 1);
+}
+
+fn wake_some(word: &AtomicU32, count: usize) {
+    // SAFETY: a live word.
+    let _ = unsafe { pass(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, count, 0, 0, 0]) };
 }
 
 /// Whether a result of the kernel's is an error.

@@ -27,7 +27,8 @@ pub(super) fn are_ours() -> bool {
 pub(super) fn begin(passing: usize) -> bool {
     dispatch::RESTORE.store(trap::restore as *const () as usize, Ordering::Relaxed);
     OURS.store(true, Ordering::Relaxed);
-    dispatch::begin(passing..window::BASE, handle)
+    dispatch::prepare(passing..window::BASE, handle, |_| None);
+    dispatch::begin_all() && dispatch::all_begun()
 }
 
 fn handle(mut stopped: Stopped) {

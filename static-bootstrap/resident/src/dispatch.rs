@@ -2,19 +2,20 @@
 //! thread. It ends where a program is executed or a process made, so nobody meets it who does not have what handles them.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use sys::syscall::nr;
 
-use super::call::pass;
+use super::call::{EINTR, ONCE_MORE, PASS, pass, wait, wake};
 use super::signals::{self, NEVER_BLOCKED, SIGSYS};
 
 /// SA_SIGINFO, SA_RESTORER, SA_RESTART, SA_NODEFER, SA_ONSTACK off.
 const FLAGS: usize = 0x4 | 0x400_0000 | 0x1000_0000 | 0x4000_0000;
 pub(super) const SET_DISPATCH: usize = 59;
-const ON: usize = 1;
-/// `si_code` of a call that was stopped.
+const ENABLE: usize = 1;
+/// `si_code` of a call that was stopped, and of what a thread was sent.
 const USER_DISPATCH: i32 = 2;
+const TOLD: i32 = -6;
 
 /// What restores a thread after the handler: in the part where calls pass.
 pub(super) static RESTORE: AtomicUsize = AtomicUsize::new(0);
@@ -23,6 +24,14 @@ static SELECTOR: AtomicU8 = AtomicU8::new(0);
 /// Where calls pass: address and bytes.
 static PASSING: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
+static AGAIN: AtomicUsize = AtomicUsize::new(0);
+/// For how many threads it is in force: none, those that were made since, all.
+const OFF: u32 = 0;
+const BEGINNING: u32 = 1;
+const ON: u32 = 2;
+static STATE: AtomicU32 = AtomicU32::new(OFF);
+/// See [`wanted`].
+static WANTED: AtomicU32 = AtomicU32::new(0);
 
 /// Registers of a stopped thread, in a signal's frame (`asm/ucontext.h`): r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, ...
 pub(super) struct Stopped(*mut usize);
@@ -66,28 +75,79 @@ impl Stopped {
     }
 }
 
-/// Puts it in force for this thread: calls pass that are made in `passing`, `handler` makes the others.
-pub(super) fn begin(passing: Range<usize>, handler: fn(Stopped)) -> bool {
+/// Says what will be done once it is in force: calls pass that are made in `passing`, `handler` makes the others. `again` tells by the address behind a call that
+/// was interrupted to no purpose which it was, if it is to be made again.
+pub(super) fn prepare(passing: Range<usize>, handler: fn(Stopped), again: fn(usize) -> Option<usize>) {
     let action = [stopped as *const () as usize, FLAGS, RESTORE.load(Ordering::Relaxed), 0];
     let unblocked = NEVER_BLOCKED;
     const UNBLOCK: usize = 1;
     PASSING[0].store(passing.start, Ordering::Relaxed);
     PASSING[1].store(passing.len(), Ordering::Relaxed);
     HANDLER.store(handler as *const () as usize, Ordering::Relaxed);
+    AGAIN.store(again as *const () as usize, Ordering::Relaxed);
     // SAFETY: a `struct sigaction` as the kernel takes it; a set of signals.
     unsafe {
         pass(nr::RT_SIGACTION, [SIGSYS, action.as_ptr() as usize, 0, 8, 0, 0]);
         pass(nr::RT_SIGPROCMASK, [UNBLOCK, &raw const unblocked as usize, 0, 8, 0, 0]);
     }
-    SELECTOR.store(1, Ordering::SeqCst);
-    begin_thread() == 0
 }
 
-/// The same for another thread, which has inherited the rest.
+/// Whether the kernel has it.
+pub(super) fn is_there() -> bool {
+    // SAFETY: integers.
+    unsafe { pass(nr::PRCTL, [SET_DISPATCH, 0, 0, 0, 0, 0]) == 0 }
+}
+
+/// Whether it is in force for every thread.
+pub(super) fn is_on() -> bool {
+    STATE.load(Ordering::SeqCst) == ON
+}
+
+/// Puts it in force for this thread, and all that are made from now on; false: the kernel does not offer it, or another thread is at it.
+pub(super) fn begin_all() -> bool {
+    let is_first = STATE.compare_exchange(OFF, BEGINNING, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    is_first && {
+        SELECTOR.store(1, Ordering::SeqCst);
+        begin_thread() == 0
+    }
+}
+
+/// Every other thread has begun, too.
+pub(super) fn all_begun() -> bool {
+    STATE.store(ON, Ordering::SeqCst);
+    wake(&STATE);
+    true
+}
+
+/// Waits until they have.
+pub(super) fn wait_for_all() {
+    while STATE.load(Ordering::SeqCst) == BEGINNING {
+        wait(&STATE, BEGINNING);
+    }
+}
+
+/// For another thread, which has inherited the rest, if it is in force.
 pub(super) extern "C" fn begin_thread() -> isize {
+    if STATE.load(Ordering::SeqCst) == OFF {
+        return 0;
+    }
     let [from, len] = PASSING.each_ref().map(|word| word.load(Ordering::Relaxed));
     // SAFETY: a word that stays.
-    unsafe { pass(nr::PRCTL, [SET_DISPATCH, ON, from, len, SELECTOR.as_ptr() as usize, 0]) }
+    unsafe { pass(nr::PRCTL, [SET_DISPATCH, ENABLE, from, len, SELECTOR.as_ptr() as usize, 0]) }
+}
+
+/// In a child whose parent has it in force, or was at it.
+pub(super) fn begin_child() {
+    if STATE.load(Ordering::SeqCst) == BEGINNING {
+        STATE.store(ON, Ordering::SeqCst);
+    }
+    begin_thread();
+}
+
+/// The next thread that is to begin when it gets SIGSYS: the word is another once it has.
+pub(super) fn wanted(thread: u32) -> &'static AtomicU32 {
+    WANTED.store(thread, Ordering::SeqCst);
+    &WANTED
 }
 
 /// Lets every call pass.
@@ -95,12 +155,42 @@ pub(super) fn end() {
     SELECTOR.store(0, Ordering::SeqCst);
 }
 
-extern "C" fn stopped(signal: i32, info: *const i32, frame: *mut usize) {
-    // SAFETY: the kernel gives a `siginfo_t`.
-    if unsafe { *info.add(2) } != USER_DISPATCH {
-        return signals::foreign(signal, info, frame);
+/// Whether this thread is the one that is to begin.
+fn is_wanted() -> bool {
+    // SAFETY: no arguments.
+    let own = unsafe { pass(nr::GETTID, [0; 6]) };
+    WANTED.load(Ordering::SeqCst) == own as u32
+}
+
+/// Begins, and has go on what was interrupted for that.
+fn join(stopped: &mut Stopped) {
+    const INTERRUPTED: usize = -(EINTR as isize) as usize;
+    begin_thread();
+    WANTED.store(0, Ordering::SeqCst);
+    wake(&WANTED);
+    if stopped.number() != INTERRUPTED {
+        return;
     }
+    let next = *stopped.at(NEXT);
+    if next == PASS.load(Ordering::Relaxed) + 2 {
+        return stopped.answer(ONCE_MORE);
+    }
+    // SAFETY: written by `prepare`, before this could be called.
+    let again: fn(usize) -> Option<usize> = unsafe { core::mem::transmute(AGAIN.load(Ordering::Relaxed)) };
+    if let Some(number) = again(next) {
+        stopped.answer(number as isize);
+        stopped.repeat();
+    }
+}
+
+extern "C" fn stopped(signal: i32, info: *const i32, frame: *mut usize) {
     let mut stopped = Stopped(frame);
+    // SAFETY: the kernel gives a `siginfo_t`.
+    match unsafe { *info.add(2) } {
+        USER_DISPATCH => {}
+        TOLD if is_wanted() => return join(&mut stopped),
+        _ => return signals::foreign(signal, info, frame),
+    }
     let number = stopped.number();
     if number == nr::RT_SIGRETURN {
         // The frame of the handler that returns is where it found it.

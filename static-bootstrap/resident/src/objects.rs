@@ -3,6 +3,7 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use sys::object::HEAD;
 use sys::page::PAGE;
 
 use super::hooks;
@@ -118,6 +119,45 @@ fn each(look: &mut dyn FnMut(usize, &Object)) {
 /// Something of ours.
 fn is_ours(object: &Object) -> bool {
     object.holds(each as *const () as usize)
+}
+
+/// An object as the dynamic linker has it.
+pub(super) struct Loaded {
+    /// What is added to its addresses, and where its file begins in memory.
+    pub(super) base: usize,
+    pub(super) head: usize,
+    /// Where it lies.
+    pub(super) range: Range<usize>,
+    /// Its path, ended by NUL; empty: the program's.
+    pub(super) name: *const u8,
+    pub(super) is_linker: bool,
+}
+
+impl Loaded {
+    /// Its headers, and what else is at its beginning.
+    pub(super) fn begins(&self) -> &'static [u8; HEAD] {
+        // SAFETY: the page that has them, of what stays.
+        unsafe { &*(self.head as *const [u8; HEAD]) }
+    }
+}
+
+/// Shows every object that the program starts with, but ourselves and the kernel's.
+pub(super) fn loaded(mut take: impl FnMut(&Loaded)) {
+    const KERNELS: &[u8; 10] = b"linux-vdso";
+    each(&mut |_, object| {
+        // SAFETY: the linker gives a string; it is looked at up to where it differs.
+        let is_kernels = KERNELS.iter().enumerate().all(|(nth, byte)| unsafe { *object.name.add(nth) } == *byte);
+        if !is_kernels && !is_ours(object) {
+            let head = object.headers as usize & !(PAGE - 1);
+            take(&Loaded {
+                base: object.base,
+                head,
+                name: object.name,
+                range: object.range(),
+                is_linker: object.holds(hooks::linker()),
+            });
+        }
+    });
 }
 
 /// Shows the writable segments of all but ourselves, without what is made read-only after relocation.

@@ -114,6 +114,13 @@ pub(super) unsafe fn keep(number: usize, frame: *mut usize) {
     }
 }
 
+/// Whether a call may wait long, and may be made once more when it was interrupted: poll, select, nanosleep, recvfrom, recvmsg, rt_sigtimedwait, futex,
+/// semtimedop, clock_nanosleep, epoll_wait and their likes. Not so pause, connect and what sends.
+pub(super) fn waits(number: usize) -> bool {
+    const SLEEPS: [usize; 10] = [7, 23, 35, nr::RECVFROM, nr::RECVMSG, 128, nr::FUTEX, 220, 230, 232];
+    SLEEPS.contains(&number) || matches!(number, PPOLL | PSELECT6 | EPOLL_PWAIT | EPOLL_PWAIT2)
+}
+
 /// Makes a call that may wait with other signals blocked.
 pub(super) fn waiting<T>(number: usize, mut args: [usize; 6], call: impl FnOnce([usize; 6]) -> T) -> T {
     let (mut pair, set);

@@ -2,6 +2,8 @@
 
 use core::ops::Range;
 
+use super::page::PAGE;
+
 const LOAD: u32 = 1;
 const NOTE: u32 = 4;
 const FRAMES: u32 = 0x6474_e550;
@@ -26,6 +28,17 @@ pub struct Segment {
     pub offset: usize,
     pub address: usize,
     pub bytes: usize,
+}
+
+impl Segment {
+    pub fn is_code(&self) -> bool {
+        self.kind == LOAD && self.flags & EXECUTE != 0
+    }
+
+    /// Whether a byte of the file is in its pages.
+    pub fn holds(&self, offset: usize) -> bool {
+        (self.offset & !(PAGE - 1)..self.offset.saturating_add(self.bytes)).contains(&offset)
+    }
 }
 
 /// A number of `N` bytes.
@@ -79,7 +92,7 @@ impl<'a> Object<'a> {
 
     /// Segments that can be executed, with their bytes.
     pub fn code(self) -> impl Iterator<Item = (Segment, &'a [u8])> + Clone {
-        let code = self.segments().filter(|segment| segment.kind == LOAD && segment.flags & EXECUTE != 0);
+        let code = self.segments().filter(Segment::is_code);
         code.filter_map(move |segment| {
             Some((segment, self.0.get(segment.offset..segment.offset.checked_add(segment.bytes)?)?))
         })

@@ -1,13 +1,16 @@
-//! libc's text as [`sites`](super::sites) rewrites it, and the stubs it jumps to, in a file beside the resident's own: one for each libc of a job on a
-//! host, made by the first program that has that libc. All others map it over theirs: none looks for calls, and none has pages of its own.
+//! The text of an object as [`sites`](super::sites) rewrites it, and the stubs it jumps to, in a file beside the resident's own: one for each libc and linker of a
+//! job on a host, and what else makes system calls, made by the first program that has that object. All others map it over theirs: none looks for calls, and none
+//! has pages of its own.
 //!
-//! Nothing in it is an address. It is made of libc's file, not of what a debugger may have written into a program's memory.
+//! Nothing in it is an address. It is made of the object's file, not of what a debugger may have written into a program's memory.
 
+use sys::object::Object;
 use sys::page::PAGE;
 use sys::resident::PLACE_MAX;
+use sys::sites::{Targets, survey};
 use sys::syscall::{nr, syscall};
 
-use super::sites::AREA;
+use super::stubs::Emitter;
 use crate::{call, settings};
 
 const AT_FDCWD: usize = -100_isize as usize;
@@ -15,19 +18,18 @@ const CLOEXEC: usize = 0o2_000_000;
 const CREATE: usize = 0o2_000_302;
 const PRIVATE: usize = 0x2;
 const READ_EXECUTE: usize = 5;
-/// Bytes of a build ID.
-const ID: usize = 20;
-const NAME: usize = PLACE_MAX + 2 * ID + 24;
+/// Bytes of a file's name.
+const NAME: usize = 40;
 
-/// Text of libc in memory.
+/// Text of an object in memory.
+#[derive(Clone, Copy)]
 pub(super) struct Text {
     pub(super) begin: usize,
     pub(super) end: usize,
-    /// Of its object, and of the text in its file.
-    pub(super) base: usize,
-    pub(super) offset: usize,
-    /// Where the object says which it is.
-    pub(super) notes: (usize, usize),
+    /// What is added to the object's addresses.
+    pub(super) bias: usize,
+    /// Tells objects apart; `None`: it does not say which it is.
+    pub(super) key: Option<u64>,
 }
 
 impl Text {
@@ -38,26 +40,10 @@ impl Text {
     pub(super) fn len(&self) -> usize {
         self.end.next_multiple_of(PAGE) - self.first()
     }
-
-    /// Which libc it is; `None`: it does not say.
-    fn id(&self) -> Option<[u8; ID]> {
-        const GNU_BUILD_ID: u32 = 3;
-        let (mut at, end) = self.notes;
-        while at + 16 + ID <= end {
-            // SAFETY: notes of a mapped object (elf(5)).
-            let [name, bytes, kind, owner] = unsafe { *(at as *const [u32; 4]) };
-            if (name, bytes, kind, owner) == (4, ID as u32, GNU_BUILD_ID, u32::from_ne_bytes(*b"GNU\0")) {
-                // SAFETY: as above.
-                return Some(unsafe { *((at + 16) as *const [u8; ID]) });
-            }
-            at += 12 + name.next_multiple_of(4) as usize + bytes.next_multiple_of(4) as usize;
-        }
-        None
-    }
 }
 
 /// A path in the resident's directory.
-struct Path([u8; NAME], usize);
+pub(super) struct Path([u8; PLACE_MAX + NAME], usize);
 
 impl Path {
     fn put(mut self, bytes: &[u8]) -> Path {
@@ -73,32 +59,37 @@ impl Path {
         bytes.iter().fold(self, |path, byte| path.put(&[digit(byte >> 4), digit(*byte)]))
     }
 
-    fn at(&self) -> usize {
+    pub(super) fn at(&self) -> usize {
         self.0.as_ptr() as usize
     }
 }
 
-/// The file of a libc, ended by NUL, whose stubs are the `nth` place away from it.
-fn path(id: &[u8; ID], nth: u8) -> Path {
+/// The path of a file in that directory, ended by NUL.
+pub(super) fn beside(name: &[u8]) -> Path {
     let place = &settings::get().place;
     let len = place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX);
-    Path([0; NAME], 0).put(&place[..len]).put(b"/libc.").hex(id).put(b".").hex(&[nth])
+    Path([0; PLACE_MAX + NAME], 0).put(&place[..len]).put(b"/").put(name)
 }
 
-/// Maps it, with the stubs at `base`, which is the `nth` place: their first page is this program's, and can be written. False: there is none, or it
+/// That of an object whose stubs are the `nth` place away from it.
+fn path(key: u64, nth: u8) -> Path {
+    beside(b"text.").hex(&key.to_be_bytes()).put(b".").hex(&[nth])
+}
+
+/// Maps it, with stubs of `area` bytes at `base`, which is the `nth` place: their first page is this program's, and can be written. False: there is none, or it
 /// cannot be had.
-pub(super) fn take(text: &Text, base: usize, nth: u8) -> bool {
-    let Some(id) = text.id() else { return false };
-    // SAFETY: a string; new mappings, the second over libc's own text, which it has all of.
+pub(super) fn take(text: &Text, (base, area): (usize, usize), nth: u8) -> bool {
+    let Some(key) = text.key else { return false };
+    // SAFETY: a string; new mappings, the second over the object's own text, which it has all of.
     unsafe {
-        let Ok(file) = syscall(nr::OPENAT, [AT_FDCWD, path(&id, nth).at(), CLOEXEC, 0, 0, 0]) else { return false };
+        let Ok(file) = syscall(nr::OPENAT, [AT_FDCWD, path(key, nth).at(), CLOEXEC, 0, 0, 0]) else { return false };
         let flags = PRIVATE | call::FIXED_NOREPLACE;
-        let stubs = syscall(nr::MMAP, [base, AREA, call::READ_WRITE, flags, file, text.len()]);
+        let stubs = syscall(nr::MMAP, [base, area, call::READ_WRITE, flags, file, text.len()]);
         let over = stubs == Ok(base) && {
             let args = [text.first(), text.len(), READ_EXECUTE, PRIVATE | call::FIXED, file, 0];
             let over = syscall(nr::MMAP, args).is_ok();
             if !over {
-                let _ = syscall(nr::MUNMAP, [base, AREA, 0, 0, 0, 0]);
+                let _ = syscall(nr::MUNMAP, [base, area, 0, 0, 0, 0]);
             }
             over
         };
@@ -107,81 +98,58 @@ pub(super) fn take(text: &Text, base: usize, nth: u8) -> bool {
     }
 }
 
-/// Makes it with what `rewrite` makes of a copy of the text, at the first address, and of stubs at the second.
-pub(super) fn make(text: &Text, base: usize, nth: u8, rewrite: impl FnOnce(usize, usize) -> bool) -> Option<()> {
-    let id = text.id()?;
-    let source = source(text)?;
+/// Makes it of the object's file.
+pub(super) fn make(text: &Text, (base, area): (usize, usize), nth: u8, object: Object<'_>, few: usize) -> Option<()> {
+    let key = text.key?;
+    let bytes = object.at(text.begin - text.bias)?.get(..text.end - text.begin)?;
     // As far apart as in the program; what is between is never touched.
-    let (low, high) = (text.first().min(base), (text.first() + text.len()).max(base + AREA));
-    let copy = call::map(0, high - low, call::READ_WRITE, 0);
-    let made = copy.ok().filter(|copy| {
-        let (first, stubs) = (copy + text.first() - low, copy + base - low);
-        let notes = (text.notes.0 - text.base, text.notes.1 - text.notes.0);
-        // The notes come first where the text will be.
-        read(source, first, notes.1, notes.0)
-            && Text { notes: (first, first + notes.1), ..*text }.id() == Some(id)
-            && read(source, copy + text.begin - low, text.end - text.begin, text.offset)
-            && rewrite(first, stubs)
-            && write(&id, nth, [(first, text.len()), (stubs, AREA)])
+    let (low, high) = (text.first().min(base), (text.first() + text.len()).max(base + area));
+    let copy = call::map(0, high - low, call::READ_WRITE, 0).ok()?;
+    let there = |at: usize| copy + (at - low);
+    // SAFETY: the copy is ours, and has room for both.
+    let made = unsafe {
+        core::ptr::copy_nonoverlapping(bytes.as_ptr(), there(text.begin) as *mut u8, bytes.len());
+        let bias = there(text.begin).wrapping_sub(text.begin - text.bias);
+        rewrite(object, bias, (there(base), area))
+    };
+    let made = made.is_some_and(|count| count >= few)
+        && write(key, nth, [(there(text.first()), text.len()), (there(base), area)]);
+    // SAFETY: ours.
+    let _ = unsafe { syscall(nr::MUNMAP, [copy, high - low, 0, 0, 0, 0]) };
+    made.then_some(())
+}
+
+/// Rewrites a text, with stubs in an area; returns how many calls have some.
+///
+/// # Safety
+/// As for [`Emitter::new`].
+pub(super) unsafe fn rewrite(object: Object<'_>, bias: usize, (base, area): (usize, usize)) -> Option<usize> {
+    let room = Targets::room(object);
+    let bits = call::map(0, room.max(1), call::READ_WRITE, 0).ok()?;
+    // SAFETY: fresh memory, zero; and as the caller says.
+    let (targets, mut code) =
+        unsafe { (core::slice::from_raw_parts_mut(bits as *mut u8, room), Emitter::new(object, bias, base, area)) };
+    let (mut count, mut all) = (0, true);
+    let complete = survey(object, targets, |site| {
+        let replaced = code.replace(&site);
+        all &= replaced;
+        count += usize::from(replaced);
     });
-    if let Ok(copy) = copy {
-        // SAFETY: ours.
-        let _ = unsafe { syscall(nr::MUNMAP, [copy, high - low, 0, 0, 0, 0]) };
-    }
-    call::close(source);
-    made.map(drop)
-}
-
-/// The file that the text is mapped from.
-fn source(text: &Text) -> Option<i32> {
-    const MOST: usize = 1 << 20;
-    let lines = call::map(0, MOST, call::READ_WRITE, 0).ok()?;
-    // SAFETY: strings, and room that is ours; what is read into is initialized.
-    unsafe {
-        let maps = syscall(nr::OPENAT, [AT_FDCWD, c"/proc/self/maps".as_ptr() as usize, CLOEXEC, 0, 0, 0]);
-        let mut len = 0;
-        if let Ok(maps) = maps {
-            while let Ok(more) = syscall(nr::READ, [maps, lines + len, MOST - 1 - len, 0, 0, 0])
-                && more > 0
-            {
-                len += more;
-            }
-            call::close(maps as i32);
-        }
-        let all = core::slice::from_raw_parts_mut(lines as *mut u8, len);
-        let begins = |line: &[u8]| {
-            let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
-            let value = |byte: u8| usize::from(if byte > b'9' { byte - b'a' + 10 } else { byte - b'0' });
-            digits.fold(0usize, |all, byte| all << 4 | value(*byte)) == text.first()
-        };
-        let line = all.split_mut(|byte| *byte == b'\n').find(|line| begins(line));
-        let name = line.and_then(|line| line.iter().position(|byte| *byte == b'/').map(|at| &line[at..]));
-        // What follows it is zero, or made so: the line's end.
-        let file = name.and_then(|name| {
-            let end = name.as_ptr() as usize + name.len();
-            (end as *mut u8).write(0);
-            syscall(nr::OPENAT, [AT_FDCWD, name.as_ptr() as usize, CLOEXEC, 0, 0, 0]).ok()
-        });
-        let _ = syscall(nr::MUNMAP, [lines, MOST, 0, 0, 0, 0]);
-        file.map(|file| file as i32)
-    }
-}
-
-/// All of it.
-fn read(file: i32, into: usize, len: usize, offset: usize) -> bool {
-    // SAFETY: room that the caller has.
-    unsafe { syscall(nr::PREAD64, [file as usize, into, len, offset, 0, 0]) == Ok(len) }
+    code.end(complete && all);
+    // SAFETY: ours.
+    let _ = unsafe { syscall(nr::MUNMAP, [bits, room.max(1), 0, 0, 0, 0]) };
+    Some(count)
 }
 
 /// Whoever finds it finds all of it.
-fn write(id: &[u8; ID], nth: u8, parts: [(usize, usize); 2]) -> bool {
+fn write(key: u64, nth: u8, parts: [(usize, usize); 2]) -> bool {
     const RENAME: usize = 82;
     const UNLINK: usize = 87;
-    let whole = path(id, nth);
+    let whole = path(key, nth);
     // SAFETY: strings, integers, and memory that the caller has.
     unsafe {
         let own = syscall(nr::GETPID, [0; 6]).unwrap_or(0).to_be_bytes();
-        let begun = path(id, nth).put(b".").hex(&own);
+        let begun = path(key, nth).put(b".").hex(&own);
         let Ok(file) = syscall(nr::OPENAT, [AT_FDCWD, begun.at(), CREATE, 0o600, 0, 0]) else { return false };
         let mut at = 0;
         let written = parts.iter().all(|(from, len)| {

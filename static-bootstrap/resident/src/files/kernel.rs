@@ -1,9 +1,8 @@
 //! System calls of the file layer: they leave through one instruction that the dispatcher lets pass.
 
 use core::arch::asm;
-use core::sync::atomic::AtomicU32;
 
-pub(super) use crate::call::{PASS as GATE, failed, pass as raw};
+pub(super) use crate::call::{PASS as GATE, failed, pass as raw, wait, wait_briefly, wake, wake_one};
 
 /// Numbers on x86-64 (`asm/unistd_64.h`) of what is told apart here, and not yet known to all.
 pub(super) mod nr {
@@ -33,6 +32,9 @@ pub(super) mod nr {
     pub(crate) const PSELECT6: usize = 270;
     pub(crate) const PPOLL: usize = 271;
     pub(crate) const EPOLL_PWAIT: usize = 281;
+    pub(crate) const PERSONALITY: usize = 135;
+    pub(crate) const TGKILL: usize = 234;
+    pub(crate) const PKEY_MPROTECT: usize = 329;
     pub(crate) const RT_TGSIGQUEUEINFO: usize = 297;
     pub(crate) const NEWFSTATAT: usize = 262;
     pub(crate) const UNSHARE: usize = 272;
@@ -49,32 +51,6 @@ pub(super) mod nr {
     pub(crate) const STATX: usize = 332;
     pub(crate) const IO_URING_SETUP: usize = 425;
     pub(crate) const OPENAT2: usize = 437;
-}
-
-const FUTEX_WAIT: usize = 0;
-const FUTEX_WAKE: usize = 1;
-
-/// Waits until the word is not `value`, at most a second.
-pub(super) fn wait(word: &AtomicU32, value: u32) {
-    let time = [1usize, 0];
-    // SAFETY: a live word and a time.
-    let _ =
-        unsafe { raw(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAIT, value as usize, time.as_ptr() as usize, 0, 0]) };
-}
-
-/// Wakes who waits on it.
-pub(super) fn wake(word: &AtomicU32) {
-    wake_some(word, i32::MAX as usize);
-}
-
-/// One of them.
-pub(super) fn wake_one(word: &AtomicU32) {
-    wake_some(word, 1);
-}
-
-fn wake_some(word: &AtomicU32, count: usize) {
-    // SAFETY: a live word.
-    let _ = unsafe { raw(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, count, 0, 0, 0]) };
 }
 
 const SIG_SETMASK: usize = 2;

@@ -8,6 +8,8 @@
 //! interrupted begins again. In one with several threads a lock is held ([`inside`]); what was seen before it was taken is looked at again.
 
 mod ahead;
+mod classes;
+mod code;
 mod cost;
 mod elsewhere;
 mod image;
@@ -20,7 +22,11 @@ mod place;
 mod process;
 mod quick;
 mod sites;
+mod source;
+mod stubs;
 mod table;
+mod threads;
+mod verdicts;
 mod worker;
 
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
@@ -31,7 +37,8 @@ use sys::syscall::syscall;
 use self::inside::Inside;
 use self::kernel::{failed, nr, raw};
 use self::sites::{DIRTY, OFF};
-use crate::{dispatch, signals};
+use crate::call::{ANONYMOUS, EXECUTE, SHARED};
+use crate::{call, dispatch, objects, signals};
 
 const PARTS: usize = 64;
 const AT_FDCWD: usize = -100_isize as usize;
@@ -57,11 +64,19 @@ pub(super) extern "C" fn begin() {
     // SAFETY: written by the dynamic linker.
     let write = unsafe { core::ptr::addr_of!(LIBC_WRITE).read_volatile() };
     let limited = limited();
-    let install = || sites::install(write, !limited).map_err(|_| why::OTHER_LIBC);
+    let install = || {
+        let mut installed = Err(call::EINVAL);
+        objects::loaded(|loaded| {
+            if loaded.range.contains(&write) {
+                installed = sites::install_libc(loaded, !limited);
+            }
+        });
+        installed.map_err(|_| why::OTHER_LIBC)
+    };
     let installed = if write == 0 { Err(why::NO_LIBC) } else { install() };
     match installed {
-        Ok(()) if net::begin() => {}
-        Ok(()) => worker::refuse(why::NO_DISPATCH),
+        Ok(complete) if net::begin(limited || complete && code::judge(write)) => {}
+        Ok(_) => worker::refuse(why::NO_DISPATCH),
         Err(why) => {
             sites::gate_only();
             worker::refuse(why)
@@ -183,8 +198,6 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
             change(number, args)
         }
         nr::MMAP => {
-            const ANONYMOUS: usize = 0x20;
-            const SHARED: usize = 0x1;
             if fourth & ANONYMOUS == 0 {
                 if fourth & SHARED != 0 {
                     make_direct(args[4]);
@@ -195,9 +208,25 @@ fn dispatch(number: usize, args: [usize; 6]) -> isize {
             } else if fourth & SHARED != 0 {
                 others::share();
             }
+            let result = go();
+            if third & EXECUTE != 0 && !failed(result) {
+                code::mapped(args);
+            }
+            result
+        }
+        nr::MPROTECT | nr::PKEY_MPROTECT => {
+            code::protect(third);
+            go()
+        }
+        nr::PERSONALITY => {
+            code::personality(fd);
             go()
         }
         nr::SHMAT => {
+            const EXEC: usize = 0o100_000;
+            if third & EXEC != 0 {
+                code::protect(EXECUTE);
+            }
             others::share();
             settle();
             go()

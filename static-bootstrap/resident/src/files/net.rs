@@ -2,19 +2,53 @@
 
 use core::sync::atomic::Ordering;
 
-use super::kernel::{nr, raw};
+use super::kernel::{block_signals, nr, raw, restore_signals};
 use super::sites::{AREA, BEGIN, OFF};
-use super::{inside, process, step_aside};
+use super::stubs::{self, FIRST};
+use super::{inside, process, step_aside, threads};
 use crate::dispatch::{self, Stopped};
 use crate::signals;
 
 /// SA_RESTORER.
 const RESTORER: u64 = 0x400_0000;
 
-/// Puts it in force, for this thread.
-pub(super) fn begin() -> bool {
+/// Before any other; puts it in force for all threads unless all calls are `known` to be rewritten. False: there is no such thing.
+pub(super) fn begin(known: bool) -> bool {
     let from = BEGIN.load(Ordering::Relaxed);
-    dispatch::begin(from..from + AREA, stopped)
+    dispatch::prepare(from..from + AREA, stopped, again);
+    dispatch::is_there() && (known || dispatch::begin_all() && dispatch::all_begun())
+}
+
+/// Whether it is.
+pub(super) fn is_in_force() -> bool {
+    dispatch::is_on() || OFF.load(Ordering::Relaxed) != 0
+}
+
+/// Puts it in force for every thread that there is: code comes of which nothing is known.
+#[cold]
+pub(super) fn spread() {
+    if is_in_force() || process::borrows() {
+        return;
+    }
+    let before = block_signals();
+    if dispatch::begin_all() {
+        if inside::is_several() {
+            // Who ends while they are listed may hide another.
+            (0..2).for_each(|_| threads::each(threads::join));
+        }
+        let _ = dispatch::all_begun();
+    } else {
+        dispatch::wait_for_all();
+    }
+    restore_signals(before);
+}
+
+/// What to go on with where a thread's call was interrupted for nothing: the number, if it is to be made again. `next` is behind it.
+fn again(next: usize) -> Option<usize> {
+    let from = BEGIN.load(Ordering::Relaxed);
+    // SAFETY: stubs, behind what precedes them.
+    let stub = || (from + FIRST..from + AREA).contains(&next).then(|| unsafe { stubs::made_before(next) });
+    stub().flatten().filter(|number| signals::waits(*number))
 }
 
 fn stopped(mut stopped: Stopped) {

@@ -82,6 +82,13 @@ pub(super) fn before(number: usize, args: [usize; 6]) -> usize {
     FORKS
 }
 
+/// Before something is made in a place whose stub does not know that it makes any: the layer steps aside.
+pub(super) extern "C" fn unknown() {
+    if !borrows() {
+        step_aside();
+    }
+}
+
 /// Afterwards: in the parent of one that borrowed, in both processes of a fork.
 pub(super) extern "C" fn after(result: isize) {
     let own = thread();
@@ -93,7 +100,7 @@ pub(super) extern "C" fn after(result: isize) {
     let held = HELD.swap(false, Ordering::Relaxed);
     if result == 0 {
         super::begin_again();
-        dispatch::begin_thread();
+        dispatch::begin_child();
     }
     if held {
         inside::leave();

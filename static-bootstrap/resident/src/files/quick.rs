@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use sys::extents::{BUSY_AT, BYTES_AT, GROWN, GROWN_SHIFT, Growing, SEQUENCE_AT, SMALL, WRITES_AT, inode};
 
 use super::kernel::nr;
-use super::sites::{DIRTY, normal, saving};
+use super::sites::DIRTY;
+use super::stubs::{normal, saving};
 use super::{inside, settle};
 
 /// The descriptor, and what [`Growing`] says of its file.
