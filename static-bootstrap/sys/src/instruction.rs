@@ -112,7 +112,7 @@ pub fn decode(code: &[u8]) -> Option<Instruction> {
         return None;
     }
     let distance = || match form.immediate {
-        1 => i32::from(code[at] as i8),
+        1 => i32::from(code[at].cast_signed()),
         _ => i32::from_le_bytes([code[at], code[at + 1], code[at + 2], code[at + 3]]),
     };
     let kind = match (map, opcode) {

@@ -48,6 +48,12 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(all))
 }
 
+/// A distance of 32 bits.
+fn distance(bytes: &[u8], at: usize) -> Option<isize> {
+    let bytes = bytes.get(at..)?.first_chunk()?;
+    Some(i32::from_le_bytes(*bytes) as isize)
+}
+
 impl<'a> Object<'a> {
     /// `None`: it is none, or of another machine.
     pub fn new(file: &'a [u8]) -> Option<Object<'a>> {
@@ -138,7 +144,7 @@ impl Functions<'_> {
     }
 
     fn entry(&self, nth: usize) -> Option<(usize, usize)> {
-        let from = |at| Some(self.at.wrapping_add_signed(number::<4>(self.entries, at)? as u32 as i32 as isize));
+        let from = |at| Some(self.at.wrapping_add_signed(distance(self.entries, at)?));
         Some((from(nth * 8)?, from(nth * 8 + 4)?))
     }
 
@@ -146,7 +152,7 @@ impl Functions<'_> {
     pub fn get(&self, nth: usize) -> Option<Range<usize>> {
         let (begin, frame) = self.entry(nth)?;
         let told = self.object.at(frame)?;
-        let from = (frame + 8).wrapping_add_signed(number::<4>(told, 8)? as u32 as i32 as isize);
+        let from = (frame + 8).wrapping_add_signed(distance(told, 8)?);
         let end = begin.checked_add(number::<4>(told, 12)? as usize + BEHIND)?;
         let next = self.entry(nth + 1).map_or(end, |(next, _)| next);
         (from == begin && next >= begin).then(|| begin..end.min(next))

@@ -7,8 +7,8 @@ use super::kernel::{nr, raw};
 use super::{others, table, worker};
 
 /// Ticks from which on a read was the file system's and not the cache's, which takes as long for it and so long for a byte at most.
-const SLOW: u64 = 60_000;
-const COPYING: u64 = 2;
+pub(super) const SLOW: u64 = 60_000;
+pub(super) const COPYING: u64 = 2;
 /// Reads in sequence before anything is asked for; of large ones, or from the file's beginning on, fewer.
 const FEW: u8 = 3;
 const LARGE: u64 = 1 << 20;
@@ -22,7 +22,8 @@ pub(super) fn is_slow(len: u64, ticks: u64) -> bool {
     ticks >= SLOW + COPYING * len
 }
 
-/// How an open file is read.
+/// How an open file is read; [`idle`](super::idle) looks at the first.
+#[repr(C)]
 pub(super) struct Reading {
     /// It has been slow, and so many reads were in sequence; 0: its offset was moved.
     slow: AtomicU8,

@@ -18,6 +18,8 @@ pub(super) const PROTECTS: u8 = 5;
 pub(super) const MAPS: u8 = 6;
 /// Makes a process or thread, from where we cannot follow: the layer steps aside before.
 pub(super) const MAKES: u8 = 7;
+/// As [`LOOK`], but for what [`idle`](super::idle) knows to be nothing.
+pub(super) const IDLE: u8 = 8;
 
 pub(super) static CLASS: [u8; CALLS] = classes();
 
@@ -39,29 +41,25 @@ const fn classes() -> [u8; CALLS] {
     mark(&mut all, FILE, &files);
     mark(&mut all, TELLS, &[nr::STAT, nr::LSTAT, nr::NEWFSTATAT, nr::STATX]);
     mark(&mut all, PROTECTS, &[nr::MPROTECT, nr::PKEY_MPROTECT]);
+    mark(&mut all, IDLE, &[nr::OPEN, nr::OPENAT, nr::CLOSE, nr::FCNTL, nr::PPOLL, nr::PSELECT6]);
     mark(&mut all, MAPS, &[nr::MMAP]);
     mark(&mut all, MAKES, &[nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3]);
     mark(
         &mut all,
         LOOK,
         &[
-            nr::OPEN,
-            nr::CLOSE,
             nr::SHMAT,
             nr::WAIT4,
             nr::WAITID,
             nr::RT_SIGACTION,
             nr::RT_SIGPROCMASK,
             nr::RT_SIGSUSPEND,
-            nr::PPOLL,
-            nr::PSELECT6,
             nr::EPOLL_PWAIT,
             nr::DUP,
             nr::DUP2,
             nr::SENDFILE,
             nr::SENDMSG,
             nr::EXECVE,
-            nr::FCNTL,
             nr::FLOCK,
             nr::FSYNC,
             nr::FDATASYNC,
@@ -72,7 +70,6 @@ const fn classes() -> [u8; CALLS] {
             nr::SETRLIMIT,
             nr::IO_SETUP,
             nr::EXIT_GROUP,
-            nr::OPENAT,
             nr::UNSHARE,
             nr::PERSONALITY,
             nr::SPLICE,

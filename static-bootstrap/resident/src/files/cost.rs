@@ -12,12 +12,12 @@ use super::kernel::raw;
 /// Ticks that keeping a file costs: two questions to the agent. It is kept when writing directly has lost as much ([`lost`]).
 pub(super) const PRICE: u64 = 400_000;
 /// Ticks of a nanosecond, about: what is compared differs by more.
-const TICKS: u64 = 3;
+pub(super) const TICKS: u64 = 3;
 /// Ticks for the system call that moves an offset that other processes have, too, and for the longer way there.
 pub(super) const MOVING: i64 = 6_000;
 /// From so many bytes on a write takes so long that asking the kernel does not count; others are asked about when one has taken long.
-const LARGE: usize = 256 << 10;
-const SUSPECT: u64 = PRICE / 3;
+pub(super) const LARGE: usize = 256 << 10;
+pub(super) const SUSPECT: u64 = PRICE / 3;
 /// Ticks beyond what a write may take that may be the program's own.
 const BUSY: u64 = 60_000;
 

@@ -133,6 +133,19 @@ fn begin(fd: usize) -> Option<usize> {
     Some(id)
 }
 
+/// Of what was not looked at yet, and is now: a read or write of so many bytes took so long that it matters.
+pub(super) extern "C" fn timed(number: usize, fd: usize, result: usize, ticks: u64, total: usize, at: u64) {
+    if matches!(number, nr::READ | nr::PREAD64) {
+        if let Some(id) = look(fd) {
+            table::file(id).reading.seen(fd, (number == nr::PREAD64).then_some(at), result as u64, ticks);
+        }
+    } else if table::spent(fd, lost(total, ticks), PRICE) >= PRICE
+        && let Some(file) = look(fd).map(table::file)
+    {
+        judge(fd, file, total, Took { ticks, is_certain: false });
+    }
+}
+
 /// Whether this descriptor is still this open file, and that kept.
 #[inline]
 fn is_kept(fd: usize, id: usize, file: &File) -> bool {

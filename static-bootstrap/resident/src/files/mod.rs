@@ -12,6 +12,7 @@ mod classes;
 mod code;
 mod cost;
 mod elsewhere;
+mod idle;
 mod image;
 mod inside;
 mod keep;
@@ -64,6 +65,7 @@ pub(super) extern "C" fn begin() {
     // SAFETY: written by the dynamic linker.
     let write = unsafe { core::ptr::addr_of!(LIBC_WRITE).read_volatile() };
     let limited = limited();
+    idle::begin();
     let install = || {
         let mut installed = Err(call::EINVAL);
         objects::loaded(|loaded| {
@@ -547,12 +549,10 @@ fn control(args: [usize; 6]) -> isize {
 
 fn opening(directory: usize, path: usize, flags: usize, go: impl FnOnce() -> isize) -> isize {
     const CREATE: usize = 0o100;
-    const EXCLUSIVE: usize = 0o200;
-    const TRUNCATE: usize = 0o1000;
-    if flags & (CREATE | TRUNCATE) != 0 {
+    if flags & (CREATE | table::TRUNCATE) != 0 {
         settle();
     }
-    if flags & TRUNCATE != 0 {
+    if flags & table::TRUNCATE != 0 {
         place::join_named();
         if worker::may_be_busy() {
             settle_path(directory, path);
@@ -561,7 +561,7 @@ fn opening(directory: usize, path: usize, flags: usize, go: impl FnOnce() -> isi
     let fd = go();
     if !failed(fd) {
         let _inside = Inside::enter();
-        let empty = flags & (EXCLUSIVE | TRUNCATE) != 0;
+        let empty = flags & (table::EXCLUSIVE | table::TRUNCATE) != 0;
         table::opened(fd as usize, flags, empty && worker::head().is_none());
         if empty && worker::is_lost() {
             table::look(fd as usize);

@@ -9,10 +9,10 @@ use sys::instruction::{Kind, decode};
 use sys::object::Object;
 use sys::sites::{JUMP, Site};
 
-use super::classes::{CALLS, CLASS, FILE, HARMLESS, MAPS, PROTECTS, SETTLE};
+use super::classes::{CALLS, CLASS, FILE, HARMLESS, IDLE, MAPS, PROTECTS, SETTLE};
 use super::kernel::nr;
 use super::sites::{DIRTY, OFF};
-use super::{process, quick, table, worker};
+use super::{idle, process, quick, table, worker};
 use crate::{call, dispatch};
 
 /// What the stubs find at the beginning of their area; it is the program's own, the rest is like in any other.
@@ -246,62 +246,55 @@ macro_rules! saving {
 pub(super) extern "C" fn normal() {
     naked_asm!(
         "cmp rax, {calls}",
-        "jae 9f",
+        "jae {straight}",
         "lea r11, [rip + {class}]",
         "movzx r11d, byte ptr [r11 + rax]",
         "cmp r11d, {settle}",
-        "jb 9f",
+        "jb {straight}",
         "je 2f",
         "cmp r11d, {file}",
         "ja 4f",
-        "jne 3f",
+        "jne {look_closer}",
         "cmp rdi, {descriptors}",
-        "jae 3f",
+        "jae {look_closer}",
         "lea r11, [rip + {descriptor}]",
         "cmp word ptr [r11 + rdi * 2], {other}",
-        "jne 3f",
-        "2:",
-        "cmp byte ptr [rip + {dirty}], 0",
-        "je 9f",
-        "3: cmp byte ptr [rip + {off}], 0",
-        "jne 9f",
-        saving!("mov rdi, rax", "lea rsi, [rbp - 64]", "call {dispatch}"),
-        // Over its own call.
-        "add rcx, 2",
-        "9: jmp rcx",
+        "jne {on_file}",
+        "2: cmp byte ptr [rip + {dirty}], 0",
+        "je {straight}",
+        "jmp {look_closer}",
         "4: cmp r11d, {protects}",
         "je 5f",
         "ja 6f",
         "mov r11, [rip + {head}]",
         "test r11, r11",
-        "jz 3b",
+        "jz {look_closer}",
         "cmp dword ptr [r11 + {owned}], 0",
-        "jne 3b",
+        "jne {look_closer}",
         "cmp dword ptr [r11 + {lost}], 0",
         "je 2b",
-        "jmp 3b",
+        "jmp {look_closer}",
         "5: test dl, {execute}",
-        "jz 9b",
-        "jmp 3b",
-        "6: cmp r11d, {maps}",
-        "jne 7f",
+        "jz {straight}",
+        "jmp {look_closer}",
+        "6: cmp r11d, {idle}",
+        "je {others}",
+        "cmp r11d, {maps}",
+        "jne {makes}",
         "test r10b, {anonymous}",
-        "jz 3b",
+        "jz {look_closer}",
         "test r10b, {shared}",
         "jz 5b",
-        "jmp 3b",
-        "7: cmp byte ptr [rip + {off}], 0",
-        "jne 9b",
-        saving!("call {unknown}", "mov rax, [rbp - 64]"),
-        "jmp rcx",
+        "jmp {look_closer}",
         calls = const CALLS,
         settle = const SETTLE,
+        file = const FILE,
         protects = const PROTECTS,
+        idle = const IDLE,
         maps = const MAPS,
         execute = const call::EXECUTE,
         anonymous = const call::ANONYMOUS,
         shared = const call::SHARED,
-        file = const FILE,
         descriptors = const table::DESCRIPTORS,
         descriptor = sym table::DESCRIPTOR,
         head = sym worker::AT,
@@ -310,8 +303,44 @@ pub(super) extern "C" fn normal() {
         other = const table::OTHER as i16,
         class = sym CLASS,
         dirty = sym DIRTY,
+        on_file = sym idle::on_file,
+        others = sym idle::others,
+        makes = sym makes,
+        look_closer = sym look_closer,
+        straight = sym straight,
+    )
+}
+
+/// Has the stub make its call.
+#[unsafe(naked)]
+pub(super) extern "C" fn straight() {
+    naked_asm!("jmp rcx")
+}
+
+/// What is to be done is found out, and the call made there.
+#[unsafe(naked)]
+pub(super) extern "C" fn look_closer() {
+    naked_asm!(
+        "cmp byte ptr [rip + {off}], 0",
+        "jne 9f",
+        saving!("mov rdi, rax", "lea rsi, [rbp - 64]", "call {dispatch}"),
+        // Over its own call.
+        "add rcx, 2",
+        "9: jmp rcx",
         off = sym OFF,
         dispatch = sym dispatch,
+    )
+}
+
+/// The layer steps aside before the stub makes its call.
+#[unsafe(naked)]
+extern "C" fn makes() {
+    naked_asm!(
+        "cmp byte ptr [rip + {off}], 0",
+        "jne 9f",
+        saving!("call {unknown}", "mov rax, [rbp - 64]"),
+        "9: jmp rcx",
+        off = sym OFF,
         unknown = sym process::unknown,
     )
 }

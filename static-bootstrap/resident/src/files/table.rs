@@ -14,9 +14,9 @@ const UNKNOWN: u16 = 0;
 pub(super) const OTHER: u16 = u16::MAX;
 /// Opened by the program and not looked at yet; what is known of it is in the lowest bits: it may be kept, appends, and was empty when nothing was
 /// known of others' files.
-const OPENED: u16 = 0xfff0;
-const MAY: u16 = 1;
-const APPENDS: u16 = 2;
+pub(super) const OPENED: u16 = 0xfff0;
+pub(super) const MAY: u16 = 1;
+pub(super) const APPENDS: u16 = 2;
 const EMPTY: u16 = 4;
 /// What an open file is to us.
 pub(super) const FREE: u8 = 0;
@@ -65,9 +65,9 @@ pub(super) struct File {
 
 pub(super) static DESCRIPTOR: [AtomicU16; DESCRIPTORS] = [const { AtomicU16::new(UNKNOWN) }; DESCRIPTORS];
 /// Of what was not looked at yet: ticks that writes took, and calls of threads.
-static SPENT: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+pub(super) static SPENT: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 pub(super) static UNDER_WAY: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
-static FILE: [File; FILES] = [const {
+pub(super) static FILE: [File; FILES] = [const {
     File {
         state: AtomicU8::new(FREE),
         told: AtomicU8::new(0),
@@ -167,12 +167,15 @@ pub(super) fn unlooked_under_way(file: &File) -> u32 {
     UNDER_WAY.get(file.fd.load(Ordering::Relaxed) as usize).map_or(0, |count| count.load(Ordering::SeqCst))
 }
 
+/// Flags of open(2): may be written; O_APPEND; O_EXCL; O_TRUNC; O_DIRECT, O_DSYNC and O_SYNC, O_PATH.
+pub(super) const WRITES: usize = 3;
+pub(super) const APPEND: usize = 0o2000;
+pub(super) const EXCLUSIVE: usize = 0o200;
+pub(super) const TRUNCATE: usize = 0o1000;
+pub(super) const NOT_KEPT: usize = 0o40000 | 0o10000 | 0o4_000_000 | 0o10_000_000;
+
 /// What flags say.
 fn said(flags: usize) -> u16 {
-    const WRITES: usize = 3;
-    const APPEND: usize = 0o2000;
-    /// O_DIRECT, O_DSYNC and O_SYNC, O_PATH.
-    const NOT_KEPT: usize = 0o40000 | 0o10000 | 0o4_000_000 | 0o10_000_000;
     let may = if flags & WRITES != 0 && flags & NOT_KEPT == 0 { MAY } else { 0 };
     may | if flags & APPEND != 0 { APPENDS } else { 0 }
 }

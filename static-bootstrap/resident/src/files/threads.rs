@@ -38,7 +38,7 @@ fn entries(mut bytes: &[u8]) -> impl Iterator<Item = u32> {
         let len = u16::from_le_bytes([*bytes.get(16)?, *bytes.get(17)?]);
         let (entry, rest) = bytes.split_at_checked(len.into())?;
         bytes = rest;
-        Some(entry.get(19..)?)
+        entry.get(19..)
     })
     .filter_map(|name| {
         let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
