@@ -72,9 +72,7 @@ fn main() {
         return within(Path::new(&words.next().expect("a directory")), &words.next().unwrap_or_default());
     }
     let at = env::var("HPCRT_COSTS_AT").unwrap_or_else(|_| format!("/dev/shm,{}", env!("CARGO_TARGET_TMPDIR")));
-    println!(
-        "medians of processor time, s: plain | --async-io | ratio | of the least | of waiting, medians | of the least"
-    );
+    println!("processor time, s, medians: plain | --async-io | median of the ratios of neighbours | the same of time");
     for place in at.split(',') {
         let top = Path::new(place).join(format!("bench-costs-{}", std::process::id()));
         std::fs::create_dir_all(&top).expect("a place");
@@ -145,17 +143,28 @@ fn within(top: &Path, preload: &str) {
             took[ours][0].push(after.0 - before.0);
             took[ours][1].push((after.1 - before.1).as_secs_f64());
         }
-        took.iter_mut().flatten().for_each(|times| times.sort_by(f64::total_cmp));
         let [plain, ours] = took;
-        let ratio = |what: usize, nth: usize| ours[what][nth] / plain[what][nth];
+        let ratios = |what: usize| ours[what].iter().zip(&plain[what]).map(|(ours, plain)| ours / plain).collect();
+        let (processor, waiting) = (middle(ratios(0)), middle(ratios(1)));
         println!(
-            "{name:<8} | {:6.3} | {:6.3} | {:.3} | {:.3} | {:.3} | {:.3}",
-            plain[0][runs / 2],
-            ours[0][runs / 2],
-            ratio(0, runs / 2),
-            ratio(0, 0),
-            ratio(1, runs / 2),
-            ratio(1, 0)
+            "{name:<8} | {:6.3} | {:6.3} | {:.3} +- {:.3} | {:.3} +- {:.3}",
+            middle(plain[0].clone()).0,
+            middle(ours[0].clone()).0,
+            processor.0,
+            processor.1,
+            waiting.0,
+            waiting.1
         );
     }
+}
+
+/// The median, and its standard error: by the median distance from it, as for a normal distribution.
+fn middle(mut values: Vec<f64>) -> (f64, f64) {
+    let middle_of = |values: &mut Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    let median = middle_of(&mut values);
+    let mut distances = values.iter().map(|value| (value - median).abs()).collect();
+    (median, 1.4826 * 1.2533 * middle_of(&mut distances) / (values.len() as f64).sqrt())
 }
