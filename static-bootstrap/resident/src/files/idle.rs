@@ -17,8 +17,8 @@ use super::kernel::{GATE, nr};
 use super::sites::{DIRTY, OFF};
 use super::stubs::{look_closer, saving, straight};
 use super::table::{self, File};
-use super::{keep, process, worker};
-use crate::settings;
+use super::{inside, keep, process, worker};
+use crate::{dispatch, settings};
 
 /// Not 0: every file is kept from the first write on, so writes are looked at.
 static EAGER: AtomicU8 = AtomicU8::new(0);
@@ -65,6 +65,13 @@ macro_rules! others {
 macro_rules! quiet {
     () => {
         concat!(ours!("{look_closer}"), "jz {look_closer}\n", others!("{look_closer}"))
+    };
+}
+
+// Makes the call: here, unless it would be stopped. Returning from elsewhere takes longer after a system call.
+macro_rules! make {
+    () => {
+        "cmp dword ptr [rip + {dispatched}], 0\n jne 51f\n syscall\n jmp 52f\n 51: call qword ptr [rip + {gate}]\n 52:"
     };
 }
 
@@ -187,7 +194,10 @@ extern "C" fn timed() {
         "mov r13, rax",
         "lea rbx, [rip + {under_way}]",
         "lea rbx, [rbx + rdi * 4]",
-        "lock inc dword ptr [rbx]",
+        "cmp byte ptr [rip + {several}], 0",
+        "jne 8f",
+        "inc dword ptr [rbx]",
+        "1:",
         "lea r11, [rip + {descriptor}]",
         "cmp word ptr [r11 + rdi * 2], {opened}",
         "jb 9f",
@@ -197,14 +207,17 @@ extern "C" fn timed() {
         "mov r12, rax",
         "mov rdx, [rsp]",
         "mov rax, r13",
-        "call qword ptr [rip + {gate}]",
+        make!(),
         "mov rcx, rax",
         "rdtsc",
         "shl rdx, 32",
         "or rax, rdx",
         "sub rax, r12",
         "mov r12, rax",
-        "lock dec dword ptr [rbx]",
+        "cmp byte ptr [rip + {several}], 0",
+        "jne 81f",
+        "dec dword ptr [rbx]",
+        "11:",
         "mov rdx, [rsp]",
         "test rcx, rcx",
         "js 7f",
@@ -243,6 +256,10 @@ extern "C" fn timed() {
         "lea rsp, [rsp + 128]",
         "add rcx, 2",
         "jmp rcx",
+        "8: lock inc dword ptr [rbx]",
+        "jmp 1b",
+        "81: lock dec dword ptr [rbx]",
+        "jmp 11b",
         "9: lock dec dword ptr [rbx]",
         "mov rax, r13",
         "pop rdx",
@@ -252,6 +269,8 @@ extern "C" fn timed() {
         "pop rcx",
         "lea rsp, [rsp + 128]",
         "jmp {look_closer}",
+        several = sym inside::SEVERAL,
+        dispatched = sym dispatch::STATE,
         under_way = sym table::UNDER_WAY,
         descriptor = sym table::DESCRIPTOR,
         opened = const table::OPENED as i16,
@@ -304,7 +323,7 @@ pub(super) extern "C" fn others() {
         "25:",
         others!("5f"),
         "26:",
-        "call qword ptr [rip + {gate}]",
+        make!(),
         "cmp rax, {descriptors}",
         "jae 4f",
         // As `table::opened` has it.
@@ -407,6 +426,7 @@ pub(super) extern "C" fn others() {
         head = sym worker::AT,
         owned = const offset_of!(Head, owned),
         lost = const offset_of!(Head, lost),
+        dispatched = sym dispatch::STATE,
         gate = sym GATE,
         descriptors = const table::DESCRIPTORS,
         descriptor = sym table::DESCRIPTOR,
