@@ -49,11 +49,12 @@ fn main() {
     };
     // Lazily bound, and not sealed: see got.rs.
     object("audit", "-z,lazy,-z,norelro,", &sys, &["-Crelro-level=off"]);
-    // Its constructor comes before all others: what they allocate is the program's, too. Statically linked programs are begun at its entry.
+    // Their constructors come before all others: what is allocated there is the program's, too. Statically linked programs are begun at its entry.
     if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
         const FAST: &str = "-Copt-level=3";
         let sys = rustc("sys/src/lib.rs", &out, "libfast.rlib", &["--crate-type=rlib", "--crate-name=sys", FAST]);
         object("resident", "-z,initfirst,-e,hpcrt_start,", &sys, &[FAST]);
+        object("iofs", "-z,initfirst,", &sys, &[FAST]);
     }
     object("pmi", "", &sys, &[]);
     // Lazily bound: whose functions they are is known when they are called.

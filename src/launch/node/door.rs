@@ -25,11 +25,12 @@ use crate::sys::resident::{DOOR, FILE, MARK, PLACE_MAX, Settings};
 use crate::sys::without::Without;
 use crate::{Error, Result, error::Context};
 
-/// The resident, as `build.rs` made it.
+/// The residents, as `build.rs` made them: the pager, and the file layer.
 #[cfg(target_arch = "x86_64")]
-static RESIDENT: Option<&[u8]> = Some(include_bytes!(env!("HPCRT_RESIDENT")));
+static RESIDENTS: Option<[&[u8]; 2]> =
+    Some([include_bytes!(env!("HPCRT_RESIDENT")), include_bytes!(env!("HPCRT_IOFS"))]);
 #[cfg(not(target_arch = "x86_64"))]
-static RESIDENT: Option<&[u8]> = None;
+static RESIDENTS: Option<[&[u8]; 2]> = None;
 /// In the first pages of what Go has linked: type and name of a note.
 const GO: &[u8] = b"\x04\0\0\0Go\0\0";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
@@ -160,7 +161,8 @@ pub(super) fn send(program: &Async<OwnedFd>, bytes: &[u8], fds: &[BorrowedFd<'_>
 /// The resident with its settings in it.
 fn resident(operation: &'static str, place: &[u8], settings: Settings) -> Result<Vec<u8>> {
     let only_there = || Error::new(operation, "that is built for x86-64 only");
-    let mut bytes = RESIDENT.ok_or_else(only_there)?.to_vec();
+    let [pager, files] = RESIDENTS.ok_or_else(only_there)?;
+    let mut bytes = if settings.files == 0 { pager } else { files }.to_vec();
     if place.len() >= PLACE_MAX {
         let error = Error::new("place the resident", format!("its path has more than {} bytes", PLACE_MAX - 1));
         return Err(error.remedy("set XDG_RUNTIME_DIR to a shorter one"));

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use sys::resident::WINDOW;
 use sys::syscall::{nr, syscall};
 
 use super::signals;
@@ -78,7 +79,7 @@ pub(super) fn restore_signals(before: u64) {
 
 /// Where the one instruction is that may make system calls about the window whatever filter there is: the same place in every program, since a
 /// filter stays when a program executes another.
-pub(super) const GATE: usize = super::window::BASE - (64 << 10);
+pub(super) const GATE: usize = WINDOW as usize - (64 << 10);
 /// The instruction pointer that the filter sees.
 pub(super) const GATE_NEXT: usize = GATE + 2;
 

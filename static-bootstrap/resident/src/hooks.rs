@@ -29,22 +29,20 @@ const NOHUGE: usize = 15;
 // Addresses of libc's, or zero.
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".weak preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork, dl_iterate_phdr, __tls_get_addr",
+    ".weak preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".quad preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork, dl_iterate_phdr, __tls_get_addr",
+    ".quad preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork",
     ".popsection",
 );
 
-const COUNT: usize = 21;
+const COUNT: usize = 19;
 /// Places among them.
 const CURBRK: usize = 15;
 const ERRNO: usize = 16;
-const WALKER: usize = 19;
-const LINKER: usize = 20;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -54,15 +52,6 @@ unsafe extern "C" {
 fn libc() -> &'static [usize; COUNT] {
     // SAFETY: written by the dynamic linker, before this code runs.
     unsafe { &*core::ptr::addr_of!(LIBC) }
-}
-
-/// Where libc's dl_iterate_phdr is, or 0; and a place in the dynamic linker.
-pub(super) fn walker() -> usize {
-    libc()[WALKER]
-}
-
-pub(super) fn linker() -> usize {
-    libc()[LINKER]
 }
 
 /// Puts all of them in place.
@@ -87,8 +76,6 @@ pub(super) fn install() -> Result<(), u32> {
         errno,
         in_fork,
         fork,
-        _,
-        _,
     ] = *libc();
     // Another libc, in which nothing has these names.
     if mmap == 0 || munmap == 0 || errno == 0 {

@@ -10,21 +10,24 @@
 #![no_std]
 #![cfg(target_arch = "x86_64")]
 
+#[allow(dead_code, reason = "of the file layer")]
 mod call;
 mod calls;
 mod counts;
 mod digest;
+#[allow(dead_code, reason = "of the file layer")]
 mod dispatch;
 mod door;
 mod entry;
 mod fatal;
-mod files;
 mod filter;
 mod fork;
 mod hooks;
 mod lenders;
 mod link;
+mod linker;
 mod lock;
+#[allow(dead_code, reason = "of the file layer")]
 mod objects;
 mod pager;
 mod patch;
@@ -50,9 +53,6 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 extern "C" fn begin() {
     if settings::get().place[0] == 0 {
         return;
-    }
-    if settings::get().files != 0 {
-        return files::begin();
     }
     if let Err(errno) = window::reserve(None) {
         fatal::say(cause::KERNEL, 0, [step::WINDOW, errno.into()]);

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use sys::object::HEAD;
 use sys::page::PAGE;
 
-use super::hooks;
+use super::linker;
 
 /// See [`libraries`].
 pub(super) const PARTS: usize = 4;
@@ -107,7 +107,7 @@ fn each(look: &mut dyn FnMut(usize, &Object)) {
         return look(0, &object);
     }
     type Tell = extern "C" fn(&Object, usize, &mut (usize, &mut dyn FnMut(usize, &Object))) -> i32;
-    let at = hooks::walker();
+    let at = linker::walker();
     if at != 0 {
         // SAFETY: libc's dl_iterate_phdr, which calls this with what it is given and what it knows.
         let walk = unsafe { core::mem::transmute::<usize, extern "C" fn(Tell, *mut ()) -> i32>(at) };
@@ -154,7 +154,7 @@ pub(super) fn loaded(mut take: impl FnMut(&Loaded)) {
                 head,
                 name: object.name,
                 range: object.range(),
-                is_linker: object.holds(hooks::linker()),
+                is_linker: object.holds(linker::inside()),
             });
         }
     });
@@ -182,7 +182,7 @@ pub(super) fn writable(mut take: impl FnMut(Writable)) {
 /// Parts of the address space in which libraries lie that the program starts with, but neither itself, nor the linker, nor we.
 pub(super) fn libraries() -> [Range<usize>; PARTS] {
     let mut others = [const { 0..0 }; 3];
-    let is_other = |nth: usize, object: &Object| [nth == 0, object.holds(hooks::linker()), is_ours(object)];
+    let is_other = |nth: usize, object: &Object| [nth == 0, object.holds(linker::inside()), is_ours(object)];
     each(&mut |nth, object| {
         for (place, _) in others.iter_mut().zip(is_other(nth, object)).filter(|(_, is)| *is) {
             *place = object.range();

@@ -25,7 +25,7 @@ pub struct Settings {
     pub user_mode_only: u64,
     /// Not 0: pages are copied, even where they could be moved.
     pub without_move: u64,
-    /// Not 0: the file layer, in place of the pager; some of [`files`].
+    /// Not 0: the file layer; some of [`files`].
     pub files: u64,
     /// Number of the file that [`MEMORY`] leads to.
     pub memory: u64,

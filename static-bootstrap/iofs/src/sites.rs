@@ -15,8 +15,8 @@ use crate::objects::Loaded;
 use crate::{call, dispatch};
 
 /// Bytes of libc's stubs, from [`BEGIN`] on; of another object's.
-pub(super) const AREA: usize = 128 << 10;
-const OTHER: usize = 16 << 10;
+pub(super) const AREA: usize = 32 << 10;
+const OTHER: usize = 8 << 10;
 /// Sites of a libc, at least: with fewer it is none that we know.
 const FEW: usize = 300;
 

@@ -383,7 +383,7 @@ fn arguments(registers: *const [usize; 7]) -> [usize; 6] {
 }
 
 extern "C" fn dispatch(number: usize, registers: *const [usize; 7]) -> isize {
-    super::dispatch(number, arguments(registers))
+    super::perform(number, arguments(registers))
 }
 
 extern "C" fn before(number: usize, registers: *const [usize; 7]) -> usize {

@@ -62,7 +62,7 @@ fn stopped(mut stopped: Stopped) {
         nr::CLONE | nr::FORK | nr::VFORK | nr::CLONE3 => -38,
         // SAFETY: the program's own call.
         _ if OFF.load(Ordering::Relaxed) != 0 => unsafe { raw(number, args) },
-        _ => super::dispatch(number, args),
+        _ => super::perform(number, args),
     };
     stopped.answer(result);
 }

@@ -6,6 +6,33 @@
 //!
 //! Hazards. In a program with one thread a signal handler may come in anywhere and write, too: what counts changes by one store, and who was
 //! interrupted begins again. In one with several threads a lock is held ([`inside`]); what was seen before it was taken is looked at again.
+//!
+//! Preloaded, as [the resident](../../resident/src/lib.rs) of programs that use memory of other nodes, of which it has some files: no libc, no allocator, no
+//! thread-local storage. One object each, since every page of one costs every program's start.
+#![no_std]
+#![cfg(target_arch = "x86_64")]
+
+#[allow(dead_code, reason = "of the resident")]
+#[path = "../../resident/src/call.rs"]
+mod call;
+#[allow(dead_code, reason = "of the resident")]
+#[path = "../../resident/src/dispatch.rs"]
+mod dispatch;
+#[allow(dead_code, reason = "of the resident")]
+#[path = "../../resident/src/door.rs"]
+mod door;
+#[allow(dead_code, reason = "of the resident")]
+#[path = "../../resident/src/linker.rs"]
+mod linker;
+#[allow(dead_code, reason = "of the resident")]
+#[path = "../../resident/src/objects.rs"]
+mod objects;
+#[allow(dead_code, reason = "of the resident")]
+#[path = "../../resident/src/settings.rs"]
+mod settings;
+#[allow(dead_code, reason = "of the resident")]
+#[path = "../../resident/src/signals.rs"]
+mod signals;
 
 mod ahead;
 mod classes;
@@ -35,11 +62,10 @@ use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use sys::files::why;
 use sys::syscall::syscall;
 
+use self::call::{ANONYMOUS, EXECUTE, SHARED};
 use self::inside::Inside;
 use self::kernel::{failed, nr, raw};
 use self::sites::{DIRTY, OFF};
-use crate::call::{ANONYMOUS, EXECUTE, SHARED};
-use crate::{call, dispatch, objects, signals};
 
 const PARTS: usize = 64;
 const AT_FDCWD: usize = -100_isize as usize;
@@ -60,8 +86,21 @@ unsafe extern "C" {
     static LIBC_WRITE: usize;
 }
 
-/// Begins, before any other code of the program.
-pub(super) extern "C" fn begin() {
+const EXIT_CODE: usize = 125;
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {
+        // SAFETY: an integer.
+        let _ = unsafe { syscall(nr::EXIT_GROUP, [EXIT_CODE, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Called by the dynamic linker before any other code of the program.
+extern "C" fn begin() {
+    if settings::get().place[0] == 0 {
+        return;
+    }
     // SAFETY: written by the dynamic linker.
     let write = unsafe { core::ptr::addr_of!(LIBC_WRITE).read_volatile() };
     let limited = limited();
@@ -161,7 +200,7 @@ fn drop_file(id: usize, file: &table::File) {
 }
 
 /// A system call of the program.
-fn dispatch(number: usize, args: [usize; 6]) -> isize {
+fn perform(number: usize, args: [usize; 6]) -> isize {
     if process::borrows() {
         return process::borrowed(number, args);
     }
@@ -635,3 +674,7 @@ fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
     let result = go();
     error.unwrap_or(result)
 }
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
