@@ -22,8 +22,8 @@ use crate::{dispatch, settings};
 
 /// Not 0: every file is kept from the first write on, so writes are looked at.
 static EAGER: AtomicU8 = AtomicU8::new(0);
-/// Small reads of what is only read; every eighth is looked at.
-static READS: AtomicU8 = AtomicU8::new(0);
+/// Small reads, and writes at an offset that lose nothing; every eighth is looked at.
+static CALLS: AtomicU8 = AtomicU8::new(0);
 const EIGHTH: u8 = 7;
 /// A larger one always.
 const SMALL: usize = 16 << 10;
@@ -120,8 +120,8 @@ pub(super) extern "C" fn on_file() {
         "jmp {look_closer}",
         "3: cmp rdx, {small}",
         "jae {look_closer}",
-        "inc byte ptr [rip + {reads}]",
-        "test byte ptr [rip + {reads}], {eighth}",
+        "inc byte ptr [rip + {calls}]",
+        "test byte ptr [rip + {calls}], {eighth}",
         "jz {look_closer}",
         "jmp {straight}",
         // Not looked at yet.
@@ -130,7 +130,7 @@ pub(super) extern "C" fn on_file() {
         "cmp eax, {read}",
         "je {timed}",
         "cmp eax, {pread}",
-        "je {timed}",
+        "je 5f",
         "cmp byte ptr [rip + {eager}], 0",
         "jne {look_closer}",
         "cmp eax, {write}",
@@ -145,7 +145,17 @@ pub(super) extern "C" fn on_file() {
         "lea r11, [rip + {spent}]",
         "cmp dword ptr [r11 + rdi * 4], {suspect}",
         "jae {look_closer}",
-        "jmp {timed}",
+        "cmp eax, {write}",
+        "je {timed}",
+        // No offset is moved; and the last one that was timed lost nothing.
+        "cmp dword ptr [r11 + rdi * 4], 0",
+        "jne {timed}",
+        "5: cmp rdx, {small}",
+        "jae {timed}",
+        "inc byte ptr [rip + {calls}]",
+        "test byte ptr [rip + {calls}], {eighth}",
+        "jz {timed}",
+        "jmp {straight}",
         off = sym OFF,
         dirty = sym DIRTY,
         borrowers = sym process::COUNT,
@@ -169,7 +179,7 @@ pub(super) extern "C" fn on_file() {
         ioctl = const nr::IOCTL,
         lseek = const nr::LSEEK,
         small = const SMALL,
-        reads = sym READS,
+        calls = sym CALLS,
         eighth = const EIGHTH,
         eager = sym EAGER,
         large = const LARGE,
@@ -337,7 +347,7 @@ pub(super) extern "C" fn others() {
         "jnz 22f",
         "or ecx, {may}",
         "22: lea r11, [rip + {spent}]",
-        "mov dword ptr [r11 + rax * 4], 0",
+        "mov dword ptr [r11 + rax * 4], {unknown}",
         "lea r11, [rip + {descriptor}]",
         "mov [r11 + rax * 2], cx",
         "4: pop rbx",
@@ -431,6 +441,7 @@ pub(super) extern "C" fn others() {
         descriptors = const table::DESCRIPTORS,
         descriptor = sym table::DESCRIPTOR,
         spent = sym table::SPENT,
+        unknown = const table::UNTIMED,
         opened = const table::OPENED,
         files = sym table::FILE,
         file_bytes = const size_of::<File>(),

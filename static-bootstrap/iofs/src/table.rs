@@ -64,7 +64,8 @@ pub(super) struct File {
 }
 
 pub(super) static DESCRIPTOR: [AtomicU16; DESCRIPTORS] = [const { AtomicU16::new(UNKNOWN) }; DESCRIPTORS];
-/// Of what was not looked at yet: ticks that writes took, and calls of threads.
+/// Of what was not looked at yet: ticks that writes lost, as good as none before the first; and calls of threads.
+pub(super) const UNTIMED: u32 = 1;
 pub(super) static SPENT: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 pub(super) static UNDER_WAY: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 pub(super) static FILE: [File; FILES] = [const {
@@ -147,7 +148,7 @@ pub(super) fn is_unlooked(fd: usize) -> bool {
 /// Opened by the program just now: it is looked at when it has to be. `flags` as for open(2).
 pub(super) fn opened(fd: usize, flags: usize, empty: bool) {
     if let (Some(slot), Some(spent)) = (DESCRIPTOR.get(fd), SPENT.get(fd)) {
-        spent.store(0, Ordering::Relaxed);
+        spent.store(UNTIMED, Ordering::Relaxed);
         slot.store(OPENED | said(flags) | if empty { EMPTY } else { 0 }, Ordering::Relaxed);
     }
 }
