@@ -15,6 +15,7 @@ use crate::{call, counts, digest, settings, trap};
 
 /// Entries of the queue; a power of two.
 const ENTRIES: usize = 1 << 24;
+const SCATTERED: u64 = 1 << 16;
 /// Discarded pages that servers were not told of yet.
 const DISCARDED: usize = 1024;
 /// Gifts that were not answered, at most; and what is evicted at once.
@@ -27,7 +28,7 @@ const LOOKS: usize = 256;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
-/// Pages in an order: number of the span, first page, pages.
+/// Pages in an order: number of the span, first page, pages; those that are not in a row by [`SCATTERED`] and their bits, which follow.
 struct Line {
     entries: *mut u64,
     head: usize,
@@ -45,13 +46,22 @@ impl Line {
         Ok(())
     }
 
-    fn push(&mut self, number: usize, first: usize, pages: usize) {
+    fn push(&mut self, number: usize, pages: Bits) {
+        let (first, end) = bounds(pages);
+        if first == end {
+            return;
+        }
+        let scattered = count(&pages) < end - first;
+        self.add((number << 17 | first << 8 | (end - first - 1)) as u64 | if scattered { SCATTERED } else { 0 });
+        pages.into_iter().filter(|_| scattered).for_each(|word| self.add(word));
+    }
+
+    fn add(&mut self, word: u64) {
         if self.tail - self.head == ENTRIES {
             fatal::say(cause::SHORT, 0, [0; 2]);
         }
-        let entry = (number << 16 | first << 8 | (pages - 1)) as u64;
         // SAFETY: `make` has made that many.
-        unsafe { *self.entries.add(self.tail % ENTRIES) = entry };
+        unsafe { *self.entries.add(self.tail % ENTRIES) = word };
         self.tail += 1;
     }
 
@@ -59,19 +69,26 @@ impl Line {
         self.head == self.tail
     }
 
-    /// What is first, if it is not more than so many pages.
-    fn pop(&mut self, most: usize) -> Option<(usize, usize, usize)> {
+    /// The word that is so many behind the first.
+    fn word(&self, nth: usize) -> u64 {
+        // SAFETY: as above; it was written.
+        unsafe { *self.entries.add((self.head + nth) % ENTRIES) }
+    }
+
+    /// What is first, if it does not take more than so many pages with what lies between.
+    fn pop(&mut self, most: usize) -> Option<(usize, Bits)> {
         if self.is_empty() {
             return None;
         }
-        // SAFETY: as above; it was written.
-        let entry = unsafe { *self.entries.add(self.head % ENTRIES) } as usize;
-        let (number, first, pages) = (entry >> 16, entry >> 8 & 0xff, (entry & 0xff) + 1);
+        let entry = self.word(0);
+        let (number, first, pages) = (entry as usize >> 17, entry as usize >> 8 & 0xff, (entry as usize & 0xff) + 1);
         if pages > most {
             return None;
         }
-        self.head += 1;
-        Some((number, first, pages))
+        let scattered = entry & SCATTERED != 0;
+        let pages = if scattered { core::array::from_fn(|at| self.word(1 + at)) } else { range(first, first + pages) };
+        self.head += if scattered { 1 + pages.len() } else { 1 };
+        Some((number, pages))
     }
 }
 
@@ -100,14 +117,11 @@ impl Queue {
 
     pub(super) fn push(&mut self, number: usize, pages: Bits, kept: bool) {
         let line = if kept { &mut self.kept } else { &mut self.passing };
-        let (first, end) = bounds(pages);
-        if end > first {
-            line.push(number, first, end - first);
-        }
+        line.push(number, pages);
     }
 
     /// What is to go next, or is first of the others, if it is not more than so many pages.
-    fn pop(&mut self, most: usize, other: bool) -> Option<(Source, (usize, usize, usize))> {
+    fn pop(&mut self, most: usize, other: bool) -> Option<(Source, (usize, Bits))> {
         let kept = match (self.retention.source(), other) {
             (Source::Kept, false) | (Source::Passing, true) => !self.kept.is_empty(),
             _ => self.passing.is_empty(),
@@ -271,7 +285,8 @@ impl Evictor {
             let Some((from, next)) = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1) else { break };
             match self.take(from, next, slot + used * PAGE) {
                 Taken::Pages(part) => {
-                    (parts[len], len, used) = (part, len + 1, used + next.2);
+                    let (first, end) = bounds(next.1);
+                    (parts[len], len, used) = (part, len + 1, used + end - first);
                 }
                 Taken::Held => held += 1,
                 Taken::Nothing => {}
@@ -302,14 +317,15 @@ impl Evictor {
     }
 
     /// Takes a run of pages away from the program, to this place.
-    fn take(&self, from: Source, (number, first, len): (usize, usize, usize), place: usize) -> Taken {
+    fn take(&self, from: Source, (number, pages): (usize, Bits), place: usize) -> Taken {
         let engine = self.engine;
         let mut table = TABLE.lock();
         let span = table.span(number);
-        let here = without(both(range(first, first + len), span.resident), span.busy);
+        let here = without(both(pages, span.resident), span.busy);
         let asked = if from == Source::Kept { both(here, span.kept) } else { without(here, span.kept) };
         // What the program cannot reach now we cannot either.
         let held = with(both(asked, trap::held(number)), without(asked, span.mapped));
+        let first = bounds(pages).0;
         let pages = without(asked, held);
         span.resident = without(span.resident, pages);
         span.kept = without(span.kept, pages);

@@ -229,8 +229,9 @@ extern "C" fn first_thread(_: usize) -> ! {
 
 /// The first of these pages of a span, and the one after the last.
 fn bounds(pages: Bits) -> (usize, usize) {
-    let first = runs(pages).next().map_or(0, |(first, _)| first);
-    (first, runs(pages).last().map_or(0, |(first, count)| first + count))
+    let [first, last] = [pages.iter().position(|word| *word != 0), pages.iter().rposition(|word| *word != 0)];
+    let first = first.map_or(0, |at| at * 64 + pages[at].trailing_zeros() as usize);
+    (first, last.map_or(0, |at| (at + 1) * 64 - pages[at].leading_zeros() as usize))
 }
 
 /// The same, counted from the window's beginning.
@@ -272,18 +273,19 @@ impl Engine {
         let mut queue = self.queue.lock();
         let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages));
         // Small pieces between what comes and goes together go on with it: else it would be in pieces, too, each of which takes an interrupt of all processors to move.
-        let (first, end) = if count(&pages) >= TOGETHER { bounds(pages) } else { (0, 0) };
-        let between = both(range(first, end), span.resident);
-        let kept = count(&both(between, span.kept));
-        let all = with(pages, between);
+        let (first, end) = bounds(pages);
+        let together = count(&pages) >= TOGETHER.max((end - first) / 2);
+        let whole = if together { range(first, end) } else { pages };
+        let all = both(whole, span.resident);
+        let kept = count(&both(all, span.kept));
         if keep {
-            queue.retention.join(count(&without(between, pages)) - kept);
+            queue.retention.join(count(&without(all, pages)) - kept);
             span.kept = with(span.kept, all);
         } else {
             queue.retention.forget(kept);
             span.kept = without(span.kept, all);
         }
-        queue.push(number, all, keep);
+        queue.push(number, whole, keep);
         drop(queue);
         drop(table);
         // The kernel has woken who waited for one of them.
@@ -315,10 +317,10 @@ impl Engine {
         self.slots.lock().give_empty(slot);
     }
 
-    /// Puts pages that lie in their places in a slot into the program's memory.
+    /// Puts pages that lie in their places in the span at `slot` into the program's memory.
     fn fill(&self, number: usize, pages: Bits, slot: usize) {
         for (first, count) in runs(pages) {
-            let filled = self.uffd.copy(address(number, first), slot + first * PAGE, count * PAGE);
+            let filled = self.uffd.copy(address(number, first), slot.wrapping_add(first * PAGE), count * PAGE);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
     }
