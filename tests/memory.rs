@@ -180,6 +180,11 @@ fn programs_are_right_and_stay_within_their_budget() {
             println!("{who:?} {mode}: {:?}", done.took);
             right(done, 20);
         }
+        for servers in &servers {
+            let done = servers.run("columns", 60, 20).end();
+            println!("{who:?} columns: {:?}", done.took);
+            right(done, 20);
+        }
     }
 }
 

@@ -55,6 +55,11 @@ pub mod blake3;
 pub mod policy;
 #[cfg(test)]
 mod policy_traces;
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/strides.rs"]
+pub mod strides;
+#[cfg(test)]
+mod strides_traces;
 
 /// What it keeps; here for its tests.
 #[cfg(test)]

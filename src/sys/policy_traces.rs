@@ -2,26 +2,26 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::page::SPAN_PAGES;
+use super::page::{PAGE, SPAN_PAGES, runs};
 use super::policy::{Hint, Policy};
 
 /// A program with so many pages here, first in, first out; what is foreseen comes when it is missed.
-struct Machine {
-    policy: Policy,
+pub(super) struct Machine {
+    pub(super) policy: Policy,
     here: HashSet<u64>,
     order: VecDeque<u64>,
     room: usize,
     foreseen: HashMap<u64, Option<u64>>,
     /// Faults for which the program waits a round trip, and pages that came.
-    waits: u64,
-    fetched: u64,
+    pub(super) waits: u64,
+    pub(super) fetched: u64,
 }
 
 /// Spans fetched ahead of a run.
 const DEPTH: u64 = 3;
 
 impl Machine {
-    fn new(room: usize) -> Machine {
+    pub(super) fn new(room: usize) -> Machine {
         let (here, order, foreseen) = Default::default();
         let mut policy = Policy::NEW;
         policy.fit(1, DEPTH as usize, room);
@@ -29,6 +29,11 @@ impl Machine {
     }
 
     fn access(&mut self, page: u64) {
+        self.access_byte(page * PAGE as u64);
+    }
+
+    pub(super) fn access_byte(&mut self, at: u64) {
+        let page = at / PAGE as u64;
         if self.here.contains(&page) {
             return;
         }
@@ -40,18 +45,19 @@ impl Machine {
             (self.policy.handle_foreseen(page, span * pages..(span + 1) * pages, here), span * pages, pages, hole)
         } else {
             self.waits += 1;
-            let choice = self.policy.handle_fault(page, here);
+            let choice = self.policy.handle_fault(at, here);
             (choice, page >> choice.order << choice.order, 1 << choice.order, choice.hole)
         };
-        for page in (first..first + count).filter(|page| Some(*page) != hole) {
-            if self.here.insert(page) {
-                self.order.push_back(page);
-                self.fetched += 1;
-            }
+        if let Some(steps) = choice.steps {
+            let pages = steps.spans().flat_map(|(span, bits)| runs(bits).map(move |run| (span, run)));
+            let pages =
+                pages.flat_map(|(span, (first, count))| (0..count).map(move |nth| span * SPAN_PAGES + first + nth));
+            pages.for_each(|page| self.bring(page as u64));
+            assert!(self.here.contains(&page));
+            return;
         }
-        while self.order.len() > self.room {
-            let gone = self.order.pop_front().unwrap();
-            self.here.remove(&gone);
+        for page in (first..first + count).filter(|page| Some(*page) != hole) {
+            self.bring(page);
         }
         if let Some(next) = choice.ahead.filter(|_| choice.order >= 6) {
             let first = next.page / pages;
@@ -63,6 +69,18 @@ impl Machine {
                     self.foreseen.insert(span, hole);
                 }
             }
+        }
+    }
+
+    /// A page comes, and what came first goes.
+    fn bring(&mut self, page: u64) {
+        if self.here.insert(page) {
+            self.order.push_back(page);
+            self.fetched += 1;
+        }
+        while self.order.len() > self.room {
+            let gone = self.order.pop_front().unwrap();
+            self.here.remove(&gone);
         }
     }
 }
@@ -177,14 +195,14 @@ fn hints_are_heeded() {
     policy.left_out(end);
     policy.hint(0, end, Hint::Random);
     for page in 0..end {
-        policy.handle_fault(page, |_| false);
+        policy.handle_fault(page * PAGE as u64, |_| false);
     }
-    assert_eq!(policy.handle_fault(end, |_| false).order, 0);
+    assert_eq!(policy.handle_fault(end * PAGE as u64, |_| false).order, 0);
     // More than are remembered, and each on both sides of another.
     let mut policy = Policy::NEW;
     (0..100).for_each(|nth| policy.hint(nth * 10, nth * 10 + 15, Hint::Random));
-    assert_eq!(policy.handle_fault(991, |_| false).order, 0);
-    assert_eq!(policy.handle_fault(55, |_| false).order, 4);
+    assert_eq!(policy.handle_fault(991 * PAGE as u64, |_| false).order, 0);
+    assert_eq!(policy.handle_fault(55 * PAGE as u64, |_| false).order, 4);
 }
 
 /// A matrix turned: each line of it is read from all rows, a page of each. What comes is what is used, but for what it took to find out: less than all once.

@@ -166,6 +166,24 @@ static void calls(void)
     check(fread(b, 1, bytes, f) == bytes && b[bytes / 2] == 0, "fread");
 }
 
+/* Rows whose length is no whole number of pages, a cell of each in turn, forwards and backwards; some of them in two pages. */
+static void columns(void)
+{
+    enum { WORDS = 4875, CELL = 75 };
+    size_t rows = bytes / 8 / WORDS, cell, row, i;
+    uint64_t *a = malloc(rows * WORDS * 8);
+    for (i = 0; i < rows * WORDS; i++)
+        a[i] = mix(i);
+    for (cell = 0; cell < WORDS / CELL; cell++)
+        for (row = 0; row < rows; row++) {
+            size_t from = (cell % 2 ? rows - 1 - row : row) * WORDS + cell * CELL;
+            for (i = from; i < from + CELL; i++)
+                check(a[i]++ == mix(i), "a word of a column");
+        }
+    for (i = 0; i < rows * WORDS; i++)
+        check(a[i] == mix(i) + 1, "a word of a row");
+}
+
 static void *part(void *argument)
 {
     size_t which = (size_t)argument, n = bytes / 8 / 4, i, r;
@@ -389,7 +407,8 @@ int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
         {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}, {"reserve", reserve},
-        {"laps", laps}, {"swap", swap}, {"hints", hints}};
+        {"laps", laps}, {"swap", swap}, {"hints", hints},
+        {"columns", columns}};
     size_t i;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;
     for (i = 0; i < sizeof all / sizeof *all; i++)

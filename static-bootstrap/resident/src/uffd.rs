@@ -20,6 +20,8 @@ const MISSING: u64 = 1;
 const WRITTEN: u64 = 2;
 const FEATURE_WRITTEN: u64 = 1;
 const FEATURE_THREAD: u64 = 1 << 8;
+/// Linux 5.18
+const FEATURE_EXACT: u64 = 1 << 11;
 const FEATURE_MOVE: u64 = 1 << 16;
 const ALLOW_HOLES: u64 = 2;
 const PAGEFAULT: u8 = 0x12;
@@ -62,11 +64,12 @@ impl Uffd {
         let offers =
             |this: &Uffd, features| this.control(API, [0xaa_u64, FEATURE_THREAD | features, 0].as_mut_ptr() as usize);
         let moving = Uffd { fd, moves: true, traps: user_mode_only };
-        if settings.without_move == 0 && offers(&moving, FEATURE_MOVE).is_ok() {
+        if settings.without_move == 0 && offers(&moving, FEATURE_MOVE | FEATURE_EXACT).is_ok() {
             return Ok(moving);
         }
         let copying = Uffd { fd, moves: false, traps: true };
-        offers(&copying, FEATURE_WRITTEN).map(|()| copying)
+        let exact = offers(&copying, FEATURE_WRITTEN | FEATURE_EXACT);
+        exact.or_else(|_| offers(&copying, FEATURE_WRITTEN)).map(|()| copying)
     }
 
     fn control(&self, request: usize, argument: usize) -> Result<(), u32> {

@@ -22,5 +22,6 @@ pub mod retention;
 #[cfg(target_arch = "x86_64")]
 pub mod sites;
 pub mod socket;
+pub mod strides;
 pub mod syscall;
 pub mod table;

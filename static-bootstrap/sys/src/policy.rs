@@ -2,7 +2,8 @@
 
 use core::ops::Range;
 
-use super::page::SPAN_PAGES;
+use super::page::{PAGE, SPAN_PAGES};
+use super::strides::{Steps, Strides};
 
 /// Pages of the part of memory that has a unit of its own: 64 MiB.
 const REGION: u64 = 16 << 10;
@@ -20,6 +21,8 @@ const WAYS: usize = 4;
 const SETS: usize = 1024;
 /// Faults in order after which a run is believed.
 const CONFIDENT: u8 = 2;
+/// Steps of some pages are looked for in faults with units up to this one.
+const SHORT: u8 = 2;
 /// A run may leave out a few pages.
 const NEAR: u64 = 8;
 /// Of so many units of a run, or foreseen spans that were missed, one is probed.
@@ -189,6 +192,8 @@ pub struct Choice {
     pub hole: Option<u64>,
     /// The run goes on from this page: it is worth fetching more.
     pub ahead: Option<Ahead>,
+    /// These in place of all others.
+    pub steps: Option<Steps>,
 }
 
 /// Where a run goes on.
@@ -207,6 +212,7 @@ pub struct Ahead {
 pub struct Policy {
     /// In the set of the span where each goes on.
     runs: [[Run; WAYS]; SETS],
+    strides: Strides,
     probes: [Probe; PROBES],
     regions: [Region; REGIONS],
     /// First pages and those after the last; empty: none. And where the next is put when there are too many.
@@ -223,6 +229,7 @@ pub struct Policy {
 impl Policy {
     pub const NEW: Policy = Policy {
         runs: [[NO_RUN; WAYS]; SETS],
+        strides: Strides::NEW,
         probes: [Probe { page: 0, missed: false, came: 0 }; PROBES],
         regions: [NO_REGION; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
@@ -251,14 +258,14 @@ impl Policy {
         }
     }
 
-    /// A page is missed. `here`: whether another is.
-    pub fn handle_fault(&mut self, page: u64, here: impl FnMut(u64) -> bool) -> Choice {
-        self.handle(page, None, here)
+    /// What is at this address, in bytes, is missed. `here`: whether a page is not.
+    pub fn handle_fault(&mut self, at: u64, here: impl FnMut(u64) -> bool) -> Choice {
+        self.handle(at, None, here)
     }
 
     /// A page is missed that was foreseen; with it come all of these, or as many of them as were missing.
     pub fn handle_foreseen(&mut self, page: u64, comes: Range<u64>, here: impl FnMut(u64) -> bool) -> Choice {
-        self.handle(page, Some(comes), here)
+        self.handle(page * PAGE as u64, Some(comes), here)
     }
 
     /// This page was left out of what is fetched ahead of a run, as it was wanted.
@@ -271,21 +278,27 @@ impl Policy {
         (self.reach, self.depth, self.passing) = ((group as u64 - 1) * PAGES, depth as u64, passing as u64);
     }
 
-    fn handle(&mut self, page: u64, comes: Option<Range<u64>>, mut here: impl FnMut(u64) -> bool) -> Choice {
+    fn handle(&mut self, at: u64, comes: Option<Range<u64>>, mut here: impl FnMut(u64) -> bool) -> Choice {
+        let page = at / PAGE as u64;
         let hint = self.hints.iter().find(|(from, to, _)| (*from..*to).contains(&page));
         let hint = hint.map_or(Hint::Nothing, |(_, _, hint)| *hint);
         if self.was_left_out(page) || hint == Hint::Random {
-            return Choice { order: 0, hole: None, ahead: None };
+            return Choice { order: 0, hole: None, ahead: None, steps: None };
         }
         let sequential = hint == Hint::Sequential;
+        let guesses = !sequential && comes.is_none();
         let upwards = self.follow(page, false, &mut here).map(|found| (found, false));
         let found = upwards.or_else(|| self.follow(page, true, &mut here).map(|found| (found, true)));
-        let Some(((mut run, used), down)) = found else { return self.begin(page, comes, sequential) };
+        let Some(((mut run, used), down)) = found else {
+            let choice = self.begin(page, comes, sequential);
+            let steps = if guesses { self.step(at, choice.order, true, here) } else { None };
+            return Choice { steps, ..choice };
+        };
         // What comes to it has to be here until it is used.
         let flow = self.came - run.came;
         // As many go on beside each other as come to all while one comes to it.
-        let at = if down { mirror(page) } else { page };
-        let runs = flow / (at - run.at).max(1);
+        let place = if down { mirror(page) } else { page };
+        let runs = flow / (place - run.at).max(1);
         let spans = (self.passing / (runs * PAGES).max(1)).min(self.depth);
         run.step(used, flow, self.passing, sequential);
         self.region(page).learn(&run, used, run.hits == 1 && flow == 0);
@@ -293,7 +306,7 @@ impl Policy {
         let comes = comes.unwrap_or(unit(page, run.order));
         let Range { start, end } = comes;
         self.came += end - start + if foreseen { self.reach } else { 0 };
-        (run.at, run.came) = (at, self.came);
+        (run.at, run.came) = (place, self.came);
         run.next = if down { mirror(start) + 1 } else { end };
         let from = if down { start.checked_sub(1) } else { Some(end) };
         let from = from.filter(|_| run.hits >= CONFIDENT && spans > 0);
@@ -309,7 +322,18 @@ impl Policy {
             run.probe = hole.or(left);
         }
         self.put(run);
-        Choice { order: run.order, hole, ahead: from.map(|page| Ahead { page, down, spans, probe: left }) }
+        let ahead = from.map(|page| Ahead { page, down, spans, probe: left });
+        // What comes to a run that leaves out nothing stays until it is used: no need for more.
+        let begins = used == Used::Some || flow > self.passing;
+        let steps = if guesses { self.step(at, run.order, begins, here) } else { None };
+        Choice { order: run.order, hole, ahead, steps }
+    }
+
+    /// What is to come in place of such a unit.
+    fn step(&mut self, at: u64, order: u8, begins: bool, here: impl FnMut(u64) -> bool) -> Option<Steps> {
+        let steps = if order > SHORT { None } else { self.strides.handle_fault(at, begins, here) };
+        self.came += steps.map_or(0, |steps| steps.count());
+        steps
     }
 
     /// Whether this page was left out of what came to a run, which uses it, as is known now.
@@ -345,7 +369,7 @@ impl Policy {
         self.put(run);
         self.put(Run { next: mirror(start) + 1, at: mirror(page), ..run });
         let ahead = sequential.then_some(Ahead { page: end, down: false, spans: self.depth, probe: None });
-        Choice { order, hole: None, ahead }
+        Choice { order, hole: None, ahead, steps: None }
     }
 
     /// The run that goes on with this page, taken out, and what it used of what it was given.

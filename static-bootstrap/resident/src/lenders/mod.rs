@@ -30,6 +30,9 @@ pub(super) const DEMAND: usize = 0;
 pub(super) const AHEAD: usize = 1;
 pub(super) const BACK: usize = 2;
 
+/// Parts that are asked for together: bits of a word.
+pub(super) const EACH: usize = 64;
+
 static MAP: [AtomicU32; PLACES] = [const { AtomicU32::new(u32::MAX) }; PLACES];
 /// A bit for each server that is lost, and for each that had no room for a copy.
 static LOST: AtomicU32 = AtomicU32::new(0);
@@ -246,6 +249,25 @@ pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base:
 /// Asks for pages of a span and waits for them.
 pub(super) fn get(number: usize, pages: Bits, base: usize) {
     bring(number, pages, base, false);
+}
+
+/// As [`get`], of at most [`EACH`] parts: a server is asked for all that it has of them before its first answer.
+pub(super) fn get_each(parts: &[(usize, Bits, usize)]) {
+    let (then, mut done) = (epoch(), 0u64);
+    for server in (0..servers()).filter(|server| file(*server).is_none() && !is_lost(*server as u8)) {
+        let is_mine = |nth: &usize| usize::from(place(parts[*nth].0).first) == server;
+        let mine = (0..parts.len()).filter(is_mine).fold(0, |all, nth| all | 1u64 << nth);
+        let each = || parts.iter().enumerate().filter(|(nth, _)| mine >> nth & 1 == 1).map(|(_, part)| *part);
+        let answered = ask(server, DEMAND, then, |link| {
+            let asked = each().try_fold(0, |_, (number, pages, _)| link.want(name(number), pages))?;
+            let first = asked.wrapping_add(1).wrapping_sub(mine.count_ones());
+            (first..).zip(each()).try_for_each(|(sequence, (_, pages, base))| link.got(sequence, pages, base))
+        });
+        done |= answered.map_or(0, |()| mine);
+    }
+    for (_, (number, pages, base)) in parts.iter().enumerate().filter(|(nth, _)| done >> nth & 1 == 0) {
+        get(*number, *pages, *base);
+    }
 }
 
 /// As [`get`], for one thread: another that is awake helps it where what is shared is read.

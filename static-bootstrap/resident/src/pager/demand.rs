@@ -1,16 +1,18 @@
 //! Answers faults. While they come soon one after the other, another thread keeps a processor awake ([`super::ahead`]): then the kernel leaves the program's
 //! thread and this one where they are, and neither has to be woken elsewhere, which takes longer than all that is done here.
 
+use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, has, runs};
 use sys::policy::{Hint, Policy};
 use sys::resident::{cause, step};
+use sys::strides::{self, Steps};
 
 use super::fork::Gate;
-use super::{Engine, ahead, fatal, refused};
-use crate::lock::Lock;
-use crate::table::{ALL, NONE, TABLE, address, both, range, with, without};
+use super::{Engine, ahead, bounds, fatal, refused};
+use crate::lock::{Guard, Lock};
+use crate::table::{ALL, NONE, TABLE, Table, address, both, range, with, without};
 use crate::uffd::Message;
 use crate::window;
 use crate::{call, counts, lenders};
@@ -83,19 +85,20 @@ struct Demand {
 impl Demand {
     fn answer(&mut self, at: usize, write: bool) {
         let begun = counts::now();
-        COUNT.fetch_add(1, Ordering::Relaxed);
         ANSWERS.store(true, Ordering::Relaxed);
         self.resolve(at, write, begun);
-        ANSWERS.store(false, Ordering::Relaxed);
-        if begun.wrapping_sub(self.last) < SOON {
-            ahead::wake();
+        if ANSWERS.swap(false, Ordering::Relaxed) {
+            COUNT.fetch_add(1, Ordering::Relaxed);
+            if begun.wrapping_sub(self.last) < SOON {
+                ahead::wake();
+            }
         }
         self.last = counts::now();
     }
 
     fn resolve(&mut self, at: usize, write: bool, begun: u64) {
         let engine = self.engine;
-        let at = at & !(PAGE - 1);
+        let (at, offset) = (at & !(PAGE - 1), at % PAGE);
         let Some(index) = window::page(at) else {
             // A slot that was emptied: looked at by one of us, or by a debugger.
             let _ = engine.uffd.zero(at, PAGE);
@@ -125,7 +128,11 @@ impl Demand {
             engine.uffd.wake(at, PAGE);
             return counts::fault(counts::FRESH, Some(begun));
         }
-        let choice = POLICY.lock().handle_fault(index as u64, |page| table.is_here(page));
+        let choice = POLICY.lock().handle_fault((index * PAGE + offset) as u64, |page| table.is_here(page));
+        if let Some(steps) = choice.steps.filter(|_| has(&table.span(number).remote, page)) {
+            self.fetch_steps(table, (number, page), steps);
+            return counts::fault(counts::FETCHED, Some(begun));
+        }
         let unit = 1 << choice.order;
         let first = page / unit * unit;
         let hole = choice.hole.map_or(NONE, |hole| range(hole as usize % SPAN_PAGES, hole as usize % SPAN_PAGES + 1));
@@ -145,6 +152,46 @@ impl Demand {
         if let Some(next) = choice.ahead {
             ahead::foresee(&engine, next, choice.order);
         }
+    }
+
+    /// Brings this page and what else of these steps is with servers and fits into the buffer.
+    fn fetch_steps(&mut self, mut table: Guard<'_, Table>, (number, page): (usize, usize), steps: Steps) {
+        let (engine, missed) = (self.engine, range(page, page + 1));
+        let (mut parts, mut len, mut used, mut all) = ([(0, NONE, 0); lenders::EACH], 0, 0, 0);
+        let beside =
+            steps.spans().filter(|(other, _)| *other == number).fold(missed, |all, (_, pages)| with(all, pages));
+        for (number, pages) in iter::once((number, beside)).chain(steps.spans().filter(|(other, _)| *other != number)) {
+            let span = table.span(number);
+            let mut rest = without(both(pages, both(span.remote, span.mapped)), with(span.resident, span.busy));
+            while rest != NONE && len < parts.len() {
+                let (first, end) = bounds(rest);
+                // What is far apart comes by itself.
+                let apart = end - first > strides::SPARSE * count(&rest);
+                let end = if apart { first + 1 } else { end };
+                if used + end - first > SPAN_PAGES {
+                    break;
+                }
+                let pages = both(rest, range(first, end));
+                span.busy = with(span.busy, pages);
+                parts[len] = (number, pages, (self.buffer + used * PAGE).wrapping_sub(first * PAGE));
+                (len, used, all) = (len + 1, used + end - first, all + count(&pages));
+                rest = without(rest, pages);
+            }
+        }
+        drop(table);
+        // Much is done by the time of the next: nobody need be awake for that.
+        ANSWERS.store(false, Ordering::Relaxed);
+        engine.take_room(all);
+        let parts = &parts[..len];
+        lenders::get_each(parts);
+        // Who waits is woken when all are there.
+        let is_missed = |part: &&(usize, Bits, usize)| part.0 == number && has(&part.1, page);
+        parts.iter().for_each(|part| {
+            engine.fill(part.0, if is_missed(&part) { without(part.1, missed) } else { part.1 }, part.2);
+        });
+        parts.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2));
+        parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages));
+        counts::unit(number * SPAN_PAGES + page, all.ilog2() as u8);
     }
 
     /// Brings `pages`, of which those in `away` are with the server and the others zero.

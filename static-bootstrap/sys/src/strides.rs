@@ -1,0 +1,177 @@
+//! Faults at a constant distance, as through the columns of a matrix: decided from their addresses alone, which need not be whole pages apart.
+
+use super::page::{Bits, PAGE, SPAN, SPAN_PAGES};
+
+/// Streams that are followed, and faults of no stream that are remembered.
+const STREAMS: usize = 16;
+const LONE: usize = 8;
+/// Faults in order, but for two, after which a stream is believed; and faults without one of it after which it has ended.
+const CONFIDENT: u8 = 3;
+const ENDED: u64 = 256;
+/// Records that are fetched at once, at first and at most; and pages of a step from which on they need not be of one span.
+const FIRST: i64 = 2;
+const MOST: i64 = 48;
+pub const SPARSE: usize = 32;
+/// Records that a stream may leave out before it is believed and then; and more, if they are here.
+const LEFT_OUT: [i64; 2] = [1, 8];
+const PASSED: i64 = 256;
+/// Bytes of a step: with less it is a run.
+const LEAST: i64 = 2 * BYTES;
+/// A record's faults are less than so many bytes from where it is expected, and less than an eighth of a step.
+const NEAR: i64 = BYTES + 1;
+/// Of a page.
+const BYTES: i64 = (PAGE as u64).cast_signed();
+
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    /// Address of the first record that was not fetched, and bytes from one to the next; 0: there is no such stream.
+    next: i64,
+    step: i64,
+    /// Where the faults of a record were, from its address.
+    below: i64,
+    above: i64,
+    /// Faults in order.
+    hits: u8,
+    /// Records that are to come together, and those before `next` that did.
+    depth: i64,
+    came: i64,
+    used: u64,
+}
+
+const NO_STREAM: Stream = Stream { next: 0, step: 0, below: 0, above: 0, hits: 0, depth: 0, came: 0, used: 0 };
+
+impl Stream {
+    fn is_believed(&self) -> bool {
+        self.hits >= CONFIDENT
+    }
+
+    /// Which record this fault is of, counted from `next`, and where in it.
+    fn find(&self, at: i64, mut here: impl FnMut(u64) -> bool) -> Option<(i64, i64)> {
+        let (ahead, size) = ((at - self.next) * self.step.signum(), self.step.abs());
+        let nth = (ahead + size / 2).div_euclid(size);
+        let offset = at - self.next - nth * self.step;
+        let mut passed = |nth: i64| here(((self.next + nth * self.step) / BYTES).cast_unsigned());
+        let reached = nth <= LEFT_OUT[usize::from(self.is_believed())]
+            || self.is_believed() && nth <= PASSED && (0..nth).all(&mut passed);
+        (nth >= -self.came.max(1) && reached && offset.abs() < near(self.step)).then_some((nth, offset))
+    }
+
+    /// It goes on with this record: what is to be fetched.
+    fn go_on(&mut self, nth: i64, offset: i64) -> Option<Steps> {
+        let known = (self.below..=self.above).contains(&offset);
+        (self.below, self.above) = (self.below.min(offset), self.above.max(offset));
+        if nth < 0 && known && self.came > 0 {
+            // What comes does not stay until it is used.
+            (self.hits, self.depth) = (0, 0);
+        }
+        let first = self.next + nth * self.step + self.below;
+        let mut steps = Steps { first, step: self.step, len: self.above - self.below, records: -nth };
+        if nth >= 0 {
+            self.hits = self.hits.saturating_add(1);
+            self.depth = if self.is_believed() { (2 * self.depth).clamp(FIRST, MOST) } else { 0 };
+            steps.records = self.depth.min(steps.within());
+            self.came = if self.is_believed() { steps.records } else { 0 };
+            self.next += (nth + self.came.max(1)) * self.step;
+        }
+        self.is_believed().then_some(steps)
+    }
+}
+
+/// Records that are wanted: addresses of the first, the bytes from one to the next, and the last byte of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    first: i64,
+    step: i64,
+    len: i64,
+    records: i64,
+}
+
+impl Steps {
+    /// How many records.
+    pub fn count(&self) -> u64 {
+        self.records.cast_unsigned()
+    }
+
+    /// Records from the first one on that come together if there are as many.
+    fn within(&self) -> i64 {
+        let (size, span) = (self.step.abs(), (SPAN as u64).cast_signed());
+        let place = self.first.rem_euclid(span);
+        let rest = if self.step > 0 { span - place - self.len } else { place + 1 };
+        if size < (SPARSE as u64).cast_signed() * BYTES { (rest + size - 1).div_euclid(size).max(1) } else { i64::MAX }
+    }
+
+    /// Their pages, by spans, in order.
+    pub fn spans(self) -> impl Iterator<Item = (usize, Bits)> {
+        let page = |at: i64| at.div_euclid(BYTES);
+        let starts = (0..self.records).map(move |nth| self.first + nth * self.step);
+        let pages = starts.flat_map(move |start| page(start)..=page(start + self.len));
+        let mut pages = pages.filter_map(|page| usize::try_from(page).ok()).peekable();
+        core::iter::from_fn(move || {
+            let (span, mut bits) = (pages.peek()? / SPAN_PAGES, [0; SPAN_PAGES / 64]);
+            while let Some(page) = pages.next_if(|page| page / SPAN_PAGES == span) {
+                bits[page % SPAN_PAGES / 64] |= 1 << (page % 64);
+            }
+            Some((span, bits))
+        })
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Strides {
+    streams: [Stream; STREAMS],
+    /// The last one is before `oldest`.
+    lone: [i64; LONE],
+    oldest: usize,
+    now: u64,
+}
+
+impl Strides {
+    pub const NEW: Strides = Strides { streams: [NO_STREAM; STREAMS], lone: [0; LONE], oldest: 0, now: 0 };
+
+    /// A fault at this address, in bytes, with which a stream may begin. `here`: whether a page need not be fetched. Returns what is to come with it.
+    pub fn handle_fault(&mut self, at: u64, begins: bool, mut here: impl FnMut(u64) -> bool) -> Option<Steps> {
+        self.now += 1;
+        let at = at.cast_signed();
+        let live = self.streams.iter_mut().filter(|stream| stream.step != 0 && self.now - stream.used < ENDED);
+        let found = live.filter_map(|stream| stream.find(at, &mut here).map(|found| (stream, found)));
+        // Others may have passed here before.
+        if let Some((stream, (nth, offset))) = found.min_by_key(|(_, (_, offset))| offset.abs()) {
+            stream.used = self.now;
+            return stream.go_on(nth, offset);
+        }
+        if !begins {
+            return None;
+        }
+        let begun = self.begin(at);
+        self.lone[self.oldest] = at;
+        self.oldest = (self.oldest + 1) % LONE;
+        let mut stream = begun?;
+        let steps = stream.go_on(0, 0);
+        stream.used = self.now;
+        let is_of_use = |other: &Stream| other.is_believed() && self.now - other.used < ENDED;
+        if let Some(place) = self.streams.iter_mut().min_by_key(|other| (is_of_use(other), other.used)) {
+            *place = stream;
+        }
+        steps
+    }
+
+    /// A stream with this fault as its next: it is as far from another as a stream's records are from each other, or as that is from a third.
+    fn begin(&self, at: i64) -> Option<Stream> {
+        let mut known = self.streams.iter().filter(|stream| stream.is_believed());
+        if let Some(same) = known.find(|stream| self.lone.contains(&(at - stream.step))) {
+            return Some(Stream { next: at, hits: CONFIDENT - 2, depth: 0, came: 0, ..*same });
+        }
+        let lone = |back: usize| self.lone[(self.oldest + LONE - back) % LONE];
+        (1..LONE).find_map(|back| {
+            let step = at - lone(back);
+            let is_as_far = |third: &i64| *third != 0 && (lone(back) - third - step).abs() <= near(step);
+            let third = (back + 1..=LONE).map(lone).find(is_as_far).filter(|_| step.abs() >= LEAST)?;
+            Some(Stream { next: at, step: (at - third) / 2, hits: 1, ..NO_STREAM })
+        })
+    }
+}
+
+fn near(step: i64) -> i64 {
+    NEAR.min(step.abs() / 8)
+}
