@@ -4,6 +4,7 @@
  *              address A), and nothing else
  *   triad      MB/s of STREAM's last kernel, best and median of six
  *   updates    microseconds of an update of a random word: median of those that took longer than what is here does, and mean of all
+ *   columns    microseconds for a cell of 600 bytes of a row and one of 40 of another, through all rows, cell by cell, as NAS BT does in its third direction
  *   ranks      seconds to find their ranks ten times, as NAS IS does */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -210,6 +211,31 @@ static void updates(void)
     printf("%.2f %.2f\n", missed > 0 ? times[missed / 2] : 0, all / STEPS);
 }
 
+/* Rows of 65 cells of 600 bytes, of which 62 of 65 rows in turn are used; and of 65 cells of 40 bytes. */
+static void columns(void)
+{
+    enum { CELLS = 65, WORDS = 75, OTHER = 5 };
+    size_t rows = bytes / (8 * CELLS * (WORDS + OTHER)), used = 0, row, i;
+    double *large = calloc(rows * CELLS * WORDS, 8), *small = calloc(rows * CELLS * OTHER, 8), begun = 0;
+    for (i = 0; i < rows * CELLS * WORDS; i++)
+        large[i] = i;
+    for (i = 0; i < rows * CELLS * OTHER; i++)
+        small[i] = i;
+    begun = now();
+    for (size_t cell = 1; cell < CELLS; cell++)
+        for (row = 0; row < rows; row++) {
+            double *a = large + (row * CELLS + cell) * WORDS, *b = small + (row * CELLS + cell) * OTHER;
+            if (row % CELLS < 1 || row % CELLS > 62)
+                continue;
+            for (i = 0; i < WORDS; i++)
+                a[i] += (a - WORDS)[i];
+            for (i = 0; i < OTHER; i++)
+                b[i] += a[i];
+            used++;
+        }
+    printf("%.2f\n", (now() - begun) / used);
+}
+
 /* Keys and a copy of them; each is counted ten times, of a sixteenth as many as there are. */
 static void ranks(void)
 {
@@ -249,6 +275,8 @@ int main(int argc, char **argv)
         triad();
     else if (!strcmp(what, "updates"))
         updates();
+    else if (!strcmp(what, "columns"))
+        columns();
     else if (!strcmp(what, "ranks"))
         ranks();
     else

@@ -51,14 +51,18 @@ fn main() {
         println!("{kib:>5} KiB  {:>18} | {:>18} | {:>18}", run(&[program, "bare", "400", kib]), ours[0], ours[1]);
     }
     println!(
-        "all here | a quarter here | a tenth here | 4 % here, of 1 GiB; the same without sharing. Of updates the median of those that miss, and the mean of all"
+        "all here | a quarter here | a tenth here | 4 % here, of 1 GiB (columns: of 256 MiB); the same without sharing. Of updates the median of those that miss, and the mean of all"
     );
-    for (name, what) in [("triad, MB/s", "triad"), ("an update, us", "updates"), ("ranks, s", "ranks")] {
-        let all = run(&[program, what, "1024"]);
-        // What the ranks are counted in is as large as 4 % of the memory: there every key is a fault.
-        let parts = if what == "ranks" { &["256", "103"][..] } else { &["256", "103", "41"] };
-        let each = |way| parts.iter().map(|local| away(way, local, &[what, "1024"])).collect::<Vec<_>>().join(" | ");
-        println!("{name:14} {all:>14} | {}", ways.map(each).join("; "));
+    // What the ranks are counted in is as large as 4 % of the memory: there every key is a fault.
+    for (name, what, all, parts) in [
+        ("triad, MB/s", "triad", "1024", &["256", "103", "41"][..]),
+        ("an update, us", "updates", "1024", &["256", "103", "41"]),
+        ("columns, us", "columns", "256", &["64", "26"]),
+        ("ranks, s", "ranks", "1024", &["256", "103"]),
+    ] {
+        let here = run(&[program, what, all]);
+        let each = |way| parts.iter().map(|local| away(way, local, &[what, all])).collect::<Vec<_>>().join(" | ");
+        println!("{name:14} {here:>14} | {}", ways.map(each).join("; "));
     }
     let _ = server.kill();
     let _ = server.wait();
