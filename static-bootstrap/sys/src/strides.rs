@@ -156,15 +156,16 @@ impl Strides {
         steps
     }
 
-    /// A stream with this fault as its next: it is as far from another as a stream's records are from each other, or as that is from a third.
+    /// A stream with this fault as its next: it is as far from another as that is from a third, or as a stream's records are from each other.
     fn begin(&self, at: i64) -> Option<Stream> {
-        let mut known = self.streams.iter().filter(|stream| stream.is_believed());
-        if let Some(same) = known.find(|stream| self.lone.contains(&(at - stream.step))) {
-            return Some(Stream { next: at, hits: CONFIDENT - 2, depth: 0, came: 0, ..*same });
-        }
         let lone = |back: usize| self.lone[(self.oldest + LONE - back) % LONE];
-        (1..LONE).find_map(|back| {
+        // The nearest first: streams beside each other may be any multiples of steps apart.
+        (1..=LONE).filter(|back| lone(*back) != 0).find_map(|back| {
             let step = at - lone(back);
+            let same = self.streams.iter().find(|stream| stream.is_believed() && stream.step == step);
+            if let Some(same) = same {
+                return Some(Stream { next: at, hits: CONFIDENT - 2, depth: 0, came: 0, ..*same });
+            }
             let is_as_far = |third: &i64| *third != 0 && (lone(back) - third - step).abs() <= near(step);
             let third = (back + 1..=LONE).map(lone).find(is_as_far).filter(|_| step.abs() >= LEAST)?;
             Some(Stream { next: at, step: (at - third) / 2, hits: 1, ..NO_STREAM })
