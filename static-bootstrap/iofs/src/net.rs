@@ -16,7 +16,7 @@ const RESTORER: u64 = 0x400_0000;
 pub(super) fn begin(known: bool) -> bool {
     let from = BEGIN.load(Ordering::Relaxed);
     dispatch::prepare(from..from + AREA, stopped, again);
-    dispatch::is_there() && (known || dispatch::begin_all() && dispatch::all_begun())
+    dispatch::is_there() && (known || dispatch::begin())
 }
 
 /// Whether it is.
@@ -31,14 +31,16 @@ pub(super) fn spread() {
         return;
     }
     let before = block_signals();
-    if dispatch::begin_all() {
-        if inside::is_several() {
+    match dispatch::begin_all() {
+        Some(begun) => {
             // Who ends while they are listed may hide another.
-            (0..2).for_each(|_| threads::each(threads::join));
+            let all = begun && (!inside::is_several() || (0..2).all(|_| threads::each(threads::join)));
+            dispatch::all_begun();
+            if !all {
+                step_aside();
+            }
         }
-        let _ = dispatch::all_begun();
-    } else {
-        dispatch::wait_for_all();
+        None => dispatch::wait_for_all(),
     }
     restore_signals(before);
 }

@@ -11,24 +11,25 @@ const DIRECTORY_CLOEXEC: usize = 0o2_200_000;
 /// Bytes of the list that are read at a time.
 const LIST: usize = 4096;
 
-/// Shows the numbers of all threads of this process.
-pub(super) fn each(mut visit: impl FnMut(u32)) {
+/// Shows the numbers of all threads of this process; false: the kernel does not tell them.
+pub(super) fn each(mut visit: impl FnMut(u32)) -> bool {
     let mut list = [0u64; LIST / 8];
     // SAFETY: a string, room of that size, and an integer.
     unsafe {
         let tasks = raw(nr::OPENAT, [AT_FDCWD, c"/proc/self/task".as_ptr() as usize, DIRECTORY_CLOEXEC, 0, 0, 0]);
         if failed(tasks) {
-            return;
+            return false;
         }
-        loop {
+        let told = loop {
             let len = raw(nr::GETDENTS64, [tasks as usize, list.as_mut_ptr() as usize, LIST, 0, 0, 0]);
             if failed(len) || len == 0 {
-                break;
+                break len == 0;
             }
             let bytes = core::slice::from_raw_parts(list.as_ptr().cast::<u8>(), len as usize);
             entries(bytes).for_each(&mut visit);
-        }
+        };
         raw(nr::CLOSE, [tasks as usize, 0, 0, 0, 0, 0]);
+        told
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn begin(passing: usize) -> bool {
     dispatch::RESTORE.store(trap::restore as *const () as usize, Ordering::Relaxed);
     OURS.store(true, Ordering::Relaxed);
     dispatch::prepare(passing..window::BASE, handle, |_| None);
-    dispatch::begin_all() && dispatch::all_begun()
+    dispatch::begin()
 }
 
 fn handle(mut stopped: Stopped) {

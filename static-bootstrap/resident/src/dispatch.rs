@@ -103,20 +103,24 @@ pub(super) fn is_on() -> bool {
     STATE.load(Ordering::SeqCst) == ON
 }
 
-/// Puts it in force for this thread, and all that are made from now on; false: the kernel does not offer it, or another thread is at it.
-pub(super) fn begin_all() -> bool {
-    let is_first = STATE.compare_exchange(OFF, BEGINNING, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    is_first && {
-        SELECTOR.store(1, Ordering::SeqCst);
-        begin_thread() == 0
-    }
+/// Puts it in force for this thread, and all that are made from now on: whether the kernel does; `None`: another thread is at it, or was.
+pub(super) fn begin_all() -> Option<bool> {
+    STATE.compare_exchange(OFF, BEGINNING, Ordering::SeqCst, Ordering::SeqCst).ok()?;
+    SELECTOR.store(1, Ordering::SeqCst);
+    Some(begin_thread() == 0)
 }
 
 /// Every other thread has begun, too.
-pub(super) fn all_begun() -> bool {
+pub(super) fn all_begun() {
     STATE.store(ON, Ordering::SeqCst);
     wake(&STATE);
-    true
+}
+
+/// For a program with one thread.
+pub(super) fn begin() -> bool {
+    let begun = begin_all() == Some(true);
+    all_begun();
+    begun
 }
 
 /// Waits until they have.
