@@ -59,13 +59,16 @@ pub(super) fn judge(libc: usize) -> bool {
     known
 }
 
-/// What is known of an object, or found now.
+/// What is known of an object, or found now. One that does not say which it is, is known by its file.
 fn of(verdicts: &Verdicts, key: Option<u64>, source: impl FnOnce() -> Option<Source>) -> Verdict {
-    key.and_then(|key| verdicts.get(key)).unwrap_or_else(|| {
-        let found = source().and_then(|source| source.object().map(verdict)).unwrap_or(Verdict::Unknown);
-        if let Some(key) = key {
-            verdicts.put(key, found);
-        }
+    if let Some(known) = key.and_then(|key| verdicts.get(key)) {
+        return known;
+    }
+    let Some(source) = source() else { return Verdict::Unknown };
+    let key = key.unwrap_or(source.identity());
+    verdicts.get(key).unwrap_or_else(|| {
+        let found = source.object().map_or(Verdict::Unknown, verdict);
+        verdicts.put(key, found);
         found
     })
 }
