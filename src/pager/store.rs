@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::shared::Shared;
 use crate::net::wire::page::Client;
@@ -16,13 +18,17 @@ use crate::sys::span::Span;
 /// Spans kept to be filled next, at most: pages of fresh ones have to be zeroed by the kernel first.
 const SPARE: usize = 32;
 
+/// How long whoever finds no room waits for some: that a client is gone is learned a moment after its process has ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// See the module.
 #[derive(Debug)]
 pub struct Store {
     /// Pages.
     capacity: u64,
     used: AtomicU64,
-    clients: Mutex<HashMap<Client, Arc<Pages>>>,
+    patience: Duration,
+    clients: Mutex<HashMap<Client, Known>>,
     spare: Mutex<Vec<Span>>,
 }
 
@@ -35,6 +41,13 @@ struct Pages {
     label: Bits,
     /// Pages that hold something.
     count: AtomicU64,
+}
+
+/// A client, and how many leases of it there are.
+#[derive(Debug)]
+struct Known {
+    pages: Arc<Pages>,
+    leases: usize,
 }
 
 /// What a client takes.
@@ -84,8 +97,12 @@ pub struct Lease {
 impl Store {
     /// One that keeps at most so many bytes, rounded down to pages.
     pub fn new(bytes: u64) -> Arc<Store> {
+        Store::with_patience(bytes, PATIENCE)
+    }
+
+    fn with_patience(bytes: u64, patience: Duration) -> Arc<Store> {
         let (used, clients, spare) = Default::default();
-        Arc::new(Store { capacity: bytes / PAGE as u64, used, clients, spare })
+        Arc::new(Store { capacity: bytes / PAGE as u64, used, patience, clients, spare })
     }
 
     /// Pages that can be kept in all.
@@ -105,15 +122,20 @@ impl Store {
 
     /// What each client takes, in no order.
     pub fn uses(&self) -> Vec<Use> {
-        let taken = |pages: &Arc<Pages>| Use { label: pages.label, pages: pages.count.load(Ordering::Relaxed) };
+        let taken = |known: &Known| Use { label: known.pages.label, pages: known.pages.count.load(Ordering::Relaxed) };
         lock(&self.clients).values().map(taken).collect()
     }
 
     /// A client's lease; the first makes it known, under a label.
     pub fn open(self: &Arc<Store>, client: Client, label: Bits) -> Lease {
-        let fresh = || Arc::new(Pages { label, ..Pages::default() });
-        let pages = Arc::clone(lock(&self.clients).entry(client).or_insert_with(fresh));
-        Lease { store: Arc::clone(self), client, pages }
+        let fresh = || Known { pages: Arc::new(Pages { label, ..Pages::default() }), leases: 0 };
+        self.lease(client, lock(&self.clients).entry(client).or_insert_with(fresh))
+    }
+
+    /// One more lease of a client.
+    fn lease(self: &Arc<Store>, client: Client, known: &mut Known) -> Lease {
+        known.leases += 1;
+        Lease { store: Arc::clone(self), client, pages: Arc::clone(&known.pages) }
     }
 
     /// A span to receive pages in; it may hold old ones.
@@ -146,11 +168,18 @@ impl Store {
         Some((Arc::clone(&kept.span), both(pages, kept.data)))
     }
 
-    /// Counts so many pages more, if there is room.
+    /// Counts so many pages more, if there is room, or soon is.
     fn take(&self, more: u64) -> Result<(), Full> {
         let fits = |used: u64| used.checked_add(more).filter(|sum| *sum <= self.capacity);
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        taken.map(drop).map_err(|used| Full { capacity: self.capacity, used })
+        let taken = || self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        let mut begun = None;
+        while let Err(used) = taken() {
+            if begun.get_or_insert_with(Instant::now).elapsed() >= self.patience {
+                return Err(Full { capacity: self.capacity, used });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 }
 
@@ -307,9 +336,10 @@ impl Lease {
     /// # Errors
     /// There is no room for what is copied at once.
     pub fn copy(&self, client: Client) -> Result<bool, Full> {
-        // Until it is done that one cannot go.
-        let clients = lock(&self.store.clients);
-        let Some(other) = clients.get(&client).filter(|other| !Arc::ptr_eq(other, &self.pages)) else {
+        // Until it is done what that one keeps stays; others may come and go.
+        let other = lock(&self.store.clients).get_mut(&client).map(|known| self.store.lease(client, known));
+        let Some(other) = other.as_ref().map(|other| &other.pages).filter(|other| !Arc::ptr_eq(other, &self.pages))
+        else {
             return Ok(false);
         };
         if self.pages.shared.get().is_some() || other.shared.get().is_some() {
@@ -342,13 +372,16 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut clients = lock(&self.store.clients);
-        // The map's own and this one.
-        if Arc::strong_count(&self.pages) == 2 {
-            clients.remove(&self.client);
-            let freed = lock(&self.pages.spans).drain().map(|(_, kept)| kept.let_go()).sum::<u64>();
-            let shared = self.pages.shared.get().map_or(0, |_| self.pages.count.load(Ordering::Relaxed));
-            self.store.used.fetch_sub(freed + shared, Ordering::Relaxed);
+        let Some(known) = clients.get_mut(&self.client) else { return };
+        known.leases -= 1;
+        if known.leases > 0 {
+            return;
         }
+        clients.remove(&self.client);
+        drop(clients);
+        let freed = lock(&self.pages.spans).drain().map(|(_, kept)| kept.let_go()).sum::<u64>();
+        let shared = self.pages.shared.get().map_or(0, |_| self.pages.count.load(Ordering::Relaxed));
+        self.store.used.fetch_sub(freed + shared, Ordering::Relaxed);
     }
 }
 
@@ -376,6 +409,11 @@ mod tests {
     use super::*;
     use crate::sys::page::{SPAN_PAGES, has};
     use proptest::prelude::*;
+
+    /// A store that says at once that it is full.
+    fn hasty(bytes: u64) -> Arc<Store> {
+        Store::with_patience(bytes, Duration::ZERO)
+    }
 
     fn bits(pages: impl IntoIterator<Item = usize>) -> Bits {
         let mut bits = Bits::default();
@@ -405,7 +443,7 @@ mod tests {
 
     #[test]
     fn clients_see_their_own_and_leave_nothing() {
-        let store = Store::new(10 << 20);
+        let store = hasty(10 << 20);
         let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
         put(&one, 5, bits(0..256), bits([]), 1).unwrap();
         put(&two, 5, bits([3]), bits([]), 2).unwrap();
@@ -421,7 +459,7 @@ mod tests {
 
     #[test]
     fn full_is_said_and_changes_nothing() {
-        let store = Store::new(4 * PAGE as u64);
+        let store = hasty(4 * PAGE as u64);
         let lease = store.open([0, 0], Bits::default());
         put(&lease, 0, bits([0, 1, 2]), bits([]), 1).unwrap();
         assert_eq!(put(&lease, 0, bits([2, 3, 4]), bits([]), 2), Err(Full { capacity: 4, used: 3 }));
@@ -433,8 +471,25 @@ mod tests {
     }
 
     #[test]
+    fn who_finds_no_room_waits_for_those_who_leave() {
+        let store = Store::with_patience(4 * PAGE as u64, Duration::from_secs(60));
+        for round in 0..200 {
+            let [one, again, two] = [1, 1, 2].map(|client| store.open([round, client], Bits::default()));
+            put(&one, 0, bits([0, 1, 2]), bits([]), 1).unwrap();
+            thread::scope(|scope| {
+                let kept = scope.spawn(move || (put(&two, 1, bits([0, 1]), bits([]), 1), two));
+                // Both at once: whoever is the last frees what was kept.
+                scope.spawn(|| drop(one));
+                scope.spawn(|| drop(again));
+                assert_eq!(kept.join().unwrap().0, Ok(()));
+            });
+            assert_eq!((store.used(), store.clients()), (0, 0));
+        }
+    }
+
+    #[test]
     fn what_is_being_sent_does_not_change() {
-        let store = Store::new(10 << 20);
+        let store = hasty(10 << 20);
         let lease = store.open([0, 0], Bits::default());
         put(&lease, 0, bits([0, 1]), bits([]), 1).unwrap();
         let (sent, data) = lease.get(0, bits([0, 1])).unwrap();
@@ -445,7 +500,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_what_it_was_and_counts_what_differs() {
-        let store = Store::new(8 * PAGE as u64);
+        let store = hasty(8 * PAGE as u64);
         let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
         put(&one, 5, bits([0, 1, 2]), bits([]), 1).unwrap();
         put(&one, 6, bits([0]), bits([]), 1).unwrap();
@@ -472,7 +527,7 @@ mod tests {
     #[test]
     fn what_is_shared_is_read_and_written_by_the_client() {
         use std::os::unix::fs::FileExt;
-        let store = Store::new(6 * PAGE as u64);
+        let store = hasty(6 * PAGE as u64);
         let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
         let span = crate::sys::resident::WINDOW / crate::sys::page::SPAN as u64 + 3;
         let [process, fd, mark @ ..] = one.share().unwrap();
@@ -509,7 +564,7 @@ mod tests {
         /// Beside a plain table of pages.
         #[test]
         fn as_a_table_of_pages(steps in prop::collection::vec((0..3u64, prop::collection::vec(0..256usize, 0..40), 0..4u8, any::<bool>()), 1..40)) {
-            let store = Store::new(600 * PAGE as u64);
+            let store = hasty(600 * PAGE as u64);
             let lease = store.open([7, 7], Bits::default());
             let mut model = HashMap::<(u64, usize), u8>::new();
             for (span, pages, value, hold) in steps {
