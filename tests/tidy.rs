@@ -13,6 +13,7 @@ const UNSAFE: &[&str] = &[
     "src/sys/board.rs",
     "src/sys/boot.rs",
     "src/sys/extents_map.rs",
+    "src/sys/huge.rs",
     "src/sys/mpir.rs",
     "src/sys/node.rs",
     "src/sys/process.rs",

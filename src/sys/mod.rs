@@ -3,6 +3,7 @@
 pub mod board;
 pub mod boot;
 pub mod extents_map;
+pub mod huge;
 pub mod inject;
 pub mod memory;
 pub mod mpir;

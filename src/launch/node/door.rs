@@ -105,6 +105,11 @@ impl Door {
         self.directory.path.join(FILE)
     }
 
+    /// Where that is.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory.path
+    }
+
     /// Shows a descriptor of ours there.
     ///
     /// # Errors

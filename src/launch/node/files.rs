@@ -23,6 +23,7 @@ use smol::{Async, Task, Timer};
 
 use super::Node;
 use super::door::{self, Door, peer, send};
+use super::texts;
 use crate::iofs::{forward, mounts};
 use crate::launch::agent::{OURSELVES, Process};
 use crate::net::seqpacket::Seqpacket;
@@ -54,6 +55,7 @@ pub(super) struct Shared {
     ended: Receiver<()>,
     door: Door,
     _serving: Task<()>,
+    _texts: Task<()>,
     _worker: Task<()>,
 }
 
@@ -159,7 +161,8 @@ impl Files {
                 }
             }
         });
-        let shared = Rc::new(Shared { job, ended, door, _serving, _worker });
+        let _texts = node.tasks.spawn(texts::gather(door.directory().to_owned()));
+        let shared = Rc::new(Shared { job, ended, door, _serving, _texts, _worker });
         let mut all = node.files.borrow_mut();
         all.retain(|_, other| other.strong_count() > 0);
         all.insert(launch.job, Rc::downgrade(&shared));

@@ -16,6 +16,7 @@ mod pull;
 mod replica;
 mod singletons;
 mod streams;
+mod texts;
 mod view;
 
 use std::cell::RefCell;

@@ -21,6 +21,7 @@ pub(super) const MAKES: u8 = 7;
 /// As [`LOOK`], but for what [`idle`](super::idle) knows to be nothing.
 pub(super) const IDLE: u8 = 8;
 
+#[unsafe(link_section = ".data.hot.classes")]
 pub(super) static CLASS: [u8; CALLS] = classes();
 
 const fn classes() -> [u8; CALLS] {

@@ -16,13 +16,15 @@ use super::cost::{LARGE, PRICE, SUSPECT, TICKS};
 use super::kernel::{GATE, nr};
 use super::sites::{DIRTY, OFF};
 use super::stubs::{look_closer, saving, straight};
-use super::table::{self, File};
+use super::table::{self, File, Unlooked};
 use super::{inside, keep, process, worker};
 use crate::{dispatch, settings};
 
 /// Not 0: every file is kept from the first write on, so writes are looked at.
+#[unsafe(link_section = ".data.hot")]
 static EAGER: AtomicU8 = AtomicU8::new(0);
 /// Small reads, and writes at an offset that lose nothing; every eighth is looked at.
+#[unsafe(link_section = ".data.hot")]
 static CALLS: AtomicU8 = AtomicU8::new(0);
 const EIGHTH: u8 = 7;
 /// A larger one always.
@@ -91,6 +93,7 @@ macro_rules! file {
 
 /// Of a descriptor: read, write, pread, pwrite, fstat, lseek, ioctl, and those that are looked at anyway.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 pub(super) extern "C" fn on_file() {
     naked_asm!(
         quiet!(),
@@ -142,13 +145,13 @@ pub(super) extern "C" fn on_file() {
         "jmp {look_closer}",
         "4: cmp rdx, {large}",
         "jae {look_closer}",
-        "lea r11, [rip + {spent}]",
-        "cmp dword ptr [r11 + rdi * 4], {suspect}",
+        "lea r11, [rip + {unlooked}]",
+        "cmp dword ptr [r11 + rdi * 8 + {spent}], {suspect}",
         "jae {look_closer}",
         "cmp eax, {write}",
         "je {timed}",
         // No offset is moved; and the last one that was timed lost nothing.
-        "cmp dword ptr [r11 + rdi * 4], 0",
+        "cmp dword ptr [r11 + rdi * 8 + {spent}], 0",
         "jne {timed}",
         "5: cmp rdx, {small}",
         "jae {timed}",
@@ -183,7 +186,8 @@ pub(super) extern "C" fn on_file() {
         eighth = const EIGHTH,
         eager = sym EAGER,
         large = const LARGE,
-        spent = sym table::SPENT,
+        unlooked = sym table::UNLOOKED,
+        spent = const offset_of!(Unlooked, spent),
         suspect = const SUSPECT,
         timed = sym timed,
         look_closer = sym look_closer,
@@ -193,6 +197,7 @@ pub(super) extern "C" fn on_file() {
 
 /// A read or write of what was opened to be written, and not looked at yet: made here, and its time told where that matters.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 extern "C" fn timed() {
     naked_asm!(
         "lea rsp, [rsp - 128]",
@@ -202,8 +207,8 @@ extern "C" fn timed() {
         "push r13",
         "push rdx",
         "mov r13, rax",
-        "lea rbx, [rip + {under_way}]",
-        "lea rbx, [rbx + rdi * 4]",
+        "lea rbx, [rip + {unlooked}]",
+        "lea rbx, [rbx + rdi * 8 + {under_way}]",
         "cmp byte ptr [rip + {several}], 0",
         "jne 8f",
         "inc dword ptr [rbx]",
@@ -242,15 +247,15 @@ extern "C" fn timed() {
         "mov r11d, {suspect} + 1",
         "cmp rax, r11",
         "cmovg rax, r11",
-        "lea r11, [rip + {spent}]",
-        "mov r11d, [r11 + rdi * 4]",
+        "lea r11, [rip + {unlooked}]",
+        "mov r11d, [r11 + rdi * 8 + {spent}]",
         "xor ebx, ebx",
         "add rax, r11",
         "cmovs rax, rbx",
         "cmp rax, {price}",
         "jae 3f",
-        "lea r11, [rip + {spent}]",
-        "mov [r11 + rdi * 4], eax",
+        "lea r11, [rip + {unlooked}]",
+        "mov [r11 + rdi * 8 + {spent}], eax",
         "jmp 7f",
         "2: lea r11, [rcx * {copying} + {slow}]",
         "cmp rax, r11",
@@ -281,7 +286,8 @@ extern "C" fn timed() {
         "jmp {look_closer}",
         several = sym inside::SEVERAL,
         dispatched = sym dispatch::STATE,
-        under_way = sym table::UNDER_WAY,
+        unlooked = sym table::UNLOOKED,
+        under_way = const offset_of!(Unlooked, under_way),
         descriptor = sym table::DESCRIPTOR,
         opened = const table::OPENED as i16,
         gate = sym GATE,
@@ -289,7 +295,7 @@ extern "C" fn timed() {
         pread = const nr::PREAD64,
         allowed = const sys::extents::SLOW as u64 * TICKS,
         suspect = const SUSPECT,
-        spent = sym table::SPENT,
+        spent = const offset_of!(Unlooked, spent),
         price = const PRICE,
         copying = const COPYING,
         slow = const SLOW,
@@ -300,6 +306,7 @@ extern "C" fn timed() {
 
 /// open, openat, close, fcntl, and calls that wait, with other signals blocked or without.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 pub(super) extern "C" fn others() {
     naked_asm!(
         "cmp eax, {close}",
@@ -346,8 +353,8 @@ pub(super) extern "C" fn others() {
         "test ebx, {not_kept}",
         "jnz 22f",
         "or ecx, {may}",
-        "22: lea r11, [rip + {spent}]",
-        "mov dword ptr [r11 + rax * 4], {unknown}",
+        "22: lea r11, [rip + {unlooked}]",
+        "mov dword ptr [r11 + rax * 8 + {spent}], {unknown}",
         "lea r11, [rip + {descriptor}]",
         "mov [r11 + rax * 2], cx",
         "4: pop rbx",
@@ -440,7 +447,8 @@ pub(super) extern "C" fn others() {
         gate = sym GATE,
         descriptors = const table::DESCRIPTORS,
         descriptor = sym table::DESCRIPTOR,
-        spent = sym table::SPENT,
+        unlooked = sym table::UNLOOKED,
+        spent = const offset_of!(Unlooked, spent),
         unknown = const table::UNTIMED,
         opened = const table::OPENED,
         files = sym table::FILE,

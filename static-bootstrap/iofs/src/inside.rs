@@ -8,8 +8,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use super::kernel::{ALL, block_signals, failed, nr, raw, restore_signals, thread, wait, wake_one};
 
 /// There may be threads.
+#[unsafe(link_section = ".data.hot")]
 pub(super) static SEVERAL: AtomicBool = AtomicBool::new(false);
 /// Which thread is inside, and in the lowest bits [`WANTED`] and [`PUT_OFF`]; 0: none.
+#[unsafe(link_section = ".data.hot")]
 pub(super) static HOLDER: AtomicU64 = AtomicU64::new(0);
 const WANTED: u64 = 1;
 const PUT_OFF: u64 = 2;

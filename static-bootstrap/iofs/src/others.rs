@@ -24,8 +24,10 @@ const SETTLING: u8 = 4;
 pub(super) const OWN: u8 = PENDING | SETTLING;
 
 /// [`SHARING`] or 0.
+#[unsafe(link_section = ".data.hot")]
 static BASE: AtomicU8 = AtomicU8::new(0);
 /// The log that was written to last.
+#[unsafe(link_section = ".data.hot")]
 static LAST: AtomicU8 = AtomicU8::new(0);
 
 /// Whether there are programs on other hosts.

@@ -21,8 +21,10 @@ const CLONE_THREAD: usize = 0x1_0000;
 /// Threads whose child borrows our memory: where that runs, [`thread`] is the same as in its parent, which waits.
 static BORROWERS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 /// How many there are.
+#[unsafe(link_section = ".data.hot")]
 pub(super) static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// [`after`] a fork others are let in again, here and in the copy.
+#[unsafe(link_section = ".data.hot")]
 static HELD: AtomicBool = AtomicBool::new(false);
 
 /// Whether this is a child that borrows our memory.

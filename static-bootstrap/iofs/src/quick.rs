@@ -32,6 +32,7 @@ struct Quick {
 /// No descriptor, no sequence.
 const NONE: u64 = u64::MAX;
 
+#[unsafe(link_section = ".data.hot")]
 static QUICK: Quick = Quick {
     fd: AtomicU64::new(NONE),
     segment: AtomicU64::new(0),
@@ -88,6 +89,7 @@ macro_rules! restoring {
 
 /// Where a stub goes: number in rax, its own call in rcx.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 pub(super) extern "C" fn entry() {
     naked_asm!(
         "cmp rdi, [rip + {quick}]",
@@ -261,6 +263,7 @@ pub(super) extern "C" fn entry() {
 
 /// lseek to where the open file is already, and asking where that is.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 extern "C" fn seek() {
     naked_asm!(
         "cmp eax, {lseek}",

@@ -21,8 +21,10 @@ const OTHER: usize = 8 << 10;
 const FEW: usize = 300;
 
 /// Something is pending, or an offset is kept here ([`super::others`]).
+#[unsafe(link_section = ".data.hot")]
 pub(super) static DIRTY: AtomicU8 = AtomicU8::new(0);
 /// The layer has stepped aside.
+#[unsafe(link_section = ".data.hot")]
 pub(super) static OFF: AtomicU8 = AtomicU8::new(0);
 /// The part that may make system calls.
 pub(super) static BEGIN: AtomicUsize = AtomicUsize::new(0);

@@ -1,4 +1,4 @@
-//! What stands in place of a system call: a stub of its own in an area near the object, which makes the call at once or leaves for [`quick::entry`]; and the
+//! What stands in place of a system call: a stub of its own in an area near the object, which makes the call at once or leaves by the way of its class; and the
 //! ways that all stubs share.
 
 use core::arch::naked_asm;
@@ -9,18 +9,25 @@ use sys::instruction::{Kind, decode};
 use sys::object::Object;
 use sys::sites::{JUMP, Site};
 
-use super::classes::{CALLS, CLASS, FILE, HARMLESS, IDLE, MAPS, PROTECTS, SETTLE};
+use super::classes::{CALLS, CLASS, FILE, HARMLESS, IDLE, LOOK, MAPS, PROTECTS, SETTLE, TELLS};
 use super::kernel::nr;
 use super::sites::{DIRTY, OFF};
 use super::{idle, process, quick, table, worker};
 use crate::{call, dispatch};
 
 /// What the stubs find at the beginning of their area; it is the program's own, the rest is like in any other.
-const POINTERS: usize = 4;
-const COMMON: usize = 0;
-const CREATE: usize = 1;
-const THREAD: usize = 2;
-const AFTER: usize = 3;
+const POINTERS: usize = 10;
+const CREATE: usize = 0;
+const THREAD: usize = 1;
+const AFTER: usize = 2;
+/// Where a call goes whose number is not known, or of no class below; then by what is known.
+const ANY: usize = 3;
+const NORMAL: usize = 4;
+const SETTLES: usize = 5;
+const FILES: usize = 6;
+const TELLING: usize = 7;
+const OTHERS: usize = 8;
+const CLOSER: usize = 9;
 /// Apart from each other: the ways on after a process or thread was made.
 const WAY: usize = 32;
 /// The longest stub.
@@ -40,12 +47,9 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// # Safety
 /// An area that can be written, with stubs made by [`rewrite`].
 pub(super) unsafe fn point(base: usize) -> bool {
-    let pointers: [usize; POINTERS] = [
-        quick::entry as *const () as usize,
-        create as *const () as usize,
-        thread as *const () as usize,
-        after as *const () as usize,
-    ];
+    let pointers: [usize; POINTERS] =
+        [create, thread, after, quick::entry, normal, settles, files, tells, idle::others, look_closer]
+            .map(|way: extern "C" fn()| way as usize);
     // SAFETY: as the caller says.
     unsafe {
         (base as *mut [usize; POINTERS]).write(pointers);
@@ -140,6 +144,19 @@ impl<'a> Emitter<'a> {
         self.relative(&[0xff, 0x25], self.base + pointer * 8);
     }
 
+    /// Where a call goes that is not made at once.
+    fn way(number: usize) -> usize {
+        match CLASS.get(number) {
+            _ if matches!(number, nr::WRITE | nr::LSEEK) => ANY,
+            Some(&SETTLE) => SETTLES,
+            Some(&FILE) => FILES,
+            Some(&TELLS) => TELLING,
+            Some(&IDLE) => OTHERS,
+            Some(&LOOK) => CLOSER,
+            _ => NORMAL,
+        }
+    }
+
     /// Instructions of the object, to be executed here.
     fn take(&mut self, mut from: usize, to: usize) {
         while from < to {
@@ -166,6 +183,7 @@ impl<'a> Emitter<'a> {
 
     fn emit(&mut self, site: &Site) {
         let back = self.bias + site.end;
+        let way = site.number.map_or(ANY, |number| Self::way(number as usize));
         if let Some(number) = site.number {
             self.put(&[MOV_EAX]);
             self.put(&number.to_le_bytes());
@@ -180,9 +198,9 @@ impl<'a> Emitter<'a> {
         } else {
             self.take(site.first, site.call);
         }
-        // lea rcx, the way on; jmp common
+        // lea rcx, the way on; jmp
         self.relative(&[0x48, 0x8d, 0x0d], self.at + 7 + 6);
-        self.leave(COMMON);
+        self.leave(way);
         self.put(&SYSCALL);
         self.take(site.call + 2, site.end);
         self.relative(&[0xe9], back);
@@ -243,6 +261,7 @@ macro_rules! saving {
 
 /// All calls but quick ones: number in rax, the stub's own call in rcx.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 pub(super) extern "C" fn normal() {
     naked_asm!(
         "cmp rax, {calls}",
@@ -251,40 +270,23 @@ pub(super) extern "C" fn normal() {
         "movzx r11d, byte ptr [r11 + rax]",
         "cmp r11d, {settle}",
         "jb {straight}",
-        "je 2f",
+        "je {settles}",
         "cmp r11d, {file}",
-        "ja 4f",
-        "jne {look_closer}",
-        "cmp rdi, {descriptors}",
-        "jae {look_closer}",
-        "lea r11, [rip + {descriptor}]",
-        "cmp word ptr [r11 + rdi * 2], {other}",
-        "jne {on_file}",
-        "2: cmp byte ptr [rip + {dirty}], 0",
-        "je {straight}",
-        "jmp {look_closer}",
-        "4: cmp r11d, {protects}",
+        "jb {look_closer}",
+        "je {files}",
+        "cmp r11d, {protects}",
+        "jb {tells}",
         "je 5f",
-        "ja 6f",
-        "mov r11, [rip + {head}]",
-        "test r11, r11",
-        "jz {look_closer}",
-        "cmp dword ptr [r11 + {owned}], 0",
-        "jne {look_closer}",
-        "cmp dword ptr [r11 + {lost}], 0",
-        "je 2b",
-        "jmp {look_closer}",
-        "5: test dl, {execute}",
-        "jz {straight}",
-        "jmp {look_closer}",
-        "6: cmp r11d, {idle}",
+        "cmp r11d, {idle}",
         "je {others}",
         "cmp r11d, {maps}",
         "jne {makes}",
         "test r10b, {anonymous}",
         "jz {look_closer}",
         "test r10b, {shared}",
-        "jz 5b",
+        "jnz {look_closer}",
+        "5: test dl, {execute}",
+        "jz {straight}",
         "jmp {look_closer}",
         calls = const CALLS,
         settle = const SETTLE,
@@ -295,15 +297,10 @@ pub(super) extern "C" fn normal() {
         execute = const call::EXECUTE,
         anonymous = const call::ANONYMOUS,
         shared = const call::SHARED,
-        descriptors = const table::DESCRIPTORS,
-        descriptor = sym table::DESCRIPTOR,
-        head = sym worker::AT,
-        owned = const offset_of!(Head, owned),
-        lost = const offset_of!(Head, lost),
-        other = const table::OTHER as i16,
         class = sym CLASS,
-        dirty = sym DIRTY,
-        on_file = sym idle::on_file,
+        settles = sym settles,
+        files = sym files,
+        tells = sym tells,
         others = sym idle::others,
         makes = sym makes,
         look_closer = sym look_closer,
@@ -311,14 +308,74 @@ pub(super) extern "C" fn normal() {
     )
 }
 
+/// [`SETTLE`].
+#[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
+extern "C" fn settles() {
+    naked_asm!(
+        "cmp byte ptr [rip + {dirty}], 0",
+        "jne {look_closer}",
+        "jmp rcx",
+        dirty = sym DIRTY,
+        look_closer = sym look_closer,
+    )
+}
+
+/// [`FILE`].
+#[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
+extern "C" fn files() {
+    naked_asm!(
+        "cmp rdi, {descriptors}",
+        "jae {look_closer}",
+        "lea r11, [rip + {descriptor}]",
+        "cmp word ptr [r11 + rdi * 2], {other}",
+        "jne {on_file}",
+        "cmp byte ptr [rip + {dirty}], 0",
+        "jne {look_closer}",
+        "jmp rcx",
+        descriptors = const table::DESCRIPTORS,
+        descriptor = sym table::DESCRIPTOR,
+        other = const table::OTHER as i16,
+        dirty = sym DIRTY,
+        on_file = sym idle::on_file,
+        look_closer = sym look_closer,
+    )
+}
+
+/// [`TELLS`].
+#[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
+extern "C" fn tells() {
+    naked_asm!(
+        "mov r11, [rip + {head}]",
+        "test r11, r11",
+        "jz {look_closer}",
+        "cmp dword ptr [r11 + {owned}], 0",
+        "jne {look_closer}",
+        "cmp dword ptr [r11 + {lost}], 0",
+        "jne {look_closer}",
+        "cmp byte ptr [rip + {dirty}], 0",
+        "jne {look_closer}",
+        "jmp rcx",
+        head = sym worker::AT,
+        owned = const offset_of!(Head, owned),
+        lost = const offset_of!(Head, lost),
+        dirty = sym DIRTY,
+        look_closer = sym look_closer,
+    )
+}
+
 /// Has the stub make its call.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 pub(super) extern "C" fn straight() {
     naked_asm!("jmp rcx")
 }
 
 /// What is to be done is found out, and the call made there.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot")]
 pub(super) extern "C" fn look_closer() {
     naked_asm!(
         "cmp byte ptr [rip + {off}], 0",

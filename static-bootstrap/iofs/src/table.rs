@@ -63,11 +63,20 @@ pub(super) struct File {
     pub(super) reading: Reading,
 }
 
+#[unsafe(link_section = ".data.hot.descriptors")]
 pub(super) static DESCRIPTOR: [AtomicU16; DESCRIPTORS] = [const { AtomicU16::new(UNKNOWN) }; DESCRIPTORS];
-/// Of what was not looked at yet: ticks that writes lost, as good as none before the first; and calls of threads.
+/// Of what was not looked at yet.
+#[repr(C)]
+pub(super) struct Unlooked {
+    /// Ticks that writes lost.
+    pub(super) spent: AtomicU32,
+    /// Calls.
+    pub(super) under_way: AtomicU32,
+}
+/// As good as none, before the first.
 pub(super) const UNTIMED: u32 = 1;
-pub(super) static SPENT: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
-pub(super) static UNDER_WAY: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+pub(super) static UNLOOKED: [Unlooked; DESCRIPTORS] =
+    [const { Unlooked { spent: AtomicU32::new(0), under_way: AtomicU32::new(0) } }; DESCRIPTORS];
 pub(super) static FILE: [File; FILES] = [const {
     File {
         state: AtomicU8::new(FREE),
@@ -91,6 +100,7 @@ pub(super) static FILE: [File; FILES] = [const {
 }; FILES];
 
 /// Open files that were known at a time, at most.
+#[unsafe(link_section = ".data.hot")]
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// The open file with this number.
@@ -147,15 +157,15 @@ pub(super) fn is_unlooked(fd: usize) -> bool {
 
 /// Opened by the program just now: it is looked at when it has to be. `flags` as for open(2).
 pub(super) fn opened(fd: usize, flags: usize, empty: bool) {
-    if let (Some(slot), Some(spent)) = (DESCRIPTOR.get(fd), SPENT.get(fd)) {
-        spent.store(UNTIMED, Ordering::Relaxed);
+    if let (Some(slot), Some(unlooked)) = (DESCRIPTOR.get(fd), UNLOOKED.get(fd)) {
+        unlooked.spent.store(UNTIMED, Ordering::Relaxed);
         slot.store(OPENED | said(flags) | if empty { EMPTY } else { 0 }, Ordering::Relaxed);
     }
 }
 
 /// So many more ticks were lost writing to what was not looked at yet, or gained: all of them. The last are not counted yet where that is too much.
 pub(super) fn spent(fd: usize, lost: i64, price: u64) -> u64 {
-    let Some(spent) = SPENT.get(fd) else { return 0 };
+    let Some(Unlooked { spent, .. }) = UNLOOKED.get(fd) else { return 0 };
     let all = u64::from(spent.load(Ordering::Relaxed)).saturating_add_signed(lost);
     if all < price {
         spent.store(all as u32, Ordering::Relaxed);
@@ -165,7 +175,8 @@ pub(super) fn spent(fd: usize, lost: i64, price: u64) -> u64 {
 
 /// Calls of threads that found an open file not looked at yet.
 pub(super) fn unlooked_under_way(file: &File) -> u32 {
-    UNDER_WAY.get(file.fd.load(Ordering::Relaxed) as usize).map_or(0, |count| count.load(Ordering::SeqCst))
+    let unlooked = UNLOOKED.get(file.fd.load(Ordering::Relaxed) as usize);
+    unlooked.map_or(0, |unlooked| unlooked.under_way.load(Ordering::SeqCst))
 }
 
 /// Flags of open(2): may be written; O_APPEND; O_EXCL; O_TRUNC; O_DIRECT, O_DSYNC and O_SYNC, O_PATH.
@@ -197,7 +208,7 @@ fn enter(fd: usize, before: u16, said: u16) {
     }
     file.shared.store(u8::from(shared), Ordering::Relaxed);
     file.appends.store(u8::from(said & APPENDS != 0), Ordering::Relaxed);
-    let spent = if shared { 0 } else { SPENT[fd].load(Ordering::Relaxed) };
+    let spent = if shared { 0 } else { UNLOOKED[fd].spent.load(Ordering::Relaxed) };
     file.cost.store(spent.into(), Ordering::Relaxed);
     file.pace.store(0, Ordering::Relaxed);
     file.failed.store(0, Ordering::Relaxed);
@@ -273,12 +284,12 @@ pub(super) fn share(all_of_them: bool) {
     }
 }
 
-/// A fresh process has what its parent opened, and has not told the worker of anything.
-pub(super) fn inherit() {
-    UNDER_WAY
-        .iter()
-        .filter(|count| count.load(Ordering::Relaxed) != 0)
-        .for_each(|count| count.store(0, Ordering::Relaxed));
+/// A fresh process has what its parent opened, and has not told the worker of anything. `threads`: the parent had several, whose calls end there.
+pub(super) fn inherit(threads: bool) {
+    let stale = |unlooked: &&Unlooked| unlooked.under_way.load(Ordering::Relaxed) != 0;
+    if threads {
+        UNLOOKED.iter().filter(stale).for_each(|unlooked| unlooked.under_way.store(0, Ordering::Relaxed));
+    }
     for file in used() {
         match file.state.load(Ordering::Relaxed) {
             TAKEN => file.state.store(FREE, Ordering::Relaxed),

@@ -15,9 +15,11 @@ use crate::{door, settings};
 const PATIENCE: usize = 30;
 
 /// Where the memory is: 0 while we take no part.
+#[unsafe(link_section = ".data.hot")]
 pub(super) static AT: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes of a log's ring.
+#[unsafe(link_section = ".data.hot")]
 static RING: AtomicUsize = AtomicUsize::new(0);
 
 /// A log of ours: for which file system, its segment, and where its ring is.
@@ -28,9 +30,11 @@ struct Own {
 }
 /// File systems that a program writes to asynchronously.
 const LOGS: usize = 4;
+#[unsafe(link_section = ".data.hot")]
 static OWN: [Own; LOGS] =
     [const { Own { device: AtomicU64::new(0), segment: AtomicU32::new(NOBODY), ring: AtomicUsize::new(0) } }; LOGS];
 /// Nobody is there, or he does not take us.
+#[unsafe(link_section = ".data.hot")]
 static ALONE: AtomicU32 = AtomicU32::new(0);
 
 #[inline]

@@ -109,6 +109,7 @@ pub(super) unsafe fn gated(number: usize, args: [usize; 6]) -> Result<usize, u32
 }
 
 /// Address of `syscall; ret` from which calls pass whatever stops the program's ([`super::dispatch`]); set before that is in force.
+#[unsafe(link_section = ".data.hot")]
 pub(super) static PASS: AtomicUsize = AtomicUsize::new(0);
 
 /// What [`pass`] finds where a call was interrupted to no purpose; the kernel never returns it (ERESTARTSYS).

@@ -29,6 +29,7 @@ static AGAIN: AtomicUsize = AtomicUsize::new(0);
 const OFF: u32 = 0;
 const BEGINNING: u32 = 1;
 const ON: u32 = 2;
+#[unsafe(link_section = ".data.hot")]
 pub(super) static STATE: AtomicU32 = AtomicU32::new(OFF);
 /// See [`wanted`].
 static WANTED: AtomicU32 = AtomicU32::new(0);
