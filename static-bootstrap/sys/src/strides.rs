@@ -1,17 +1,19 @@
 //! Faults at a constant distance, as through the columns of a matrix: decided from their addresses alone, which need not be whole pages apart.
 
-use super::page::{Bits, PAGE, SPAN, SPAN_PAGES};
+use super::page::{Bits, PAGE, SPAN_PAGES};
 
 /// Streams that are followed, and faults of no stream that are remembered.
 const STREAMS: usize = 16;
 const LONE: usize = 8;
 /// Faults in order, but for two, after which a stream is believed; and faults without one of it after which it has ended.
 const CONFIDENT: u8 = 3;
-const ENDED: u64 = 256;
-/// Records that are fetched at once, at first and at most; and pages of a step from which on they need not be of one span.
+const ENDED: u64 = 64;
+/// Records that are fetched at once, at first and at most; and pages of them. There has to be room in a span for all, and for some of what lies between.
 const FIRST: i64 = 2;
 const MOST: i64 = 48;
-pub const SPARSE: usize = 32;
+const MOST_PAGES: i64 = 192;
+/// Records among which those are looked for.
+const REACH: i64 = 100;
 /// Records that a stream may leave out before it is believed and then; and more, if they are here.
 const LEFT_OUT: [i64; 2] = [1, 8];
 const PASSED: i64 = 256;
@@ -57,21 +59,27 @@ impl Stream {
     }
 
     /// It goes on with this record: what is to be fetched.
-    fn go_on(&mut self, nth: i64, offset: i64) -> Option<Steps> {
+    fn go_on(&mut self, nth: i64, offset: i64, here: impl FnMut(u64) -> bool) -> Option<Steps> {
         let known = (self.below..=self.above).contains(&offset);
         (self.below, self.above) = (self.below.min(offset), self.above.max(offset));
         if nth < 0 && known && self.came > 0 {
-            // What comes does not stay until it is used.
-            (self.hits, self.depth) = (0, 0);
+            // What comes, or was here, does not stay until it is used.
+            (self.hits, self.depth) = (self.hits.saturating_sub(1), self.depth / 2);
+            if self.depth < FIRST {
+                (self.hits, self.depth) = (0, 0);
+            }
         }
         let first = self.next + nth * self.step + self.below;
-        let mut steps = Steps { first, step: self.step, len: self.above - self.below, records: -nth };
+        let mut steps = Steps { first, step: self.step, len: self.above - self.below, records: 0, wanted: 0 };
         if nth >= 0 {
             self.hits = self.hits.saturating_add(1);
             self.depth = if self.is_believed() { (2 * self.depth).clamp(FIRST, MOST) } else { 0 };
-            steps.records = self.depth.min(steps.within());
-            self.came = if self.is_believed() { steps.records } else { 0 };
+            (steps.records, steps.wanted) = steps.reach(self.depth, here);
+            self.came = steps.records;
             self.next += (nth + self.came.max(1)) * self.step;
+        } else {
+            steps.records = steps.most(-nth);
+            steps.wanted = steps.records;
         }
         self.is_believed().then_some(steps)
     }
@@ -84,20 +92,27 @@ pub struct Steps {
     step: i64,
     len: i64,
     records: i64,
+    /// Of those, what was not here.
+    wanted: i64,
 }
 
 impl Steps {
-    /// How many records.
+    /// How many records come.
     pub fn count(&self) -> u64 {
-        self.records.cast_unsigned()
+        self.wanted.cast_unsigned()
     }
 
-    /// Records from the first one on that come together if there are as many.
-    fn within(&self) -> i64 {
-        let (size, span) = (self.step.abs(), (SPAN as u64).cast_signed());
-        let place = self.first.rem_euclid(span);
-        let rest = if self.step > 0 { span - place - self.len } else { place + 1 };
-        if size < (SPARSE as u64).cast_signed() * BYTES { (rest + size - 1).div_euclid(size).max(1) } else { i64::MAX }
+    /// Records up to the last of so many that are not here, and how many of them are not. The first is missed.
+    fn reach(&self, depth: i64, mut here: impl FnMut(u64) -> bool) -> (i64, i64) {
+        let page = |nth: i64| ((self.first + nth * self.step) / BYTES).cast_unsigned();
+        let missing = (0..REACH).filter(|nth| *nth == 0 || !here(page(*nth)));
+        let most = usize::try_from(self.most(depth)).unwrap_or(0);
+        missing.take(most).fold((0, 0), |(_, wanted), nth| (nth + 1, wanted + 1))
+    }
+
+    /// So many records, or as many as may come at once.
+    fn most(&self, records: i64) -> i64 {
+        records.min((MOST_PAGES / (1 + (self.len + BYTES - 1) / BYTES)).max(1))
     }
 
     /// Their pages, by spans, in order.
@@ -138,7 +153,7 @@ impl Strides {
         // Others may have passed here before.
         if let Some((stream, (nth, offset))) = found.min_by_key(|(_, (_, offset))| offset.abs()) {
             stream.used = self.now;
-            return stream.go_on(nth, offset);
+            return stream.go_on(nth, offset, here);
         }
         if !begins {
             return None;
@@ -147,7 +162,7 @@ impl Strides {
         self.lone[self.oldest] = at;
         self.oldest = (self.oldest + 1) % LONE;
         let mut stream = begun?;
-        let steps = stream.go_on(0, 0);
+        let steps = stream.go_on(0, 0, here);
         stream.used = self.now;
         let is_of_use = |other: &Stream| other.is_believed() && self.now - other.used < ENDED;
         if let Some(place) = self.streams.iter_mut().min_by_key(|other| (is_of_use(other), other.used)) {
@@ -162,9 +177,8 @@ impl Strides {
         // The nearest first: streams beside each other may be any multiples of steps apart.
         (1..=LONE).filter(|back| lone(*back) != 0).find_map(|back| {
             let step = at - lone(back);
-            let same = self.streams.iter().find(|stream| stream.is_believed() && stream.step == step);
-            if let Some(same) = same {
-                return Some(Stream { next: at, hits: CONFIDENT - 2, depth: 0, came: 0, ..*same });
+            if self.streams.iter().any(|stream| stream.is_believed() && stream.step == step) {
+                return Some(Stream { next: at, hits: CONFIDENT - 2, step, ..NO_STREAM });
             }
             let is_as_far = |third: &i64| *third != 0 && (lone(back) - third - step).abs() <= near(step);
             let third = (back + 1..=LONE).map(lone).find(is_as_far).filter(|_| step.abs() >= LEAST)?;

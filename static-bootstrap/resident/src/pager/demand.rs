@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, has, runs};
 use sys::policy::{Hint, Policy};
 use sys::resident::{cause, step};
-use sys::strides::{self, Steps};
+use sys::strides::Steps;
 
 use super::fork::Gate;
 use super::{Engine, ahead, bounds, fatal, refused};
@@ -28,6 +28,8 @@ pub(super) static ANSWERS: AtomicBool = AtomicBool::new(false);
 const MOVED: usize = 16;
 /// From so many pages on it is worth waking who helps to read them.
 const HELPED: usize = 64;
+/// Pages of which fewer than one in so many is wanted are not received together.
+const SPARSE: usize = 32;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
 pub(super) const SOON: u64 = 400_000;
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -166,8 +168,8 @@ impl Demand {
             while rest != NONE && len < parts.len() {
                 let (first, end) = bounds(rest);
                 // What is far apart comes by itself.
-                let apart = end - first > strides::SPARSE * count(&rest);
-                let end = if apart { first + 1 } else { end };
+                let apart = end - first > SPARSE * count(&rest) || used + end - first > SPAN_PAGES;
+                let end = if apart { first + runs(rest).next().map_or(0, |(_, count)| count) } else { end };
                 if used + end - first > SPAN_PAGES {
                     break;
                 }
