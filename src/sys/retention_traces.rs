@@ -23,13 +23,17 @@ struct Machine {
 impl Machine {
     fn new(room: usize, passing: usize) -> Machine {
         let mut retention = Retention::NEW;
-        retention.fit(room * PIECE, passing * PIECE, room * PIECE / 2);
+        retention.fit(room * PIECE, passing * PIECE, room * PIECE / 2, passing * PIECE);
         let (here, went) = Default::default();
         let (passing, kept) = Default::default();
         Machine { retention, room, here, passing, kept, went, misses: 0 }
     }
 
     fn access(&mut self, piece: usize) {
+        self.come(piece, false);
+    }
+
+    fn come(&mut self, piece: usize, steps: bool) {
         if self.here.contains_key(&piece) {
             return;
         }
@@ -43,8 +47,8 @@ impl Machine {
             self.retention.leave((gone * PIECE) as u64, PIECE, from);
         }
         let first = (piece * PIECE) as u64;
-        let keep =
-            self.retention.arrive(first..first + PIECE as u64, PIECE, self.went.get(&piece).copied().unwrap_or(0));
+        let went = self.went.get(&piece).copied().unwrap_or(0);
+        let keep = self.retention.arrive(first..first + PIECE as u64, PIECE, went, steps);
         self.here.insert(piece, keep);
         if keep { self.kept.push_back(piece) } else { self.passing.push_back(piece) }
     }
@@ -136,9 +140,34 @@ fn room_for_runs_is_there_while_there_are_any() {
     assert!(machine.sweep(0, 1200, 1)[0] < 400);
     assert!(machine.kept.len() > 800);
     for page in 0..4 {
-        machine.retention.arrive(page..page + 1, large, 0);
+        machine.retention.arrive(page..page + 1, large, 0, false);
     }
     assert_eq!(machine.retention.source(), Source::Kept);
     machine.sweep(5000, 400, 1);
     assert!(machine.kept.len() <= 500, "{}", machine.kept.len());
+}
+
+/// Through columns: pieces are used for eight columns each, of which one in eight is new in each column, and beside them a sweep for every column. First in, first out
+/// has nothing of it here unless all fits; what has to come is a hundred pieces a column, and what does not fit.
+#[test]
+fn columns_are_kept_until_they_are_used_up() {
+    const ROWS: usize = 800;
+    let columns = |room: usize, sweep: usize| {
+        let mut machine = Machine::new(room, 150);
+        let mut before = 0;
+        for column in 0..80 {
+            before = if column == 16 { machine.misses } else { before };
+            for row in 0..ROWS {
+                machine.come(row * 100 + (column + row % 8) / 8, true);
+                (row * sweep / ROWS..(row + 1) * sweep / ROWS).for_each(|nth| machine.access(1_000_000 + nth));
+            }
+        }
+        machine.misses - before
+    };
+    let laps = 64;
+    for (room, sweep, most) in [(1000, 300, 600), (1500, 300, 160), (900, 50, 260), (600, 50, 900)] {
+        let misses = columns(room, sweep);
+        println!("{room}, {sweep}: {} a column", misses / laps);
+        assert!(misses < laps * most, "{room}, {sweep}: {misses}");
+    }
 }

@@ -2,6 +2,8 @@
 //!
 //! First in, first out never has what a sweep over more memory than fits needs next. So what came back after it had gone is kept, as far as there is room for that, and the
 //! rest passes through what is left. Now and then something kept goes, too: by when it is missed, it is known how much sooner something else must have come back to be kept instead.
+//!
+//! Through the columns of a matrix, of each page a little is used for some columns, and then no more: those pages are kept from the first time on, and what was kept first goes for them.
 
 use core::ops::Range;
 
@@ -13,8 +15,11 @@ const TRIALS: usize = 16;
 const TURNS: u64 = 8;
 /// Pages of a piece that is part of a run, if runs are: such pieces are to stay until they are used.
 const LARGE: usize = 32;
-/// Of so many pages that come, one is to be in such a piece.
+/// Of so many pages that come, one is to be in such a piece; and one is to come with steps where columns are gone through.
 const LARGE_EVERY: u64 = 8;
+const STEPS_EVERY: u64 = 4;
+/// What went before as much went as fits so many times begins to be used anew.
+const ANEW: u64 = 2;
 /// Times in which as much goes as fits, divided.
 const GRAINS: u64 = 64;
 
@@ -40,13 +45,16 @@ pub enum Source {
 /// See the module. Amounts are pages.
 #[derive(Debug)]
 pub struct Retention {
-    /// All that fits, and what may be kept of it: while hardly any large pieces come, and else.
+    /// All that fits, and what may be kept of it: while hardly any large pieces come; while they do; while pages come with steps.
     room: u64,
-    limits: [u64; 2],
+    limits: [u64; 3],
     kept: u64,
-    /// What came lately, and what of that in large pieces.
+    /// What came lately, what of that in large pieces, and what with steps.
     came: u64,
     large: u64,
+    stepped: u64,
+    /// What came back of columns and was not kept.
+    passed: u64,
     /// What has gone so far.
     gone: u64,
     refused: u32,
@@ -57,24 +65,30 @@ pub struct Retention {
 impl Retention {
     pub const NEW: Retention = Retention {
         room: 0,
-        limits: [0; 2],
+        limits: [0; 3],
         kept: 0,
         came: 0,
         large: 0,
+        stepped: 0,
+        passed: 0,
         gone: 0,
         refused: 0,
         trials: [None; TRIALS],
         oldest: 0,
     };
 
-    /// So much fits, of which `passing` at least is not kept, or `runs` while large pieces come.
-    pub fn fit(&mut self, room: usize, passing: usize, runs: usize) {
+    /// So much fits, of which `passing` at least is not kept, or `runs` while large pieces come, or `columns` while pages come with steps.
+    pub fn fit(&mut self, room: usize, passing: usize, runs: usize, columns: usize) {
         self.room = room as u64;
-        self.limits = [passing, runs].map(|passing| room.saturating_sub(passing) as u64);
+        self.limits = [passing, runs, columns].map(|passing| room.saturating_sub(passing) as u64);
     }
 
     fn limit(&self) -> u64 {
-        self.limits[usize::from(LARGE_EVERY * self.large >= self.came)]
+        self.limits[if self.has_columns() { 2 } else { usize::from(LARGE_EVERY * self.large >= self.came) }]
+    }
+
+    fn has_columns(&self) -> bool {
+        STEPS_EVERY * self.stepped > self.came
     }
 
     /// Now, to note it of what goes; never 0.
@@ -86,33 +100,53 @@ impl Retention {
         (self.room / GRAINS).max(1)
     }
 
-    /// Pages of a range come, so many, which went at this time, or never did (0). Whether they are kept.
-    pub fn arrive(&mut self, comes: Range<u64>, pages: usize, went: u16) -> bool {
-        let gone = self.gone;
+    /// Pages of a range come, so many, which went at this time, or never did (0), and whether with steps. Whether they are kept.
+    pub fn arrive(&mut self, comes: Range<u64>, pages: usize, went: u16, steps: bool) -> bool {
+        let (gone, large) = (self.gone, pages >= LARGE && !steps);
         self.came += pages as u64;
-        self.large += if pages >= LARGE { pages as u64 } else { 0 };
+        self.large += if large { pages as u64 } else { 0 };
+        self.stepped += if steps { pages as u64 } else { 0 };
         if self.came > self.room / 2 {
-            (self.came, self.large) = (self.came / 2, self.large / 2);
+            [self.came, self.large, self.stepped] = [self.came, self.large, self.stepped].map(|pages| pages / 2);
         }
         for trial in
             self.trials.iter_mut().flatten().filter(|trial| comes.contains(&trial.page) && trial.took.is_none())
         {
             trial.took = Some(gone - trial.since);
         }
-        if went == 0 {
-            return false;
-        }
-        let turns = u64::from(u16::MAX);
-        let grains = (u64::from(self.time()) + turns - u64::from(went)) % turns;
-        // From when it came the last time: it passed through what is not kept.
-        let apart = grains * self.grain() + self.room.saturating_sub(self.kept);
-        let keep = self.kept + pages as u64 <= self.limit() || apart * 4 < self.missed() * 3;
-        if keep {
-            self.kept += pages as u64;
+        let keep = if steps || self.has_columns() && !large {
+            self.is_of_columns(pages as u64, went)
         } else {
-            self.refused += 1;
-        }
+            went != 0 && self.is_needed_sooner(pages as u64, went)
+        };
+        self.kept += if keep { pages as u64 } else { 0 };
         keep
+    }
+
+    /// Of what is used anew all is kept. Of what came back every other page is: if more is used than fits, each would go just before it is used, otherwise.
+    fn is_of_columns(&mut self, pages: u64, went: u16) -> bool {
+        if went == 0 || self.grains(went) > ANEW * GRAINS || self.is_needed_sooner(pages, went) {
+            return true;
+        }
+        self.passed += pages;
+        let keep = self.passed >= 2 * pages;
+        self.passed -= if keep { 2 * pages } else { 0 };
+        keep
+    }
+
+    /// There is room, or it came back sooner than what is kept does.
+    fn is_needed_sooner(&mut self, pages: u64, went: u16) -> bool {
+        // From when it came the last time: it passed through what is not kept.
+        let apart = self.grains(went) * self.grain() + self.room.saturating_sub(self.kept);
+        let keep = self.kept + pages <= self.limit() || apart * 4 < self.missed() * 3;
+        self.refused += u32::from(!keep);
+        keep
+    }
+
+    /// How much went since this time, in grains.
+    fn grains(&self, went: u16) -> u64 {
+        let turns = u64::from(u16::MAX);
+        (u64::from(self.time()) + turns - u64::from(went)) % turns
     }
 
     /// How much goes until something kept that went is missed, typically.

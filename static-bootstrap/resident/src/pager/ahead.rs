@@ -174,7 +174,7 @@ fn install(engine: &Engine, entry: Entry) {
         engine.fill(entry.number, entry.pages, entry.slot);
         engine.slots.lock().give_full(entry.slot);
     }
-    engine.arrived(entry.number, entry.pages);
+    engine.arrived(entry.number, entry.pages, false);
 }
 
 /// What came is not wanted here: the server still has it.

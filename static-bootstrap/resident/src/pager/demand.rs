@@ -146,7 +146,7 @@ impl Demand {
         drop(table);
         engine.take_room(count(&pages));
         self.fetch(number, pages, away, write);
-        engine.arrived(number, pages);
+        engine.arrived(number, pages, false);
         counts::fault(if away == NONE { counts::FRESH } else { counts::FETCHED }, Some(begun));
         if away != NONE {
             counts::unit(index, choice.order);
@@ -192,7 +192,7 @@ impl Demand {
             engine.fill(part.0, if is_missed(&part) { without(part.1, missed) } else { part.1 }, part.2);
         });
         parts.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2));
-        parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages));
+        parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages, true));
         counts::unit(number * SPAN_PAGES + page, all.ilog2() as u8);
     }
 

@@ -169,7 +169,9 @@ fn fit(pages: usize, group: usize, depth: usize) {
     /// Runs whose spans are not to go before they are used.
     const RUNS: usize = 3;
     let runs = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
-    QUEUE.lock().retention.fit(pages, pages / 8, runs);
+    // A span that is used, and the one that comes next.
+    let columns = (pages / 6 + 2 * SPAN_PAGES).min(pages / 2);
+    QUEUE.lock().retention.fit(pages, pages / 8, runs, columns);
     demand::fit(group, depth, runs);
 }
 
@@ -264,14 +266,14 @@ impl Engine {
         fatal::say(cause::SHORT, 0, [0; 2])
     }
 
-    /// Pages have come: they are the program's again, and may be evicted in their turn.
-    fn arrived(&self, number: usize, pages: Bits) {
+    /// Pages have come, and whether with steps: they are the program's again, and may be evicted in their turn.
+    fn arrived(&self, number: usize, pages: Bits, steps: bool) {
         let mut table = TABLE.lock();
         let span = table.span(number);
         span.resident = with(span.resident, pages);
         span.busy = without(span.busy, pages);
         let mut queue = self.queue.lock();
-        let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages));
+        let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages), steps);
         // Small pieces between what comes and goes together go on with it: else it would be in pieces, too, each of which takes an interrupt of all processors to move.
         let (first, end) = bounds(pages);
         let together = count(&pages) >= TOGETHER.max((end - first) / 2);
