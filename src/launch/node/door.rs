@@ -105,7 +105,7 @@ impl Door {
         self.directory.path.join(FILE)
     }
 
-    /// Where that is.
+    /// The directory that it and what programs make beside it are in.
     pub(super) fn directory(&self) -> &Path {
         &self.directory.path
     }

@@ -51,7 +51,7 @@ macro_rules! ours {
 }
 
 // Or others of the job keep something.
-macro_rules! others {
+macro_rules! unless_kept {
     ($closer:literal) => {
         concat!(
             "cmp dword ptr [r11 + {owned}], 0\n jne ",
@@ -63,10 +63,12 @@ macro_rules! others {
     };
 }
 
+pub(super) use unless_kept;
+
 // Both; or nobody has told us of them yet.
 macro_rules! quiet {
     () => {
-        concat!(ours!("{look_closer}"), "jz {look_closer}\n", others!("{look_closer}"))
+        concat!(ours!("{look_closer}"), "jz {look_closer}\n", unless_kept!("{look_closer}"))
     };
 }
 
@@ -338,7 +340,7 @@ pub(super) extern "C" fn others() {
         "jnz 5f",
         "jmp 26f",
         "25:",
-        others!("5f"),
+        unless_kept!("5f"),
         "26:",
         make!(),
         "cmp rax, {descriptors}",
@@ -370,7 +372,7 @@ pub(super) extern "C" fn others() {
         "3:",
         ours!("{look_closer}"),
         "jz 35f",
-        others!("{look_closer}"),
+        unless_kept!("{look_closer}"),
         "35:",
         "cmp rdi, {descriptors}",
         "jae {straight}",

@@ -87,7 +87,7 @@ macro_rules! restoring {
     };
 }
 
-/// Where a stub goes: number in rax, its own call in rcx.
+/// Where a stub goes whose call may be a quick one, or is not known: number in rax, its own call in rcx.
 #[unsafe(naked)]
 #[unsafe(link_section = ".text.hot")]
 pub(super) extern "C" fn entry() {

@@ -10,6 +10,7 @@ use sys::object::Object;
 use sys::sites::{JUMP, Site};
 
 use super::classes::{CALLS, CLASS, FILE, HARMLESS, IDLE, LOOK, MAPS, PROTECTS, SETTLE, TELLS};
+use super::idle::unless_kept;
 use super::kernel::nr;
 use super::sites::{DIRTY, OFF};
 use super::{idle, process, quick, table, worker};
@@ -331,13 +332,11 @@ extern "C" fn files() {
         "lea r11, [rip + {descriptor}]",
         "cmp word ptr [r11 + rdi * 2], {other}",
         "jne {on_file}",
-        "cmp byte ptr [rip + {dirty}], 0",
-        "jne {look_closer}",
-        "jmp rcx",
+        "jmp {settles}",
         descriptors = const table::DESCRIPTORS,
         descriptor = sym table::DESCRIPTOR,
         other = const table::OTHER as i16,
-        dirty = sym DIRTY,
+        settles = sym settles,
         on_file = sym idle::on_file,
         look_closer = sym look_closer,
     )
@@ -351,17 +350,12 @@ extern "C" fn tells() {
         "mov r11, [rip + {head}]",
         "test r11, r11",
         "jz {look_closer}",
-        "cmp dword ptr [r11 + {owned}], 0",
-        "jne {look_closer}",
-        "cmp dword ptr [r11 + {lost}], 0",
-        "jne {look_closer}",
-        "cmp byte ptr [rip + {dirty}], 0",
-        "jne {look_closer}",
-        "jmp rcx",
+        unless_kept!("{look_closer}"),
+        "jmp {settles}",
         head = sym worker::AT,
         owned = const offset_of!(Head, owned),
         lost = const offset_of!(Head, lost),
-        dirty = sym DIRTY,
+        settles = sym settles,
         look_closer = sym look_closer,
     )
 }
