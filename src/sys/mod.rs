@@ -69,6 +69,11 @@ pub mod retention;
 #[cfg(test)]
 mod retention_traces;
 
+#[cfg(all(test, target_arch = "x86_64"))]
+#[path = "../../static-bootstrap/sys/src/gaps.rs"]
+mod gaps;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod gaps_tests;
 /// Where programs' objects make system calls, as the file layer in a program finds it; here for its tests.
 #[cfg(all(test, target_arch = "x86_64"))]
 #[path = "../../static-bootstrap/sys/src/instruction.rs"]

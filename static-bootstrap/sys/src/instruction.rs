@@ -7,6 +7,17 @@ pub struct Instruction {
     /// Bytes, at most 15.
     pub len: usize,
     pub kind: Kind,
+    pub then: Then,
+}
+
+/// What is executed after an instruction, if it does not say itself how far away that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    Next,
+    /// What a return leads to, or nothing.
+    Elsewhere,
+    /// What a register or memory says.
+    Unknown,
 }
 
 /// What an instruction does, as far as it matters to who moves it.
@@ -120,7 +131,7 @@ pub fn decode(code: &[u8]) -> Option<Instruction> {
         (1, 0x34) => Kind::Enters,
         (0, 0xcd) if code[at] == 0x80 => Kind::Enters,
         // Two processors, two lengths.
-        (0, 0x70..=0x7f | 0xe0..=0xe3 | 0xe8 | 0xe9 | 0xeb) | (1, 0x80..=0x8f) if short => return None,
+        (0, 0x70..=0x7f | 0xe0..=0xe3 | 0xe8 | 0xe9 | 0xeb) | (1, 0x80..=0x8f) if short && !wide => return None,
         (0, 0xe8) => Kind::Fixed,
         (0, 0xff) if matches!(next >> 3 & 7, 2 | 3) => Kind::Fixed,
         (0, 0xe9 | 0xeb) => Kind::Jump { distance: distance() },
@@ -134,7 +145,12 @@ pub fn decode(code: &[u8]) -> Option<Instruction> {
             None => Kind::Anywhere,
         },
     };
-    Some(Instruction { len, kind })
+    let then = match (map, opcode) {
+        (0, 0xc2 | 0xc3 | 0xca | 0xcb | 0xcf | 0xf4) | (1, 0x0b) => Then::Elsewhere,
+        (0, 0xff) if matches!(next >> 3 & 7, 4 | 5) => Then::Unknown,
+        _ => Then::Next,
+    };
+    Some(Instruction { len, kind, then })
 }
 
 /// Bytes of ModRM, SIB and displacement; whether the displacement is a distance from the instruction's end.
@@ -191,9 +207,16 @@ fn second(opcode: u8, changed: bool) -> Option<Form> {
             operands(0)
         }
         0x80..=0x8f => plain(4),
-        0x90..=0x9f | 0xa3 | 0xa5 | 0xab | 0xad..=0xaf | 0xb0..=0xb9 | 0xbb..=0xc1 | 0xc3 | 0xc7 | 0xd0..=0xff => {
-            operands(0)
-        }
+        0x90..=0x9f
+        | 0xa3
+        | 0xa5..=0xa7
+        | 0xab
+        | 0xad..=0xaf
+        | 0xb0..=0xb9
+        | 0xbb..=0xc1
+        | 0xc3
+        | 0xc7
+        | 0xd0..=0xff => operands(0),
         _ => None,
     }
 }

@@ -6,6 +6,8 @@ pub mod blake3;
 pub mod counts;
 pub mod extents;
 pub mod files;
+#[cfg(target_arch = "x86_64")]
+mod gaps;
 pub mod inodes;
 #[cfg(target_arch = "x86_64")]
 pub mod instruction;

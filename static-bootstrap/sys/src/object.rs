@@ -9,8 +9,9 @@ const NOTE: u32 = 4;
 const FRAMES: u32 = 0x6474_e550;
 const STACK: u32 = 0x6474_e551;
 const EXECUTE: u32 = 1;
-/// Bytes of a header of a segment.
+/// Bytes of a header of a segment, and of a section.
 const HEADER: usize = 56;
+const SECTION: usize = 64;
 /// From an object's beginning on: its headers, and what says which it is, if it does.
 pub const HEAD: usize = 2048;
 /// Code may go on so far behind a function's end: what ends a thread or process is left out of the tables.
@@ -104,6 +105,36 @@ impl<'a> Object<'a> {
         })
     }
 
+    /// Where an address is, as the linker named its parts: the part, and whether that is code; `None`: no part has it, or they are not told.
+    pub fn section(self, address: usize) -> Option<(Range<usize>, bool)> {
+        const IN_MEMORY: u64 = 2;
+        const CODE: u64 = 4;
+        let first = number::<8>(self.0, 40)? as usize;
+        let count = number::<2>(self.0, 60)? as usize;
+        (0..count).find_map(|nth| {
+            let word = |at: usize| number::<8>(self.0, first.checked_add(nth * SECTION + at)?);
+            let (flags, from) = (word(8)?, word(16)? as usize);
+            let range = from..from.checked_add(word(32)? as usize)?;
+            (flags & IN_MEMORY != 0 && range.contains(&address)).then_some((range, flags & CODE != 0))
+        })
+    }
+
+    /// Whether it may be at any address, so that it says all of its own from where it stands, or in words that are aligned.
+    pub fn is_anywhere(self) -> bool {
+        const SHARED: u64 = 3;
+        number::<2>(self.0, 16) == Some(SHARED)
+    }
+
+    /// Aligned words of all that is in memory.
+    pub fn words(self) -> impl Iterator<Item = usize> {
+        let loaded = self.segments().filter(|segment| segment.kind == LOAD);
+        let bytes = loaded.filter_map(move |segment| {
+            let end = segment.offset.checked_add(segment.bytes)?;
+            self.0.get(segment.offset.checked_next_multiple_of(8)?..end)
+        });
+        bytes.flat_map(|bytes| bytes.as_chunks().0).map(|word| usize::from_le_bytes(*word))
+    }
+
     /// Whether it asks for a stack that can be executed, or does not say.
     pub fn has_executable_stack(self) -> bool {
         self.segments().find(|segment| segment.kind == STACK).is_none_or(|stack| stack.flags & EXECUTE != 0)
@@ -148,24 +179,44 @@ impl Functions<'_> {
         Some((from(nth * 8)?, from(nth * 8 + 4)?))
     }
 
-    /// From where on to where there are instructions; `None`: the table contradicts itself.
-    pub fn get(&self, nth: usize) -> Option<Range<usize>> {
+    /// What the table says of one: from where on to where it has instructions; `None`: it contradicts itself.
+    pub fn told(&self, nth: usize) -> Option<Range<usize>> {
         let (begin, frame) = self.entry(nth)?;
         let told = self.object.at(frame)?;
         let from = (frame + 8).wrapping_add_signed(distance(told, 8)?);
-        let end = begin.checked_add(number::<4>(told, 12)? as usize + BEHIND)?;
-        let next = self.entry(nth + 1).map_or(end, |(next, _)| next);
-        (from == begin && next >= begin).then(|| begin..end.min(next))
+        let end = begin.checked_add(number::<4>(told, 12)? as usize)?;
+        (from == begin).then_some(begin..end)
     }
 
-    /// The one that has an address.
-    pub fn holding(&self, address: usize) -> Option<Range<usize>> {
+    /// The same with what may be left out.
+    pub fn get(&self, nth: usize) -> Option<Range<usize>> {
+        let Range { start, end } = self.told(nth)?;
+        let end = end.checked_add(BEHIND)?;
+        let next = self.entry(nth + 1).map_or(end, |(next, _)| next);
+        (next >= start).then(|| start..end.min(next))
+    }
+
+    /// How many begin at an address or before.
+    fn before(&self, address: usize) -> Option<usize> {
         let (mut low, mut high) = (0, self.count());
         while low < high {
             let middle = low.midpoint(high);
             if self.entry(middle)?.0 <= address { low = middle + 1 } else { high = middle }
         }
-        self.get(low.checked_sub(1)?).filter(|range| range.contains(&address))
+        Some(low)
+    }
+
+    /// The one that has an address.
+    pub fn holding(&self, address: usize) -> Option<Range<usize>> {
+        self.get(self.before(address)?.checked_sub(1)?).filter(|range| range.contains(&address))
+    }
+
+    /// What lies between two, with an address that none has.
+    pub fn between(&self, address: usize) -> Option<Range<usize>> {
+        let next = self.before(address)?;
+        let from = next.checked_sub(1).map_or(Some(0), |last| Some(self.told(last)?.end))?;
+        let to = if next < self.count() { self.entry(next)?.0 } else { usize::MAX };
+        (from..to).contains(&address).then_some(from..to)
     }
 }
 

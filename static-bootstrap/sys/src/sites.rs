@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 
+use super::gaps::Gaps;
 use super::instruction::{Instruction, Kind, decode};
 use super::object::{Functions, Object};
 
@@ -54,7 +55,10 @@ fn pairs(code: &[u8], mut visit: impl FnMut(usize) -> bool) -> bool {
 }
 
 /// Instructions of a function, with their addresses, up to what is none.
-fn instructions<'a>(object: Object<'a>, range: Range<usize>) -> impl Iterator<Item = (usize, Instruction)> + use<'a> {
+pub(super) fn instructions<'a>(
+    object: Object<'a>,
+    range: Range<usize>,
+) -> impl Iterator<Item = (usize, Instruction)> + use<'a> {
     let mut at = range.start;
     let code = object.at(at).unwrap_or_default();
     core::iter::from_fn(move || {
@@ -66,9 +70,9 @@ fn instructions<'a>(object: Object<'a>, range: Range<usize>) -> impl Iterator<It
 }
 
 /// Whether these bytes are an instruction; `None`: it cannot be told.
-fn is_call(object: Object<'_>, functions: &Functions<'_>, at: usize) -> Option<bool> {
-    let mut all = instructions(object, functions.holding(at)?);
-    let (here, instruction) = all.find(|(here, instruction)| here + instruction.len > at)?;
+fn is_call(object: Object<'_>, functions: &Functions<'_>, gaps: &mut Gaps<'_>, at: usize) -> Option<bool> {
+    let Some(function) = functions.holding(at) else { return gaps.are_harmless(at).then_some(false) };
+    let (here, instruction) = instructions(object, function).find(|(here, instruction)| here + instruction.len > at)?;
     match instruction.kind {
         Kind::Call if here == at => Some(true),
         // In a way that is never replaced; or with prefixes.
@@ -80,9 +84,11 @@ fn is_call(object: Object<'_>, functions: &Functions<'_>, at: usize) -> Option<b
 /// What its code does.
 pub fn verdict(object: Object<'_>) -> Verdict {
     let functions = object.functions();
+    let mut gaps = functions.as_ref().map(|functions| Gaps::new(object, functions));
     let mut calls = false;
     let told = each(object, |at| {
-        let is = functions.as_ref().and_then(|functions| is_call(object, functions, at));
+        let is =
+            functions.as_ref().zip(gaps.as_mut()).and_then(|(functions, gaps)| is_call(object, functions, gaps, at));
         calls |= is == Some(true);
         is.is_some()
     });
@@ -116,7 +122,7 @@ impl<'a> Targets<'a> {
     pub fn of(object: Object<'_>, functions: &Functions<'_>, bits: &'a mut [u8]) -> Targets<'a> {
         let mut targets = Targets { first: Self::span(object).start, bits };
         for range in (0..functions.count()).filter_map(|nth| functions.get(nth)) {
-            for (at, Instruction { len, kind }) in instructions(object, range) {
+            for (at, Instruction { len, kind, .. }) in instructions(object, range) {
                 if let Kind::Jump { distance } | Kind::Branch { distance, .. } | Kind::Loop { distance } = kind {
                     targets.add((at + len).wrapping_add_signed(distance as isize));
                 }
@@ -145,9 +151,10 @@ impl<'a> Targets<'a> {
 pub fn survey(object: Object<'_>, bits: &mut [u8], mut visit: impl FnMut(Site)) -> bool {
     let Some(functions) = object.functions() else { return false };
     let targets = Targets::of(object, &functions, bits);
+    let mut gaps = Gaps::new(object, &functions);
     let mut complete = true;
     each(object, |at| {
-        match is_call(object, &functions, at) {
+        match is_call(object, &functions, &mut gaps, at) {
             Some(false) => {}
             // What handlers return to: nobody calls it.
             Some(true) if returns_from_signal(object, at) => {}
@@ -185,7 +192,7 @@ fn site(object: Object<'_>, targets: &Targets<'_>, range: Range<usize>, call: us
     let mut before = [(call, Kind::Call); BEFORE + 1];
     let mut ends = [call; AFTER + 1];
     let mut count = 0;
-    for (at, Instruction { len, kind }) in instructions(object, range) {
+    for (at, Instruction { len, kind, .. }) in instructions(object, range) {
         if at < call {
             before.copy_within(1..BEFORE, 2);
             before[1] = (at, kind);
