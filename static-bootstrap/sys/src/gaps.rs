@@ -1,6 +1,12 @@
 //! What lies among an object's code and in no function that its table tells of: code that was written without telling, tables of data, and what an old linker put
-//! beside code. Bytes there that look like a system call are none where all of it can be read as instructions and these are others, or where nothing that leads there
-//! leads to one.
+//! beside code. Bytes there that look like a system call are none
+//!
+//! * where the object's sections say that they are no code,
+//! * where all between two functions can be read as instructions, none of which enters the kernel, and whatever is found to lead there leads to where one begins,
+//! * or where not all can be read so, and nothing that is found to lead there leads to one.
+//!
+//! Found are jumps, calls and addresses taken (`lea`) by instructions, and pointers; not ways by a table of distances, by a symbol and a distance from it, and by the addresses of the large code model: who wrote code by hand that enters the kernel, behind
+//! bytes that are none, told nobody of it, and reaches it in one of these ways alone, has it taken for data.
 
 use core::ops::Range;
 
@@ -8,9 +14,12 @@ use super::instruction::{Instruction, Kind, Then};
 use super::object::{Functions, Object};
 use super::sites::instructions;
 
-/// Places that are led to, and instructions behind them: with more it cannot be told.
+/// Places that are led to, instructions behind them, and gaps: with more it cannot be told.
 const PLACES: usize = 256;
 const INSTRUCTIONS: usize = 1 << 16;
+const GAPS: u32 = 64;
+/// Bytes of a gap of which it is known where instructions begin.
+const READ: usize = 64 << 10;
 /// Bytes that the shortest jumps lead over, and their own.
 const NEAR: usize = 130;
 
@@ -21,11 +30,12 @@ pub(super) struct Gaps<'a> {
     functions: &'a Functions<'a>,
     /// The last one that was looked at, and whether it is harmless.
     last: (Range<usize>, bool),
+    left: u32,
 }
 
 impl<'a> Gaps<'a> {
     pub(super) fn new(object: Object<'a>, functions: &'a Functions<'a>) -> Gaps<'a> {
-        Gaps { object, functions, last: (0..0, false) }
+        Gaps { object, functions, last: (0..0, false), left: GAPS }
     }
 
     /// Whether nothing enters the kernel in the one that has an address; `false`: it cannot be told.
@@ -36,31 +46,35 @@ impl<'a> Gaps<'a> {
         self.last.1
     }
 
-    fn look(&self, address: usize) -> Option<(Range<usize>, bool)> {
+    fn look(&mut self, address: usize) -> Option<(Range<usize>, bool)> {
         let (part, is_code) = self.object.section(address)?;
         if !is_code {
             return Some((part, true));
         }
+        self.left = self.left.checked_sub(1)?;
         let gap = self.functions.between(address)?;
         let gap = gap.start.max(part.start)..gap.end.min(part.end);
-        let harmless = self.is_plain_code(gap.clone()) || self.leads_nowhere(&gap).is_some();
+        let harmless = match Reading::of(self.object, &gap) {
+            Some(reading) if reading.enters => false,
+            Some(reading) if self.agrees(&gap, &reading).is_some() => true,
+            _ => self.leads_nowhere(&gap).is_some(),
+        };
         Some((gap, harmless))
     }
 
-    /// Whether it is instructions from the first byte to the last, and none enters the kernel.
-    fn is_plain_code(&self, gap: Range<usize>) -> bool {
-        let end = gap.end;
-        let mut reached = gap.start;
-        for (at, instruction) in instructions(self.object, gap) {
-            if matches!(instruction.kind, Kind::Call | Kind::Enters) {
-                return false;
-            }
-            reached = at + instruction.len;
-        }
-        reached >= end
+    /// Whether all that leads into it leads to where an instruction begins; `None`: not all.
+    fn agrees(&self, gap: &Range<usize>, reading: &Reading) -> Option<()> {
+        self.each_lead(gap, |from, leads| {
+            let of = |at| {
+                let (here, instruction) = self.instruction(at)?;
+                lead(self.object, here, instruction).filter(|(there, _)| *there == leads)
+            };
+            let agrees = reading.begins(leads - gap.start) || from.is_some_and(|at| of(at).is_none());
+            agrees.then_some(())
+        })
     }
 
-    /// Follows all that leads into it; `None`: to what enters the kernel, or it cannot be told.
+    /// Follows what is found to lead into it; `None`: to what enters the kernel, or it cannot be told.
     fn leads_nowhere(&self, gap: &Range<usize>) -> Option<()> {
         // Others have addresses in their instructions, too.
         if !self.object.is_anywhere() {
@@ -68,22 +82,15 @@ impl<'a> Gaps<'a> {
         }
         let mut places = Places { gap, all: [(0, false); PLACES], count: 0 };
         places.add(gap.start, false)?;
-        for word in self.object.words() {
-            places.add(word, false)?;
-        }
-        for (segment, code) in self.object.code() {
-            for (at, leads) in leading(code, segment.address, gap).filter(|(at, _)| !gap.contains(at)) {
-                self.add_by(&mut places, at, leads)?;
+        self.each_lead(gap, |from, leads| {
+            if places.has(leads, true) {
+                return Some(());
             }
-            let near = gap.start.saturating_sub(NEAR)..gap.start;
-            for at in near.chain(gap.end..gap.end.saturating_add(NEAR)) {
-                let byte = code.get(at.wrapping_sub(segment.address)).copied();
-                let leads = byte.map(|byte| (at + 1).wrapping_add_signed(byte.cast_signed().into()));
-                if let Some(leads) = leads.filter(|leads| gap.contains(leads)) {
-                    self.add_by(&mut places, at, leads)?;
-                }
+            match from.and_then(|at| self.instruction(at)) {
+                Some((here, instruction)) => places.add_from(self.object, (here, true), instruction),
+                None => places.add(leads, false),
             }
-        }
+        })?;
         let (mut nth, mut budget) = (0, INSTRUCTIONS);
         while nth < places.count {
             let (from, is_code) = places.all[nth];
@@ -107,13 +114,62 @@ impl<'a> Gaps<'a> {
         Some(())
     }
 
-    /// Adds where the distance at an address leads to, if an instruction has it there; where that cannot be told, anyway.
-    fn add_by(&self, places: &mut Places<'_>, at: usize, leads: usize) -> Option<()> {
-        let of = |function| instructions(self.object, function).find(|(here, instruction)| here + instruction.len > at);
-        match self.functions.holding(at).and_then(of) {
-            Some((here, instruction)) => places.add_from(self.object, (here, true), instruction),
-            None => places.add(leads, false),
+    /// Shows where outside of it there are distances that could lead into it, and to where; and where pointers do. As long as `visit` does not return `None`.
+    fn each_lead(&self, gap: &Range<usize>, mut visit: impl FnMut(Option<usize>, usize) -> Option<()>) -> Option<()> {
+        // Pointers are aligned, in packed structures to four bytes.
+        for words in self.object.loaded().flat_map(|bytes| [0, 4].map(|from| bytes.get(from..).unwrap_or_default())) {
+            for leads in words.as_chunks().0.iter().map(|word| usize::from_le_bytes(*word)) {
+                if gap.contains(&leads) {
+                    visit(None, leads)?;
+                }
+            }
         }
+        for (segment, code) in self.object.code() {
+            for (at, leads) in leading(code, segment.address, gap).filter(|(at, _)| !gap.contains(at)) {
+                visit(Some(at), leads)?;
+            }
+            let near = gap.start.saturating_sub(NEAR)..gap.start;
+            for at in near.chain(gap.end..gap.end.saturating_add(NEAR)) {
+                let nth = at.wrapping_sub(segment.address);
+                if let Some([0x70..=0x7f | 0xe0..=0xe3 | 0xeb, distance]) = code.get(nth.wrapping_sub(1)..=nth)
+                    && let leads = (at + 1).wrapping_add_signed(distance.cast_signed().into())
+                    && gap.contains(&leads)
+                {
+                    visit(Some(at), leads)?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// The instruction of a function that has this byte, and where it begins.
+    pub(super) fn instruction(&self, at: usize) -> Option<(usize, Instruction)> {
+        let mut all = instructions(self.object, self.functions.holding(at)?);
+        all.find(|(here, instruction)| here + instruction.len > at)
+    }
+}
+
+/// A gap that is instructions from the first byte to the last: where they begin, a bit each, and whether one enters the kernel.
+struct Reading {
+    begins: [u64; READ / 64],
+    enters: bool,
+}
+
+impl Reading {
+    fn of(object: Object<'_>, gap: &Range<usize>) -> Option<Reading> {
+        let mut reading = Reading { begins: [0; READ / 64], enters: false };
+        let mut reached = gap.start;
+        for (at, instruction) in instructions(object, gap.clone()) {
+            let nth = at - gap.start;
+            *reading.begins.get_mut(nth / 64)? |= 1 << (nth % 64);
+            reading.enters |= matches!(instruction.kind, Kind::Call | Kind::Enters);
+            reached = at + instruction.len;
+        }
+        (reached >= gap.end).then_some(reading)
+    }
+
+    fn begins(&self, nth: usize) -> bool {
+        self.begins.get(nth / 64).is_some_and(|word| word >> (nth % 64) & 1 != 0)
     }
 }
 
@@ -122,31 +178,50 @@ fn can_lead(before: &[u8]) -> bool {
     match before {
         [.., 0xe8 | 0xe9] | [.., 0x0f, 0x80..=0x8f] => true,
         [.., 0x8d, operand] => operand & 0xc7 == 5,
+        // `xbegin`
+        [.., 0xc7, 0xf8] => true,
         _ => false,
     }
 }
 
 /// Where in code, which begins at an address, 32 bits are the distance from their end to somewhere in the gap, and to where.
 fn leading<'a>(code: &'a [u8], address: usize, gap: &Range<usize>) -> impl Iterator<Item = (usize, usize)> + use<'a> {
-    /// Looked at without an exit, so that the compiler looks at many at once.
-    const BLOCK: usize = 64;
-    let (from, len) = (gap.start.wrapping_sub(address + 4) as u32, gap.len() as u32);
-    let phases = (0..4).filter_map(move |phase| Some((phase, code.get(phase..)?.as_chunks::<4>().0)));
-    phases.flat_map(move |(phase, words)| {
-        let is = move |nth: usize, word: &[u8; 4]| {
-            let leads = (phase + nth * 4) as u32;
-            leads.wrapping_add(u32::from_le_bytes(*word)).wrapping_sub(from) < len
-        };
-        let blocks = words.chunks(BLOCK).enumerate().filter(move |(nth, block)| {
-            block.iter().zip(nth * BLOCK..).fold(false, |any, (word, nth)| any | is(nth, word))
-        });
-        let found = blocks.flat_map(move |(nth, block)| block.iter().zip(nth * BLOCK..));
-        let leads = move |(word, nth): &(&[u8; 4], usize)| is(*nth, word) && can_lead(&code[..phase + nth * 4]);
-        found.filter(leads).map(move |(word, nth)| {
-            let at = address + phase + nth * 4;
-            (at, (at + 4).wrapping_add_signed(i32::from_le_bytes(*word) as isize))
-        })
+    const BLOCK: usize = 256;
+    let (from, len) = (gap.start.wrapping_sub(address).wrapping_sub(4) as u32, gap.len() as u32);
+    let is = move |words: &[[u8; 4]], at: usize| any_leads(words, (at as u32).wrapping_sub(from), len);
+    let blocks = (0..code.len()).step_by(BLOCK).flat_map(|block| [0, 1, 2, 3].map(|phase| block + phase));
+    let words = blocks.filter_map(move |at| Some((at, code.get(at..code.len().min(at + BLOCK))?.as_chunks().0)));
+    let each = words.filter(move |(at, words)| is(words, *at)).flat_map(|(at, words)| (at..).step_by(4).zip(words));
+    each.filter(move |(at, word)| is(&[**word], *at) && can_lead(&code[..*at])).map(move |(at, word)| {
+        let at = address.wrapping_add(at);
+        (at, at.wrapping_add(4).wrapping_add_signed(i32::from_le_bytes(*word) as isize))
     })
+}
+
+/// Whether any of these distances, the first of which stands at `at`, leads to less than `len`. All are looked at, so that the compiler looks at many at once.
+fn any_leads(words: &[[u8; 4]], mut at: u32, len: u32) -> bool {
+    let mut any = false;
+    for word in words {
+        any |= at.wrapping_add(u32::from_le_bytes(*word)) < len;
+        at = at.wrapping_add(4);
+    }
+    any
+}
+
+/// What an instruction leads to by a distance, and whether to execute it.
+fn lead(object: Object<'_>, at: usize, instruction: Instruction) -> Option<(usize, bool)> {
+    let code = object.at(at).and_then(|code| code.get(..instruction.len))?;
+    let (distance, executes) = match instruction.kind {
+        Kind::Near { operand } => (i32::from_le_bytes(*code.get(operand..)?.first_chunk()?), false),
+        Kind::Jump { distance } | Kind::Branch { distance, .. } | Kind::Loop { distance } => (distance, true),
+        Kind::Fixed => match *code {
+            [.., 0x8d, operand, a, b, c, d] if operand & 0xc7 == 5 => (i32::from_le_bytes([a, b, c, d]), false),
+            [.., 0xc7, 0xf8, a, b, c, d] | [.., 0xe8, a, b, c, d] => (i32::from_le_bytes([a, b, c, d]), true),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(((at + code.len()).wrapping_add_signed(distance as isize), executes))
 }
 
 /// What is led to in a gap, and whether by a jump or call: to be executed.
@@ -157,9 +232,13 @@ struct Places<'a> {
 }
 
 impl Places<'_> {
+    fn has(&self, address: usize, is_code: bool) -> bool {
+        self.all[..self.count].contains(&(address, is_code))
+    }
+
     /// `None`: there are too many.
     fn add(&mut self, address: usize, is_code: bool) -> Option<()> {
-        if !self.gap.contains(&address) || self.all[..self.count].contains(&(address, is_code)) {
+        if !self.gap.contains(&address) || self.has(address, is_code) {
             return Some(());
         }
         *self.all.get_mut(self.count)? = (address, is_code);
@@ -169,17 +248,7 @@ impl Places<'_> {
 
     /// What an instruction leads to, if `is_code` it is one.
     fn add_from(&mut self, object: Object<'_>, (at, is_code): (usize, bool), instruction: Instruction) -> Option<()> {
-        const CALL: u8 = 0xe8;
-        let code = object.at(at).and_then(|code| code.get(..instruction.len))?;
-        let (distance, executes) = match instruction.kind {
-            Kind::Near { operand } => (i32::from_le_bytes(*code.get(operand..)?.first_chunk()?), false),
-            Kind::Jump { distance } | Kind::Branch { distance, .. } | Kind::Loop { distance } => (distance, true),
-            Kind::Fixed => match code.last_chunk::<5>() {
-                Some([CALL, called @ ..]) => (i32::from_le_bytes(*called), true),
-                _ => return Some(()),
-            },
-            _ => return Some(()),
-        };
-        self.add((at + code.len()).wrapping_add_signed(distance as isize), is_code && executes)
+        let Some((leads, executes)) = lead(object, at, instruction) else { return Some(()) };
+        self.add(leads, is_code && executes)
     }
 }

@@ -14,9 +14,9 @@ pub struct Instruction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
     Next,
-    /// What a return leads to, or nothing.
+    /// What a return or a pointer leads to, or nothing.
     Elsewhere,
-    /// What a register or memory says.
+    /// What a register says, or memory that a register tells.
     Unknown,
 }
 
@@ -147,7 +147,9 @@ pub fn decode(code: &[u8]) -> Option<Instruction> {
     };
     let then = match (map, opcode) {
         (0, 0xc2 | 0xc3 | 0xca | 0xcb | 0xcf | 0xf4) | (1, 0x0b) => Then::Elsewhere,
-        (0, 0xff) if matches!(next >> 3 & 7, 4 | 5) => Then::Unknown,
+        (0, 0xff) if next == 0x15 => Then::Next,
+        (0, 0xff) if next == 0x25 => Then::Elsewhere,
+        (0, 0xff) if matches!(next >> 3 & 7, 2..=5) => Then::Unknown,
         _ => Then::Next,
     };
     Some(Instruction { len, kind, then })

@@ -109,30 +109,33 @@ impl<'a> Object<'a> {
     pub fn section(self, address: usize) -> Option<(Range<usize>, bool)> {
         const IN_MEMORY: u64 = 2;
         const CODE: u64 = 4;
+        const NO_BYTES: u32 = 8;
         let first = number::<8>(self.0, 40)? as usize;
         let count = number::<2>(self.0, 60)? as usize;
         (0..count).find_map(|nth| {
             let word = |at: usize| number::<8>(self.0, first.checked_add(nth * SECTION + at)?);
-            let (flags, from) = (word(8)?, word(16)? as usize);
+            let (kind, flags, from) = ((word(0)? >> 32) as u32, word(8)?, word(16)? as usize);
             let range = from..from.checked_add(word(32)? as usize)?;
-            (flags & IN_MEMORY != 0 && range.contains(&address)).then_some((range, flags & CODE != 0))
+            let has = kind != NO_BYTES && flags & IN_MEMORY != 0 && range.contains(&address);
+            has.then_some((range, flags & CODE != 0))
         })
     }
 
-    /// Whether it may be at any address, so that it says all of its own from where it stands, or in words that are aligned.
+    /// Whether it may be at any address, so that its instructions have no addresses in them.
     pub fn is_anywhere(self) -> bool {
         const SHARED: u64 = 3;
         number::<2>(self.0, 16) == Some(SHARED)
     }
 
-    /// Aligned words of all that is in memory.
-    pub fn words(self) -> impl Iterator<Item = usize> {
+    /// What of it is in memory.
+    pub fn loaded(self) -> impl Iterator<Item = &'a [u8]> {
         let loaded = self.segments().filter(|segment| segment.kind == LOAD);
-        let bytes = loaded.filter_map(move |segment| {
-            let end = segment.offset.checked_add(segment.bytes)?;
-            self.0.get(segment.offset.checked_next_multiple_of(8)?..end)
-        });
-        bytes.flat_map(|bytes| bytes.as_chunks().0).map(|word| usize::from_le_bytes(*word))
+        loaded.filter_map(move |segment| self.0.get(segment.offset..segment.offset.checked_add(segment.bytes)?))
+    }
+
+    /// Whether the file ends before what is in memory does.
+    pub fn is_cut(self) -> bool {
+        self.segments().filter(|segment| segment.kind == LOAD).count() != self.loaded().count()
     }
 
     /// Whether it asks for a stack that can be executed, or does not say.
@@ -206,12 +209,12 @@ impl Functions<'_> {
         Some(low)
     }
 
-    /// The one that has an address.
+    /// The one that has an address, or ends just before it.
     pub fn holding(&self, address: usize) -> Option<Range<usize>> {
         self.get(self.before(address)?.checked_sub(1)?).filter(|range| range.contains(&address))
     }
 
-    /// What lies between two, with an address that none has.
+    /// What lies between two, with an address that none is told to have.
     pub fn between(&self, address: usize) -> Option<Range<usize>> {
         let next = self.before(address)?;
         let from = next.checked_sub(1).map_or(Some(0), |last| Some(self.told(last)?.end))?;

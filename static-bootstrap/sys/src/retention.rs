@@ -115,17 +115,17 @@ impl Retention {
             trial.took = Some(gone - trial.since);
         }
         let keep = if steps || self.has_columns() && !large {
-            self.is_of_columns(pages as u64, went)
+            self.keeps_of_columns(pages as u64, went)
         } else {
-            went != 0 && self.is_needed_sooner(pages as u64, went)
+            went != 0 && self.keeps_of_what_came_back(pages as u64, went)
         };
         self.kept += if keep { pages as u64 } else { 0 };
         keep
     }
 
     /// Of what is used anew all is kept. Of what came back every other page is: if more is used than fits, each would go just before it is used, otherwise.
-    fn is_of_columns(&mut self, pages: u64, went: u16) -> bool {
-        if went == 0 || self.grains(went) > ANEW * GRAINS || self.is_needed_sooner(pages, went) {
+    fn keeps_of_columns(&mut self, pages: u64, went: u16) -> bool {
+        if went == 0 || self.grains(went) > ANEW * GRAINS || self.keeps_of_what_came_back(pages, went) {
             return true;
         }
         self.passed += pages;
@@ -135,7 +135,7 @@ impl Retention {
     }
 
     /// There is room, or it came back sooner than what is kept does.
-    fn is_needed_sooner(&mut self, pages: u64, went: u16) -> bool {
+    fn keeps_of_what_came_back(&mut self, pages: u64, went: u16) -> bool {
         // From when it came the last time: it passed through what is not kept.
         let apart = self.grains(went) * self.grain() + self.room.saturating_sub(self.kept);
         let keep = self.kept + pages <= self.limit() || apart * 4 < self.missed() * 3;

@@ -70,25 +70,27 @@ pub(super) fn instructions<'a>(
 }
 
 /// Whether these bytes are an instruction; `None`: it cannot be told.
-fn is_call(object: Object<'_>, functions: &Functions<'_>, gaps: &mut Gaps<'_>, at: usize) -> Option<bool> {
-    let Some(function) = functions.holding(at) else { return gaps.are_harmless(at).then_some(false) };
-    let (here, instruction) = instructions(object, function).find(|(here, instruction)| here + instruction.len > at)?;
-    match instruction.kind {
-        Kind::Call if here == at => Some(true),
+fn is_call(functions: &Functions<'_>, gaps: &mut Gaps<'_>, at: usize) -> Option<bool> {
+    match gaps.instruction(at).map(|(here, instruction)| (here == at, instruction.kind)) {
+        Some((true, Kind::Call)) => Some(true),
+        // Behind a function's end anything may be.
+        _ if functions.between(at).is_some() => gaps.are_harmless(at).then_some(false),
         // In a way that is never replaced; or with prefixes.
-        Kind::Call | Kind::Enters => None,
+        None | Some((_, Kind::Call | Kind::Enters)) => None,
         _ => Some(false),
     }
 }
 
 /// What its code does.
 pub fn verdict(object: Object<'_>) -> Verdict {
+    if object.is_cut() {
+        return Verdict::Unknown;
+    }
     let functions = object.functions();
     let mut gaps = functions.as_ref().map(|functions| Gaps::new(object, functions));
     let mut calls = false;
     let told = each(object, |at| {
-        let is =
-            functions.as_ref().zip(gaps.as_mut()).and_then(|(functions, gaps)| is_call(object, functions, gaps, at));
+        let is = functions.as_ref().zip(gaps.as_mut()).and_then(|(functions, gaps)| is_call(functions, gaps, at));
         calls |= is == Some(true);
         is.is_some()
     });
@@ -154,7 +156,7 @@ pub fn survey(object: Object<'_>, bits: &mut [u8], mut visit: impl FnMut(Site)) 
     let mut gaps = Gaps::new(object, &functions);
     let mut complete = true;
     each(object, |at| {
-        match is_call(object, &functions, &mut gaps, at) {
+        match is_call(&functions, &mut gaps, at) {
             Some(false) => {}
             // What handlers return to: nobody calls it.
             Some(true) if returns_from_signal(object, at) => {}
