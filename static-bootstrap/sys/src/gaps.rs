@@ -5,7 +5,8 @@
 //! * where all between two functions can be read as instructions, none of which enters the kernel, and whatever is found to lead there leads to where one begins,
 //! * or where not all can be read so, and nothing that is found to lead there leads to one.
 //!
-//! Found are jumps, calls and addresses taken (`lea`) by instructions, and pointers; not ways by a table of distances, by a symbol and a distance from it, and by the addresses of the large code model: who wrote code by hand that enters the kernel, behind
+//! Found are jumps, calls and addresses taken (`lea`) by instructions, and pointers; not ways by a table of distances, by a symbol and a distance from it, and by the
+//! addresses of the large code model: who wrote code by hand that enters the kernel, behind
 //! bytes that are none, told nobody of it, and reaches it in one of these ways alone, has it taken for data.
 
 use core::ops::Range;
@@ -23,7 +24,7 @@ const READ: usize = 64 << 10;
 /// Bytes that the shortest jumps lead over, and their own.
 const NEAR: usize = 130;
 
-/// Of an object.
+/// The gaps of an object.
 #[derive(Debug)]
 pub(super) struct Gaps<'a> {
     object: Object<'a>,
