@@ -450,22 +450,22 @@ fn calls_of_other_code_are_seen() {
     let Some(place) = place else { return };
     let library = place.join("late.so");
     for who in everybody() {
-        let ways = ["own", "untold", "loaded", "made", "threads", "late", "forked", "cloned"];
-        for way in ways {
-            let program = place.join(if matches!(way, "own" | "untold") { way } else { "code" });
-            let does = if way == "untold" { "own" } else { way };
+        let loading = ["loaded", "made", "threads", "late", "forked", "cloned"].map(|way| ("code", way));
+        for (program, way) in [("own", "own"), ("untold", "own")].into_iter().chain(loading) {
+            let name = format!("{program}.{way}");
             let mut command = Command::new(place.join("hpcrt"));
             command.env("HPCRT_WITHOUT", "pace");
-            let stats = who.file(&format!("{way}.stats"));
+            let stats = who.file(&format!("{name}.stats"));
             command.current_dir("/").args(["exec", "-q", "--async-io", "--stats"]).arg(&stats);
             command.arg("--io-roots").arg(who.home.path());
             if let Some(uid) = who.uid {
                 command.uid(uid).gid(uid);
             }
-            let (program, file, library) = (program.to_str().unwrap(), who.file(way), library.to_str().unwrap());
-            let run = Run::new(command).program(&[program, does, file.to_str().unwrap(), library]).end().code(0);
-            assert_eq!(run.text(), "right\n", "{way}: {}", run.err);
-            assert!(kept(&stats) > 40, "{way}: {}", kept(&stats));
+            let (program, file) = (place.join(program), who.file(&name));
+            let words = [&program, Path::new(way), &file, &library].map(|word| word.to_str().unwrap());
+            let run = Run::new(command).program(&words).end().code(0);
+            assert_eq!(run.text(), "right\n", "{name}: {}", run.err);
+            assert!(kept(&stats) > 40, "{name}: {}", kept(&stats));
         }
     }
 }

@@ -39,21 +39,21 @@ impl<'a> Gaps<'a> {
         Gaps { object, functions, last: (0..0, false), left: GAPS }
     }
 
-    /// Whether nothing enters the kernel in the one that has an address; `false`: it cannot be told.
-    pub(super) fn are_harmless(&mut self, address: usize) -> bool {
+    /// Whether nothing enters the kernel in the one that has an address, `false`: it cannot be told; `None`: a function has it.
+    pub(super) fn are_harmless(&mut self, address: usize) -> Option<bool> {
+        let gap = self.functions.between(address)?;
         if !self.last.0.contains(&address) {
-            self.last = self.look(address).unwrap_or((address..address + 1, false));
+            self.last = self.look(address, gap).unwrap_or((address..address + 1, false));
         }
-        self.last.1
+        Some(self.last.1)
     }
 
-    fn look(&mut self, address: usize) -> Option<(Range<usize>, bool)> {
+    fn look(&mut self, address: usize, gap: Range<usize>) -> Option<(Range<usize>, bool)> {
         let (part, is_code) = self.object.section(address)?;
         if !is_code {
             return Some((part, true));
         }
         self.left = self.left.checked_sub(1)?;
-        let gap = self.functions.between(address)?;
         let gap = gap.start.max(part.start)..gap.end.min(part.end);
         let harmless = match Reading::of(self.object, &gap) {
             Some(reading) if reading.enters => false,

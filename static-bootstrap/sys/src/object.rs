@@ -84,7 +84,7 @@ impl<'a> Object<'a> {
     pub fn key(self) -> Option<u64> {
         const BUILD_ID: u64 = 3;
         let notes = self.segments().filter(|segment| segment.kind == NOTE);
-        let mut notes = notes.filter_map(|notes| self.0.get(notes.offset..notes.offset.checked_add(notes.bytes)?));
+        let mut notes = notes.filter_map(|notes| self.bytes(notes));
         let says = |notes: &&[u8]| {
             (0..notes.len().saturating_sub(16))
                 .step_by(4)
@@ -97,12 +97,15 @@ impl<'a> Object<'a> {
         Some(join(hash(id), hash(headers)))
     }
 
+    /// A segment's; `None`: the file ends before.
+    fn bytes(self, Segment { offset, bytes, .. }: Segment) -> Option<&'a [u8]> {
+        self.0.get(offset..offset.checked_add(bytes)?)
+    }
+
     /// Segments that can be executed, with their bytes.
     pub fn code(self) -> impl Iterator<Item = (Segment, &'a [u8])> + Clone {
         let code = self.segments().filter(Segment::is_code);
-        code.filter_map(move |segment| {
-            Some((segment, self.0.get(segment.offset..segment.offset.checked_add(segment.bytes)?)?))
-        })
+        code.filter_map(move |segment| Some((segment, self.bytes(segment)?)))
     }
 
     /// Where an address is, as the linker named its parts: the part, and whether that is code; `None`: no part has it, or they are not told.
@@ -129,8 +132,7 @@ impl<'a> Object<'a> {
 
     /// What of it is in memory.
     pub fn loaded(self) -> impl Iterator<Item = &'a [u8]> {
-        let loaded = self.segments().filter(|segment| segment.kind == LOAD);
-        loaded.filter_map(move |segment| self.0.get(segment.offset..segment.offset.checked_add(segment.bytes)?))
+        self.segments().filter(|segment| segment.kind == LOAD).filter_map(move |segment| self.bytes(segment))
     }
 
     /// Whether the file ends before what is in memory does.

@@ -70,14 +70,17 @@ pub(super) fn instructions<'a>(
 }
 
 /// Whether these bytes are an instruction; `None`: it cannot be told.
-fn is_call(functions: &Functions<'_>, gaps: &mut Gaps<'_>, at: usize) -> Option<bool> {
-    match gaps.instruction(at).map(|(here, instruction)| (here == at, instruction.kind)) {
-        Some((true, Kind::Call)) => Some(true),
-        // Behind a function's end anything may be.
-        _ if functions.between(at).is_some() => gaps.are_harmless(at).then_some(false),
+fn is_call(gaps: &mut Gaps<'_>, at: usize) -> Option<bool> {
+    let told = gaps.instruction(at).map(|(here, instruction)| (here == at, instruction.kind));
+    if told == Some((true, Kind::Call)) {
+        return Some(true);
+    }
+    // Behind a function's end anything may be.
+    match (gaps.are_harmless(at), told) {
+        (Some(harmless), _) => harmless.then_some(false),
         // In a way that is never replaced; or with prefixes.
-        None | Some((_, Kind::Call | Kind::Enters)) => None,
-        _ => Some(false),
+        (None, None | Some((_, Kind::Call | Kind::Enters))) => None,
+        (None, Some(_)) => Some(false),
     }
 }
 
@@ -90,7 +93,7 @@ pub fn verdict(object: Object<'_>) -> Verdict {
     let mut gaps = functions.as_ref().map(|functions| Gaps::new(object, functions));
     let mut calls = false;
     let told = each(object, |at| {
-        let is = functions.as_ref().zip(gaps.as_mut()).and_then(|(functions, gaps)| is_call(functions, gaps, at));
+        let is = gaps.as_mut().and_then(|gaps| is_call(gaps, at));
         calls |= is == Some(true);
         is.is_some()
     });
@@ -156,7 +159,7 @@ pub fn survey(object: Object<'_>, bits: &mut [u8], mut visit: impl FnMut(Site)) 
     let mut gaps = Gaps::new(object, &functions);
     let mut complete = true;
     each(object, |at| {
-        match is_call(&functions, &mut gaps, at) {
+        match is_call(&mut gaps, at) {
             Some(false) => {}
             // What handlers return to: nobody calls it.
             Some(true) if returns_from_signal(object, at) => {}
