@@ -180,11 +180,6 @@ impl Uffd {
 }
 
 impl Message {
-    /// The program writes to the page.
-    pub(super) fn is_write(&self) -> bool {
-        self.flags & 1 == 1
-    }
-
     pub(super) fn is_fault(&self) -> bool {
         self.event == PAGEFAULT
     }

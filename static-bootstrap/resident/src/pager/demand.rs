@@ -67,7 +67,7 @@ pub(super) fn run(engine: Engine) -> ! {
         for message in engine.uffd.faults(&mut place).iter().filter(|message| message.is_fault()) {
             let _passed = GATE.pass();
             THREAD.store(message.thread, Ordering::Relaxed);
-            demand.answer(message.address as usize, message.is_write());
+            demand.answer(message.address as usize);
         }
     }
 }
@@ -85,10 +85,10 @@ struct Demand {
 }
 
 impl Demand {
-    fn answer(&mut self, at: usize, write: bool) {
+    fn answer(&mut self, at: usize) {
         let begun = counts::now();
         ANSWERS.store(true, Ordering::Relaxed);
-        self.resolve(at, write, begun);
+        self.resolve(at, begun);
         if ANSWERS.swap(false, Ordering::Relaxed) {
             COUNT.fetch_add(1, Ordering::Relaxed);
             if begun.wrapping_sub(self.last) < SOON {
@@ -98,7 +98,7 @@ impl Demand {
         self.last = counts::now();
     }
 
-    fn resolve(&mut self, at: usize, write: bool, begun: u64) {
+    fn resolve(&mut self, at: usize, begun: u64) {
         let engine = self.engine;
         let (at, offset) = (at & !(PAGE - 1), at % PAGE);
         let Some(index) = window::page(at) else {
@@ -126,7 +126,7 @@ impl Demand {
         if has(&span.resident, page) || !has(&span.mapped, page) {
             // Never written.
             drop(table);
-            let _ = self.zero(at, PAGE, write);
+            let _ = self.zero(at, PAGE);
             engine.uffd.wake(at, PAGE);
             return counts::fault(counts::FRESH, Some(begun));
         }
@@ -145,7 +145,7 @@ impl Demand {
         span.busy = with(span.busy, pages);
         drop(table);
         engine.take_room(count(&pages));
-        self.fetch(number, pages, away, write);
+        self.fetch(number, pages, away);
         engine.arrived(number, pages, false);
         counts::fault(if away == NONE { counts::FRESH } else { counts::FETCHED }, Some(begun));
         if away != NONE {
@@ -197,21 +197,21 @@ impl Demand {
     }
 
     /// Brings `pages`, of which those in `away` are with the server and the others zero.
-    fn fetch(&mut self, number: usize, pages: Bits, away: Bits, write: bool) {
+    fn fetch(&mut self, number: usize, pages: Bits, away: Bits) {
         let rest = self.receive(number, away);
         if rest != NONE {
             lenders::get(number, rest, self.buffer);
             self.engine.fill(number, rest, self.buffer);
         }
         for (first, count) in runs(without(pages, away)) {
-            let filled = self.zero(address(number, first), count * PAGE, write);
+            let filled = self.zero(address(number, first), count * PAGE);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
     }
 
-    /// Pages of zeros; of their own if the program writes, which would make it miss each once more.
-    fn zero(&self, at: usize, len: usize, write: bool) -> Result<(), u32> {
-        if write { self.engine.uffd.copy(at, self.zeros, len) } else { self.engine.uffd.zero(at, len) }
+    /// Pages of zeros, each of its own: the kernel moves those that it shares one by one, with an interrupt of all processors for each.
+    fn zero(&self, at: usize, len: usize) -> Result<(), u32> {
+        self.engine.uffd.copy(at, self.zeros, len)
     }
 
     /// Receives pages of a span and moves them to their places, as far as there are many in a row and slots have as many; returns the others.
