@@ -50,6 +50,8 @@ mod places_tests;
 #[path = "../../static-bootstrap/sys/src/blake3.rs"]
 pub mod blake3;
 
+#[cfg(test)]
+mod pager_traces;
 /// How the pager in a program decides; here for its tests.
 #[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/policy.rs"]

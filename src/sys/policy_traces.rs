@@ -52,8 +52,8 @@ impl Machine {
             let pages = steps.spans().flat_map(|(span, bits)| runs(bits).map(move |run| (span, run)));
             let pages =
                 pages.flat_map(|(span, (first, count))| (0..count).map(move |nth| span * SPAN_PAGES + first + nth));
-            pages.for_each(|page| self.bring(page as u64));
-            assert!(self.here.contains(&page));
+            pages.map(|page| page as u64).filter(|page| Some(*page) != hole).for_each(|page| self.bring(page));
+            assert!(self.here.contains(&page), "{page} {hole:?} {steps:?}");
             return;
         }
         for page in (first..first + count).filter(|page| Some(*page) != hole) {

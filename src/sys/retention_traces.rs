@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::retention::{Retention, Source};
+use super::retention::{Comes, Retention, Source};
 
 /// Pages of a piece that comes and goes as one.
 const PIECE: usize = 16;
@@ -48,7 +48,12 @@ impl Machine {
         }
         let first = (piece * PIECE) as u64;
         let went = self.went.get(&piece).copied().unwrap_or(0);
-        let keep = self.retention.arrive(first..first + PIECE as u64, PIECE, went, steps);
+        let keep = self.retention.arrive(
+            first..first + PIECE as u64,
+            PIECE,
+            went,
+            if steps { Comes::WithSteps } else { Comes::Alone },
+        );
         self.here.insert(piece, keep);
         if keep { self.kept.push_back(piece) } else { self.passing.push_back(piece) }
     }
@@ -140,7 +145,7 @@ fn room_for_runs_is_there_while_there_are_any() {
     assert!(machine.sweep(0, 1200, 1)[0] < 400);
     assert!(machine.kept.len() > 800);
     for page in 0..4 {
-        machine.retention.arrive(page..page + 1, large, 0, false);
+        machine.retention.arrive(page..page + 1, large, 0, Comes::Alone);
     }
     assert_eq!(machine.retention.source(), Source::Kept);
     machine.sweep(5000, 400, 1);

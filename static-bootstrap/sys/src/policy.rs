@@ -23,6 +23,9 @@ const SETS: usize = 1024;
 const CONFIDENT: u8 = 2;
 /// Steps of some pages are looked for in faults with units up to this one.
 const SHORT: u8 = 2;
+/// And in those of so many runs beside each other, with units up to the other one.
+const BESIDE: u64 = 8;
+const WIDE: u8 = 5;
 /// A run may leave out a few pages.
 const NEAR: u64 = 8;
 /// Of so many units of a run, or foreseen spans that were missed, one is probed.
@@ -190,6 +193,8 @@ pub struct Choice {
     pub order: u8,
     /// But for this one.
     pub hole: Option<u64>,
+    /// It is part of a run that is believed, and not alone.
+    pub of_run: bool,
     /// The run goes on from this page: it is worth fetching more.
     pub ahead: Option<Ahead>,
     /// These in place of all others.
@@ -283,7 +288,7 @@ impl Policy {
         let hint = self.hints.iter().find(|(from, to, _)| (*from..*to).contains(&page));
         let hint = hint.map_or(Hint::Nothing, |(_, _, hint)| *hint);
         if self.was_left_out(page) || hint == Hint::Random {
-            return Choice { order: 0, hole: None, ahead: None, steps: None };
+            return Choice { order: 0, hole: None, of_run: false, ahead: None, steps: None };
         }
         let sequential = hint == Hint::Sequential;
         let guesses = !sequential && comes.is_none();
@@ -325,13 +330,40 @@ impl Policy {
         let ahead = from.map(|page| Ahead { page, down, spans, probe: left });
         // What comes to a run that leaves out nothing stays until it is used: no need for more.
         let begins = used == Used::Some || flow > self.passing;
-        let steps = if guesses { self.step(at, run.order, begins, here) } else { None };
-        Choice { order: run.order, hole, ahead, steps }
+        let beside = runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
+        let steps = match guesses {
+            true if beside => self.step_beside(at, run.order, here),
+            true => self.step(at, run.order, begins, here),
+            false => None,
+        };
+        Choice { order: run.order, hole, of_run: run.hits >= CONFIDENT && run.order > 0, ahead, steps }
+    }
+
+    /// What is to come to this run and to others at constant distances, as through the planes of an array, which are followed as if each had missed it.
+    fn step_beside(&mut self, at: u64, order: u8, mut here: impl FnMut(u64) -> bool) -> Option<Steps> {
+        let steps = self.strides.handle_fault(at, true, order, &mut here);
+        let mut steps = steps.filter(Steps::are_apart)?;
+        steps.retain(|page| {
+            let Some((mut run, used)) = self.follow(page, false, &mut here) else { return false };
+            if run.order < order {
+                self.put(run);
+                return false;
+            }
+            let Range { start, end } = unit(page, order);
+            self.came += end - start;
+            if used == Used::Some {
+                run.step(used, 0, self.passing, false);
+            }
+            (run.at, run.came, run.next) = (page, self.came, end);
+            self.put(run);
+            true
+        });
+        Some(steps)
     }
 
     /// What is to come in place of such a unit.
     fn step(&mut self, at: u64, order: u8, begins: bool, here: impl FnMut(u64) -> bool) -> Option<Steps> {
-        let steps = if order > SHORT { None } else { self.strides.handle_fault(at, begins, here) };
+        let steps = if order > SHORT { None } else { self.strides.handle_fault(at, begins, 0, here) };
         self.came += steps.map_or(0, |steps| steps.count());
         steps
     }
@@ -369,7 +401,7 @@ impl Policy {
         self.put(run);
         self.put(Run { next: mirror(start) + 1, at: mirror(page), ..run });
         let ahead = sequential.then_some(Ahead { page: end, down: false, spans: self.depth, probe: None });
-        Choice { order, hole: None, ahead, steps: None }
+        Choice { order, hole: None, of_run: false, ahead, steps: None }
     }
 
     /// The run that goes on with this page, taken out, and what it used of what it was given.

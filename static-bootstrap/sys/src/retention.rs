@@ -13,7 +13,7 @@ const TRIAL_EVERY: u32 = 16;
 const TRIALS: usize = 16;
 /// What has not been missed while as much has gone as fits so many times is not used any more.
 const TURNS: u64 = 8;
-/// Pages of a piece that is part of a run, if runs are: such pieces are to stay until they are used.
+/// Pages of a piece that is a large one whatever it is part of: as parts of runs, such pieces are to stay until they are used.
 const LARGE: usize = 32;
 /// Of so many pages that come, one is to be in such a piece; and one is to come with steps where columns are gone through.
 const LARGE_EVERY: u64 = 8;
@@ -33,6 +33,16 @@ struct Trial {
     took: Option<u64>,
 }
 
+/// How pages come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Comes {
+    Alone,
+    /// As part of a run that goes on.
+    OfRun,
+    /// With steps.
+    WithSteps,
+}
+
 /// From where to take what goes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -45,7 +55,7 @@ pub enum Source {
 /// See the module. Amounts are pages.
 #[derive(Debug)]
 pub struct Retention {
-    /// All that fits, and what may be kept of it: while hardly any large pieces come; while they do; while pages come with steps.
+    /// All that fits, and what may be kept of it: while hardly any large pieces or parts of runs come; while they do; while pages come with steps.
     room: u64,
     limits: [u64; 3],
     kept: u64,
@@ -77,7 +87,7 @@ impl Retention {
         oldest: 0,
     };
 
-    /// So much fits, of which `passing` at least is not kept, or `runs` while large pieces come, or `columns` while pages come with steps.
+    /// So much fits, of which `passing` at least is not kept, or `runs` while large pieces or parts of runs come, or `columns` while pages come with steps.
     pub fn fit(&mut self, room: usize, passing: usize, runs: usize, columns: usize) {
         self.room = room as u64;
         self.limits = [passing, runs, columns].map(|passing| room.saturating_sub(passing) as u64);
@@ -100,9 +110,10 @@ impl Retention {
         (self.room / GRAINS).max(1)
     }
 
-    /// Pages of a range come, so many, which went at this time, or never did (0), and whether with steps. Whether they are kept.
-    pub fn arrive(&mut self, comes: Range<u64>, pages: usize, went: u16, steps: bool) -> bool {
-        let (gone, large) = (self.gone, pages >= LARGE && !steps);
+    /// Pages of a range come, so many, which went at this time, or never did (0). Whether they are kept.
+    pub fn arrive(&mut self, comes: Range<u64>, pages: usize, went: u16, how: Comes) -> bool {
+        let steps = how == Comes::WithSteps;
+        let (gone, large) = (self.gone, how == Comes::OfRun || pages >= LARGE && !steps);
         self.came += pages as u64;
         self.large += if large { pages as u64 } else { 0 };
         self.stepped += if steps { pages as u64 } else { 0 };

@@ -59,7 +59,7 @@ impl Stream {
     }
 
     /// It goes on with this record: what is to be fetched.
-    fn go_on(&mut self, nth: i64, offset: i64, here: impl FnMut(u64) -> bool) -> Option<Steps> {
+    fn go_on(&mut self, nth: i64, offset: i64, order: u8, here: impl FnMut(u64) -> bool) -> Option<Steps> {
         let known = (self.below..=self.above).contains(&offset);
         (self.below, self.above) = (self.below.min(offset), self.above.max(offset));
         if nth < 0 && known && self.came > 0 {
@@ -70,7 +70,7 @@ impl Stream {
             }
         }
         let first = self.next + nth * self.step + self.below;
-        let mut steps = Steps { first, step: self.step, len: self.above - self.below, records: 0, wanted: 0 };
+        let mut steps = Steps { first, step: self.step, len: self.above - self.below, order, records: 0, wanted: 0 };
         if nth >= 0 {
             self.hits = self.hits.saturating_add(1);
             self.depth = if self.is_believed() { (2 * self.depth).clamp(FIRST, MOST) } else { 0 };
@@ -79,47 +79,69 @@ impl Stream {
             self.next += (nth + self.came.max(1)) * self.step;
         } else {
             steps.records = steps.most(-nth);
-            steps.wanted = steps.records;
+            steps.wanted = (1 << steps.records) - 1;
         }
         self.is_believed().then_some(steps)
     }
 }
 
-/// Records that are wanted: addresses of the first, the bytes from one to the next, and the last byte of each.
+/// Records that are wanted: addresses of the first, the bytes from one to the next, and the last byte of each. Of runs beside each other the logarithm of their unit:
+/// the whole of it comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
     first: i64,
     step: i64,
     len: i64,
+    order: u8,
     records: i64,
-    /// Of those, what was not here.
-    wanted: i64,
+    /// Of those, what was not here: a bit each.
+    wanted: u128,
 }
 
 impl Steps {
     /// How many records come.
     pub fn count(&self) -> u64 {
-        self.wanted.cast_unsigned()
+        self.wanted.count_ones().into()
     }
 
-    /// Records up to the last of so many that are not here, and how many of them are not. The first is missed.
-    fn reach(&self, depth: i64, mut here: impl FnMut(u64) -> bool) -> (i64, i64) {
+    /// Whether units are as far apart as those of runs beside each other.
+    pub(super) fn are_apart(&self) -> bool {
+        self.step.abs() >= BYTES << (self.order + 2)
+    }
+
+    /// Whether each is a unit of a run.
+    pub fn are_of_runs(&self) -> bool {
+        self.order > 0
+    }
+
+    /// Wants only those of whose first pages this is true, and the first.
+    pub(super) fn retain(&mut self, mut wanted: impl FnMut(u64) -> bool) {
+        let page = |nth: i64| ((self.first + nth * self.step) / BYTES).cast_unsigned();
+        let others = (1..self.records).filter(|nth| self.wanted >> nth & 1 == 1);
+        self.wanted = others.filter(|nth| wanted(page(*nth))).fold(1, |all, nth| all | 1 << nth);
+    }
+
+    /// Records up to the last of so many that are not here, and which of them are not. The first is missed.
+    fn reach(&self, depth: i64, mut here: impl FnMut(u64) -> bool) -> (i64, u128) {
         let page = |nth: i64| ((self.first + nth * self.step) / BYTES).cast_unsigned();
         let missing = (0..REACH).filter(|nth| *nth == 0 || !here(page(*nth)));
         let most = usize::try_from(self.most(depth)).unwrap_or(0);
-        missing.take(most).fold((0, 0), |(_, wanted), nth| (nth + 1, wanted + 1))
+        missing.take(most).fold((0, 0), |(_, wanted), nth| (nth + 1, wanted | 1 << nth))
     }
 
     /// So many records, or as many as may come at once.
     fn most(&self, records: i64) -> i64 {
-        records.min((MOST_PAGES / (1 + (self.len + BYTES - 1) / BYTES)).max(1))
+        records.min((MOST_PAGES / ((1 + (self.len + BYTES - 1) / BYTES) << self.order)).max(1))
     }
 
     /// Their pages, by spans, in order.
     pub fn spans(self) -> impl Iterator<Item = (usize, Bits)> {
         let page = |at: i64| at.div_euclid(BYTES);
-        let starts = (0..self.records).map(move |nth| self.first + nth * self.step);
-        let pages = starts.flat_map(move |start| page(start)..=page(start + self.len));
+        let wanted = (0..self.records).filter(move |nth| !self.are_of_runs() || self.wanted >> nth & 1 == 1);
+        let starts = wanted.map(move |nth| self.first + nth * self.step);
+        let unit = move |at: i64| page(at) >> self.order;
+        let units = starts.flat_map(move |start| unit(start)..=unit(start + self.len));
+        let pages = units.flat_map(move |unit| unit << self.order..(unit + 1) << self.order);
         let mut pages = pages.filter_map(|page| usize::try_from(page).ok()).peekable();
         core::iter::from_fn(move || {
             let (span, mut bits) = (pages.peek()? / SPAN_PAGES, [0; SPAN_PAGES / 64]);
@@ -144,8 +166,15 @@ pub struct Strides {
 impl Strides {
     pub const NEW: Strides = Strides { streams: [NO_STREAM; STREAMS], lone: [0; LONE], oldest: 0, now: 0 };
 
-    /// A fault at this address, in bytes, with which a stream may begin. `here`: whether a page need not be fetched. Returns what is to come with it.
-    pub fn handle_fault(&mut self, at: u64, begins: bool, mut here: impl FnMut(u64) -> bool) -> Option<Steps> {
+    /// A fault at this address, in bytes, with which a stream may begin. `here`: whether a page need not be fetched. Returns what is to come with it, each page of
+    /// it with all of its 2^order.
+    pub fn handle_fault(
+        &mut self,
+        at: u64,
+        begins: bool,
+        order: u8,
+        mut here: impl FnMut(u64) -> bool,
+    ) -> Option<Steps> {
         self.now += 1;
         let at = at.cast_signed();
         let live = self.streams.iter_mut().filter(|stream| stream.step != 0 && self.now - stream.used < ENDED);
@@ -153,7 +182,7 @@ impl Strides {
         // Others may have passed here before.
         if let Some((stream, (nth, offset))) = found.min_by_key(|(_, (_, offset))| offset.abs()) {
             stream.used = self.now;
-            return stream.go_on(nth, offset, here);
+            return stream.go_on(nth, offset, order, here);
         }
         if !begins {
             return None;
@@ -162,7 +191,7 @@ impl Strides {
         self.lone[self.oldest] = at;
         self.oldest = (self.oldest + 1) % LONE;
         let mut stream = begun?;
-        let steps = stream.go_on(0, 0, here);
+        let steps = stream.go_on(0, 0, order, here);
         stream.used = self.now;
         let is_of_use = |other: &Stream| other.is_believed() && self.now - other.used < ENDED;
         if let Some(place) = self.streams.iter_mut().min_by_key(|other| (is_of_use(other), other.used)) {

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, SPAN_PAGES, count, has, runs};
 use sys::policy::Ahead;
+use sys::retention::Comes;
 use sys::syscall::{nr, syscall};
 
 use super::demand::{self, flip};
@@ -174,7 +175,7 @@ fn install(engine: &Engine, entry: Entry) {
         engine.fill(entry.number, entry.pages, entry.slot);
         engine.slots.lock().give_full(entry.slot);
     }
-    engine.arrived(entry.number, entry.pages, false);
+    engine.arrived(entry.number, entry.pages, Comes::OfRun);
 }
 
 /// What came is not wanted here: the server still has it.

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, has, runs};
 use sys::policy::{Hint, Policy};
 use sys::resident::{cause, step};
+use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
@@ -132,7 +133,7 @@ impl Demand {
         }
         let choice = POLICY.lock().handle_fault((index * PAGE + offset) as u64, |page| table.is_here(page));
         if let Some(steps) = choice.steps.filter(|_| has(&table.span(number).remote, page)) {
-            self.fetch_steps(table, (number, page), steps);
+            self.fetch_steps(table, (number, page), steps, choice.hole);
             return counts::fault(counts::FETCHED, Some(begun));
         }
         let unit = 1 << choice.order;
@@ -146,7 +147,7 @@ impl Demand {
         drop(table);
         engine.take_room(count(&pages));
         self.fetch(number, pages, away);
-        engine.arrived(number, pages, false);
+        engine.arrived(number, pages, if choice.of_run { Comes::OfRun } else { Comes::Alone });
         counts::fault(if away == NONE { counts::FRESH } else { counts::FETCHED }, Some(begun));
         if away != NONE {
             counts::unit(index, choice.order);
@@ -156,12 +157,20 @@ impl Demand {
         }
     }
 
-    /// Brings this page and what else of these steps is with servers and fits into the buffer.
-    fn fetch_steps(&mut self, mut table: Guard<'_, Table>, (number, page): (usize, usize), steps: Steps) {
+    /// Brings this page and what else of these steps is with servers and fits into the buffer, but for one page.
+    fn fetch_steps(
+        &mut self,
+        mut table: Guard<'_, Table>,
+        (number, page): (usize, usize),
+        steps: Steps,
+        hole: Option<u64>,
+    ) {
         let (engine, missed) = (self.engine, range(page, page + 1));
+        let hole = hole.map_or(NONE, |hole| range(hole as usize % SPAN_PAGES, hole as usize % SPAN_PAGES + 1));
         let (mut parts, mut len, mut used, mut all) = ([(0, NONE, 0); lenders::EACH], 0, 0, 0);
         let beside =
             steps.spans().filter(|(other, _)| *other == number).fold(missed, |all, (_, pages)| with(all, pages));
+        let beside = without(beside, hole);
         for (number, pages) in iter::once((number, beside)).chain(steps.spans().filter(|(other, _)| *other != number)) {
             let span = table.span(number);
             let mut rest = without(both(pages, both(span.remote, span.mapped)), with(span.resident, span.busy));
@@ -192,7 +201,8 @@ impl Demand {
             engine.fill(part.0, if is_missed(&part) { without(part.1, missed) } else { part.1 }, part.2);
         });
         parts.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2));
-        parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages, true));
+        let how = if steps.are_of_runs() { Comes::OfRun } else { Comes::WithSteps };
+        parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages, how));
         counts::unit(number * SPAN_PAGES + page, all.ilog2() as u8);
     }
 

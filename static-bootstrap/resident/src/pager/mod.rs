@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::policy::Hint;
 use sys::resident::{DESCRIPTORS, SERVERS, cause, step};
+use sys::retention::Comes;
 
 use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
@@ -266,14 +267,14 @@ impl Engine {
         fatal::say(cause::SHORT, 0, [0; 2])
     }
 
-    /// Pages have come, and whether with steps: they are the program's again, and may be evicted in their turn.
-    fn arrived(&self, number: usize, pages: Bits, steps: bool) {
+    /// Pages have come: they are the program's again, and may be evicted in their turn.
+    fn arrived(&self, number: usize, pages: Bits, how: Comes) {
         let mut table = TABLE.lock();
         let span = table.span(number);
         span.resident = with(span.resident, pages);
         span.busy = without(span.busy, pages);
         let mut queue = self.queue.lock();
-        let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages), steps);
+        let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages), how);
         // Small pieces between what comes and goes together go on with it: else it would be in pieces, too, each of which takes an interrupt of all processors to move.
         let (first, end) = bounds(pages);
         let together = count(&pages) >= TOGETHER.max((end - first) / 2);

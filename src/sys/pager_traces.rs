@@ -1,0 +1,107 @@
+//! What the pager fetches and keeps together, on traces of accesses.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::page::{PAGE, SPAN_PAGES, runs};
+use super::policy::Policy;
+use super::retention::{Comes, Retention, Source};
+
+/// A program with so many pages here, whose pager decides what comes and what stays as it does; nothing comes ahead of runs.
+struct Machine {
+    policy: Policy,
+    retention: Retention,
+    room: usize,
+    /// Whether a page that is here is kept.
+    here: HashMap<u64, bool>,
+    passing: VecDeque<Vec<u64>>,
+    kept: VecDeque<Vec<u64>>,
+    went: HashMap<u64, u16>,
+    /// Faults, and pages that came.
+    waits: u64,
+    fetched: u64,
+}
+
+impl Machine {
+    fn new(room: usize) -> Machine {
+        let (mut policy, mut retention) = (Policy::NEW, Retention::NEW);
+        let most = room / 2;
+        let runs = (room / 8 + 3 * SPAN_PAGES).min(most);
+        retention.fit(room, room / 8, runs, (room / 6 + 2 * SPAN_PAGES).min(most));
+        policy.fit(1, 1, runs);
+        let (here, passing, kept, went) = Default::default();
+        Machine { policy, retention, room, here, passing, kept, went, waits: 0, fetched: 0 }
+    }
+
+    fn access(&mut self, page: u64) {
+        if self.here.contains_key(&page) {
+            return;
+        }
+        self.waits += 1;
+        let here = |page| self.here.contains_key(&page);
+        let choice = self.policy.handle_fault(page * PAGE as u64, here);
+        let Some(steps) = choice.steps else {
+            let first = page >> choice.order << choice.order;
+            let unit = (first..first + (1 << choice.order)).filter(|page| Some(*page) != choice.hole).collect();
+            return self.arrive(unit, if choice.of_run { Comes::OfRun } else { Comes::Alone });
+        };
+        let how = if steps.are_of_runs() { Comes::OfRun } else { Comes::WithSteps };
+        for (span, bits) in steps.spans() {
+            for (first, count) in runs(bits) {
+                let pages = (0..count).map(|nth| (span * SPAN_PAGES + first + nth) as u64);
+                self.arrive(pages.filter(|page| Some(*page) != choice.hole).collect(), how);
+            }
+        }
+    }
+
+    fn arrive(&mut self, mut pages: Vec<u64>, how: Comes) {
+        pages.retain(|page| !self.here.contains_key(page));
+        let Some(first) = pages.first() else { return };
+        self.fetched += pages.len() as u64;
+        let went = self.went.get(first).copied().unwrap_or(0);
+        let keep = self.retention.arrive(*first..first + pages.len() as u64, pages.len(), went, how);
+        pages.iter().for_each(|page| _ = self.here.insert(*page, keep));
+        if keep {
+            self.kept.push_back(pages)
+        } else {
+            self.passing.push_back(pages)
+        }
+        while self.here.len() > self.room {
+            let from = match self.retention.source() {
+                Source::Kept if !self.kept.is_empty() => Source::Kept,
+                _ if self.passing.is_empty() => Source::Kept,
+                _ => Source::Passing,
+            };
+            let queue = if from == Source::Kept { &mut self.kept } else { &mut self.passing };
+            let gone = queue.pop_front().unwrap();
+            let time = self.retention.time();
+            self.retention.leave(gone[0], gone.len(), from);
+            for page in gone {
+                self.went.insert(page, time);
+                self.here.remove(&page);
+            }
+        }
+    }
+}
+
+/// The same page of each plane of an array, then the next one: as many runs beside each other as there are planes, as the transposition of NAS FT has.
+#[test]
+fn runs_at_constant_distances_come_together() {
+    for (planes, plane, room) in
+        [(128, 64, 2_500), (128, 256, 2_500), (128, 64, 700), (512, 64, 2_500), (128, 64, 6_000)]
+    {
+        let mut machine = Machine::new(room);
+        for round in 0..12 {
+            if round == 4 {
+                (machine.waits, machine.fetched) = (0, 0);
+            }
+            for page in 0..plane {
+                (0..planes).for_each(|nth| machine.access((1 << 20) + nth * plane + page));
+            }
+        }
+        let all = 8 * planes * plane;
+        let said =
+            format!("{planes} {plane}, {room} here: {} waits, {} pages of {all}", machine.waits, machine.fetched);
+        println!("{said}");
+        assert!(machine.waits < all / 6 && machine.fetched < all * 6 / 5, "{said}");
+    }
+}
