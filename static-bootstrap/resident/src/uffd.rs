@@ -23,7 +23,6 @@ const FEATURE_THREAD: u64 = 1 << 8;
 /// Linux 5.18
 const FEATURE_EXACT: u64 = 1 << 11;
 const FEATURE_MOVE: u64 = 1 << 16;
-const ALLOW_HOLES: u64 = 2;
 const PAGEFAULT: u8 = 0x12;
 const ENOENT: u32 = 2;
 
@@ -134,12 +133,12 @@ impl Uffd {
         }
     }
 
-    /// Moves pages to where none are; what is missing stays missing there.
+    /// Moves pages to where none are; if one is missing or has to stay, only those before it.
     pub(super) fn take(&self, to: usize, from: usize, len: usize) -> Result<(), u32> {
         self.shift(to, from, len).1
     }
 
-    /// The same of pages that are all there, and copies those that cannot be moved: the kernel may find this after any. Whether all were moved.
+    /// Moves pages that are all there, and copies those that cannot be moved: the kernel may find this after any. Whether all were moved.
     pub(super) fn bring(&self, to: usize, from: usize, len: usize) -> Result<bool, u32> {
         let (done, moved) = self.shift(to, from, len);
         if moved.is_ok() {
@@ -149,7 +148,7 @@ impl Uffd {
     }
 
     fn shift(&self, to: usize, from: usize, len: usize) -> (usize, Result<(), u32>) {
-        let request = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, ALLOW_HOLES, 0];
+        let request = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0];
         self.all(MOVE, len, request, false)
     }
 

@@ -366,27 +366,30 @@ impl Evictor {
 
     /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
     fn shift(&self, number: usize, pages: Bits, base: usize) -> (Bits, Bits) {
-        let (engine, mut moved) = (self.engine, NONE);
+        let (uffd, mut moved, mut came) = (self.engine.uffd, NONE, NONE);
+        let take = |first: usize, count: usize| {
+            uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_ok()
+        };
         for (first, count) in runs(pages) {
-            if engine.uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_ok() {
-                moved = with(moved, range(first, first + count));
+            let run = range(first, first + count);
+            // Seldom is any missing, and to look which are takes as long as to move some.
+            if take(first, count) {
+                (moved, came) = (with(moved, run), with(came, run));
                 continue;
             }
             // What another process has in common with this one, after a fork, moves when this one has its own. Some may stay: the kernel
             // has pinned them.
-            let run = range(first, first + count);
             for (first, count) in runs(there(address(number, 0), run)) {
                 // SAFETY: this writes nothing; and pages that are not there, which would be waited for, were left out.
                 let _ = unsafe { call::advise(address(number, first), count * PAGE, call::POPULATE_WRITE) };
-                if engine.uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_err() {
-                    for page in first..first + count {
-                        let _ = engine.uffd.take(base.wrapping_add(page * PAGE), address(number, page), PAGE);
-                    }
+                if !take(first, count) {
+                    (first..first + count).for_each(|page| _ = take(page, 1));
                 }
             }
-            moved = with(moved, without(run, there(address(number, 0), run)));
+            let gone = without(run, there(address(number, 0), run));
+            (moved, came) = (with(moved, gone), with(came, there(base, gone)));
         }
-        (moved, there(base, moved))
+        (moved, came)
     }
 
     /// As [`Evictor::shift`], where the kernel cannot move pages: nobody writes to them while they are copied.
