@@ -10,7 +10,7 @@ use sys::syscall::{nr, syscall};
 
 use super::demand::{self, flip};
 use super::fork::Gate;
-use super::{ENGINE, Engine, fatal};
+use super::{ENGINE, Engine, evict, fatal};
 use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
@@ -115,6 +115,10 @@ fn was_awake(seen: u32) -> bool {
         if lenders::help() {
             continue;
         }
+        // Who makes room keeps a processor awake, too, and would have to interrupt this one for all that he moves.
+        if evict::BUSY.load(Ordering::Relaxed) {
+            break false;
+        }
         // SAFETY: no arguments. Others go first.
         let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
         let (count, now) = (demand::COUNT.load(Ordering::Relaxed), counts::now());
@@ -130,7 +134,7 @@ fn was_awake(seen: u32) -> bool {
 
 /// Faults come soon one after the other. Where they are answered by another host or another thread, that one is awake.
 pub(super) fn wake() {
-    if ASLEEP.load(Ordering::Relaxed) && lenders::shares() {
+    if ASLEEP.load(Ordering::Relaxed) && !evict::BUSY.load(Ordering::Relaxed) && lenders::shares() {
         WORK.tell();
     }
 }

@@ -1,5 +1,5 @@
-//! Answers faults. While they come soon one after the other, another thread keeps a processor awake ([`super::ahead`]): then the kernel leaves the program's
-//! thread and this one where they are, and neither has to be woken elsewhere, which takes longer than all that is done here.
+//! Answers faults. While they come soon one after the other, another thread keeps a processor awake ([`super::ahead`], or [`super::evict`]): then the kernel leaves the
+//! program's thread and this one where they are, and neither has to be woken elsewhere, which takes longer than all that is done here.
 
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,6 +1,6 @@
 //! Makes room before it is needed: takes what came first, and gives it to the servers.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
 use sys::resident::{cause, step};
@@ -183,6 +183,8 @@ enum Taken {
 }
 
 pub(super) static GATE: Gate = Gate::new();
+/// Room is being made.
+pub(super) static BUSY: AtomicBool = AtomicBool::new(false);
 
 impl Gift {
     const NONE: Gift = Gift { number: 0, pages: NONE, data: NONE, keepers: Keepers::NONE };
@@ -228,6 +230,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
         behind = free < if behind { 2 * engine.reserve } else { engine.reserve };
         let enough = !behind;
+        BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
             continue;
         }
