@@ -60,11 +60,8 @@ impl Machine {
         let went = self.went.get(first).copied().unwrap_or(0);
         let keep = self.retention.arrive(*first..first + pages.len() as u64, pages.len(), went, how);
         pages.iter().for_each(|page| _ = self.here.insert(*page, keep));
-        if keep {
-            self.kept.push_back(pages)
-        } else {
-            self.passing.push_back(pages)
-        }
+        let queue = if keep { &mut self.kept } else { &mut self.passing };
+        queue.push_back(pages);
         while self.here.len() > self.room {
             let from = match self.retention.source() {
                 Source::Kept if !self.kept.is_empty() => Source::Kept,

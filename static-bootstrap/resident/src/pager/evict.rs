@@ -161,13 +161,13 @@ struct Part {
     sent: Bits,
     zero: Bits,
     kept: Bits,
-    /// Where the first page of the span would be, if all of it were there; and those that are.
+    /// Where the first page of the span would be, if all of it were there; and whether all that were evicted are.
     base: usize,
-    there: Bits,
+    whole: bool,
 }
 
 impl Part {
-    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, kept: NONE, base: 0, there: NONE };
+    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, kept: NONE, base: 0, whole: false };
 
     /// Servers need not be told of it.
     fn is_nothing(&self) -> bool {
@@ -298,7 +298,8 @@ impl Evictor {
         }
         // What was discarded before these came would be lost after they are given.
         self.discard();
-        let there = parts[..len].iter().map(|part| count(&part.there)).sum::<usize>() == used;
+        let there = parts[..len].iter().filter(|part| part.whole).map(|part| count(&part.gift.pages)).sum::<usize>();
+        let there = there == used;
         for (nth, part) in parts[..len].iter().enumerate() {
             if part.is_nothing() {
                 self.settle(&part.gift);
@@ -364,7 +365,7 @@ impl Evictor {
         lenders::count_kept(number, count(&data), count(&both(kept, moved)));
         counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
         let gift = Gift { number, pages: moved, data, keepers: Keepers::NONE };
-        Taken::Pages(Part { gift, sent, zero, kept, base, there })
+        Taken::Pages(Part { gift, sent, zero, kept, base, whole: there == moved })
     }
 
     /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
