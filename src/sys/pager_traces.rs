@@ -38,7 +38,7 @@ impl Machine {
         }
         self.waits += 1;
         let here = |page| self.here.contains_key(&page);
-        let choice = self.policy.handle_fault(page * PAGE as u64, here);
+        let choice = self.policy.handle_fault(page * PAGE as u64, true, here);
         let Some(steps) = choice.steps else {
             let first = page >> choice.order << choice.order;
             let unit = (first..first + (1 << choice.order)).filter(|page| Some(*page) != choice.hole).collect();

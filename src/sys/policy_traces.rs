@@ -45,7 +45,7 @@ impl Machine {
             (self.policy.handle_foreseen(page, span * pages..(span + 1) * pages, here), span * pages, pages, hole)
         } else {
             self.waits += 1;
-            let choice = self.policy.handle_fault(at, here);
+            let choice = self.policy.handle_fault(at, true, here);
             (choice, page >> choice.order << choice.order, 1 << choice.order, choice.hole)
         };
         if let Some(steps) = choice.steps {
@@ -195,14 +195,14 @@ fn hints_are_heeded() {
     policy.left_out(end);
     policy.hint(0, end, Hint::Random);
     for page in 0..end {
-        policy.handle_fault(page * PAGE as u64, |_| false);
+        policy.handle_fault(page * PAGE as u64, true, |_| false);
     }
-    assert_eq!(policy.handle_fault(end * PAGE as u64, |_| false).order, 0);
+    assert_eq!(policy.handle_fault(end * PAGE as u64, true, |_| false).order, 0);
     // More than are remembered, and each on both sides of another.
     let mut policy = Policy::NEW;
     (0..100).for_each(|nth| policy.hint(nth * 10, nth * 10 + 15, Hint::Random));
-    assert_eq!(policy.handle_fault(991 * PAGE as u64, |_| false).order, 0);
-    assert_eq!(policy.handle_fault(55 * PAGE as u64, |_| false).order, 4);
+    assert_eq!(policy.handle_fault(991 * PAGE as u64, true, |_| false).order, 0);
+    assert_eq!(policy.handle_fault(55 * PAGE as u64, true, |_| false).order, 4);
 }
 
 /// A matrix turned: each line of it is read from all rows, a page of each. What comes is what is used, but for what it took to find out: less than all once.

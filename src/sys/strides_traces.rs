@@ -142,7 +142,7 @@ fn small_units() -> Policy {
     let (mut policy, mut rng) = (Policy::NEW, fastrand::Rng::with_seed(12));
     policy.fit(1, 3, 4_000);
     for _ in 0..200_000 {
-        policy.handle_fault(rng.u64(..8 << 33), |_| false);
+        policy.handle_fault(rng.u64(..8 << 33), true, |_| false);
     }
     policy
 }

@@ -27,6 +27,8 @@ pub(super) struct Span {
     pub(super) went: [u16; SPAN_PAGES / GRANULE],
     /// Something else was put here: not 0, and never given again.
     pub(super) foreign: u64,
+    /// Not 0 if some of its digests are there.
+    digested: u64,
 }
 
 impl Span {
@@ -47,14 +49,20 @@ pub(super) struct Table {
     spans: *mut Span,
     /// Of each page what [`super::digest`] made of it when it was last given away.
     digests: *mut [u64; SPAN_PAGES],
+    /// Spans of which some are there.
+    digested: usize,
     pub(super) window: window::State,
 }
 
 // SAFETY: the pointer is to memory of its own.
 unsafe impl Send for Table {}
 
-pub(super) static TABLE: Lock<Table> =
-    Lock::new(Table { spans: core::ptr::null_mut(), digests: core::ptr::null_mut(), window: window::State::NEW });
+pub(super) static TABLE: Lock<Table> = Lock::new(Table {
+    spans: core::ptr::null_mut(),
+    digests: core::ptr::null_mut(),
+    digested: 0,
+    window: window::State::NEW,
+});
 
 impl Table {
     /// Before everything else.
@@ -65,8 +73,14 @@ impl Table {
     }
 
     /// The digests of a span's pages; they are of those whose pages are busy, without the lock.
-    pub(super) fn digests(&self, number: usize) -> *mut [u64; SPAN_PAGES] {
+    pub(super) fn digests(&mut self, number: usize) -> *mut [u64; SPAN_PAGES] {
+        self.digested += usize::from(core::mem::replace(&mut self.span(number).digested, 1) == 0);
         self.digests.wrapping_add(number.min(window::SIZE / SPAN - 1))
+    }
+
+    /// Bytes that it has of memory.
+    pub(super) fn size(&self) -> usize {
+        self.window.pages / SPAN_PAGES * size_of::<Span>() + self.digested * size_of::<[u64; SPAN_PAGES]>()
     }
 
     /// Whether a page need not be fetched: it is here, or the program does not have it.

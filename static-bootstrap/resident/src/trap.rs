@@ -86,7 +86,7 @@ impl Drop for Hold {
 }
 
 /// Bytes of one call that are held at once.
-fn most() -> usize {
+pub(super) fn most() -> usize {
     (settings::get().local as usize / 8).max(PAGE * 16) & !(PAGE - 1)
 }
 

@@ -263,14 +263,14 @@ impl Policy {
         }
     }
 
-    /// What is at this address, in bytes, is missed. `here`: whether a page is not.
-    pub fn handle_fault(&mut self, at: u64, here: impl FnMut(u64) -> bool) -> Choice {
-        self.handle(at, None, here)
+    /// What is at this address, in bytes, is missed. `away`: it is elsewhere, and not new. `here`: whether a page is not missed.
+    pub fn handle_fault(&mut self, at: u64, away: bool, here: impl FnMut(u64) -> bool) -> Choice {
+        self.handle(at, away, None, here)
     }
 
     /// A page is missed that was foreseen; with it come all of these, or as many of them as were missing.
     pub fn handle_foreseen(&mut self, page: u64, comes: Range<u64>, here: impl FnMut(u64) -> bool) -> Choice {
-        self.handle(page * PAGE as u64, Some(comes), here)
+        self.handle(page * PAGE as u64, true, Some(comes), here)
     }
 
     /// This page was left out of what is fetched ahead of a run, as it was wanted.
@@ -283,7 +283,7 @@ impl Policy {
         (self.reach, self.depth, self.passing) = ((group as u64 - 1) * PAGES, depth as u64, passing as u64);
     }
 
-    fn handle(&mut self, at: u64, comes: Option<Range<u64>>, mut here: impl FnMut(u64) -> bool) -> Choice {
+    fn handle(&mut self, at: u64, away: bool, comes: Option<Range<u64>>, mut here: impl FnMut(u64) -> bool) -> Choice {
         let page = at / PAGE as u64;
         let hint = self.hints.iter().find(|(from, to, _)| (*from..*to).contains(&page));
         let hint = hint.map_or(Hint::Nothing, |(_, _, hint)| *hint);
@@ -291,7 +291,7 @@ impl Policy {
             return Choice { order: 0, hole: None, of_run: false, ahead: None, steps: None };
         }
         let sequential = hint == Hint::Sequential;
-        let guesses = !sequential && comes.is_none();
+        let guesses = away && !sequential && comes.is_none();
         let upwards = self.follow(page, false, &mut here).map(|found| (found, false));
         let found = upwards.or_else(|| self.follow(page, true, &mut here).map(|found| (found, true)));
         let Some(((mut run, used), down)) = found else {
@@ -345,20 +345,20 @@ impl Policy {
         let mut steps = steps.filter(Steps::are_apart)?;
         steps.retain(|page| {
             let Some((mut run, used)) = self.follow(page, false, &mut here) else { return false };
+            if used == Used::Some {
+                run.step(used, 0, self.passing, false);
+            }
             if run.order < order {
                 self.put(run);
                 return false;
             }
             let Range { start, end } = unit(page, order);
             self.came += end - start;
-            if used == Used::Some {
-                run.step(used, 0, self.passing, false);
-            }
             (run.at, run.came, run.next) = (page, self.came, end);
             self.put(run);
             true
         });
-        Some(steps)
+        (steps.count() > 1).then_some(steps)
     }
 
     /// What is to come in place of such a unit.

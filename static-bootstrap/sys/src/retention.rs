@@ -13,9 +13,9 @@ const TRIAL_EVERY: u32 = 16;
 const TRIALS: usize = 16;
 /// What has not been missed while as much has gone as fits so many times is not used any more.
 const TURNS: u64 = 8;
-/// Pages of a piece that is a large one whatever it is part of: as parts of runs, such pieces are to stay until they are used.
+/// Pages of a piece that is as one of a run, if runs are, unless it comes with steps: such pieces are to stay until they are used.
 const LARGE: usize = 32;
-/// Of so many pages that come, one is to be in such a piece; and one is to come with steps where columns are gone through.
+/// Of so many pages that come, one is to be in such a piece, or of a run; and one is to come with steps where columns are gone through.
 const LARGE_EVERY: u64 = 8;
 const STEPS_EVERY: u64 = 4;
 /// What went before as much went as fits so many times begins to be used anew.

@@ -104,6 +104,13 @@ fn was_awake(seen: u32) -> bool {
         if WORK.now() != seen {
             break true;
         }
+        if lenders::help() {
+            continue;
+        }
+        // Who makes room keeps a processor awake, too, and would have to interrupt this one for all that he moves.
+        if evict::BUSY.load(Ordering::Relaxed) {
+            break false;
+        }
         // Not on the processor that the program uses.
         if looked.is_none_or(|looked| faults.wrapping_sub(looked) > LOOK) {
             looked = Some(faults);
@@ -111,13 +118,6 @@ fn was_awake(seen: u32) -> bool {
                 let Some(others) = allowed.without(processor) else { break false };
                 others.use_by_this_thread();
             }
-        }
-        if lenders::help() {
-            continue;
-        }
-        // Who makes room keeps a processor awake, too, and would have to interrupt this one for all that he moves.
-        if evict::BUSY.load(Ordering::Relaxed) {
-            break false;
         }
         // SAFETY: no arguments. Others go first.
         let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };

@@ -125,14 +125,15 @@ impl Demand {
             return;
         }
         if has(&span.resident, page) || !has(&span.mapped, page) {
-            // Never written.
-            drop(table);
+            // Never written; nobody takes it meanwhile.
             let _ = self.zero(at, PAGE);
+            drop(table);
             engine.uffd.wake(at, PAGE);
             return counts::fault(counts::FRESH, Some(begun));
         }
-        let choice = POLICY.lock().handle_fault((index * PAGE + offset) as u64, |page| table.is_here(page));
-        if let Some(steps) = choice.steps.filter(|_| has(&table.span(number).remote, page)) {
+        let is_away = has(&span.remote, page);
+        let choice = POLICY.lock().handle_fault((index * PAGE + offset) as u64, is_away, |page| table.is_here(page));
+        if let Some(steps) = choice.steps {
             self.fetch_steps(table, (number, page), steps, choice.hole);
             return counts::fault(counts::FETCHED, Some(begun));
         }
@@ -178,6 +179,7 @@ impl Demand {
                 let (first, end) = bounds(rest);
                 // What is far apart comes by itself.
                 let apart = end - first > SPARSE * count(&rest) || used + end - first > SPAN_PAGES;
+                let apart = apart || steps.are_of_runs();
                 let end = if apart { first + runs(rest).next().map_or(0, |(_, count)| count) } else { end };
                 if used + end - first > SPAN_PAGES {
                     break;

@@ -8,13 +8,14 @@ use sys::retention::{Retention, Source};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, ROOM, WANTED, bounds, fatal, index};
+use super::{ENGINE, Engine, FREE, MOST, ROOM, WANTED, bounds, fatal, index};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, settings, trap};
 
-/// Entries of the queue; a power of two.
+/// Entries of the queue, and of a part whose memory is given back when all of it went; powers of two.
 const ENTRIES: usize = 1 << 24;
+const PIECE: usize = 1 << 13;
 const SCATTERED: u64 = 1 << 16;
 /// Discarded pages that servers were not told of yet.
 const DISCARDED: usize = 1024;
@@ -57,7 +58,7 @@ impl Line {
     }
 
     fn add(&mut self, word: u64) {
-        if self.tail - self.head == ENTRIES {
+        if self.tail - self.head >= ENTRIES - PIECE {
             fatal::say(cause::SHORT, 0, [0; 2]);
         }
         // SAFETY: `make` has made that many.
@@ -87,7 +88,14 @@ impl Line {
         }
         let scattered = entry & SCATTERED != 0;
         let pages = if scattered { core::array::from_fn(|at| self.word(1 + at)) } else { range(first, first + pages) };
+        let before = self.head / PIECE * PIECE;
         self.head += if scattered { 1 + pages.len() } else { 1 };
+        if self.head >= before + PIECE {
+            // SAFETY: entries that went; what comes is not written to their places before all others are full.
+            let _ = unsafe {
+                call::advise(self.entries.add(before % ENTRIES) as usize, PIECE * size_of::<u64>(), call::DONTNEED)
+            };
+        }
         Some((number, pages))
     }
 }
@@ -195,8 +203,9 @@ struct Evictor {
     /// In the order in which they were sent.
     open: [Gift; OPEN],
     len: usize,
-    /// Bytes that may be kept here, as the agent said last.
-    budget: u64,
+    /// Bytes that may be kept here, as the agent said last; and those that it takes to know of pages.
+    budget: usize,
+    known: usize,
     healer: Healer,
     returns: Returns,
 }
@@ -204,8 +213,9 @@ struct Evictor {
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
-    let (budget, healer, returns) = (settings::get().local, Healer::new(), Returns::new());
-    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, healer, returns };
+    let (healer, returns) = (Healer::new(), Returns::new());
+    let (budget, known) = (settings::get().local as usize, super::known());
+    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, healer, returns };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -252,16 +262,15 @@ pub(super) extern "C" fn run(_: usize) -> ! {
 impl Evictor {
     /// Tells how things are, and does as the agent says: what may stay here can become less, and more again.
     fn follow_budget(&mut self) {
-        let page = |bytes: u64| (bytes / PAGE as u64) as i64;
-        let beside = (self.engine.beside / PAGE) as i64;
-        let resident = page(self.budget) - beside - FREE.load(Ordering::Relaxed);
-        let Some(budget) = counts::keep(resident, lenders::kept()) else { return };
-        // Less would be evicted as soon as it comes.
-        let budget = budget.max(self.engine.beside as u64 + self.engine.reserve as u64 * 4 * PAGE as u64);
-        if budget != self.budget {
-            FREE.fetch_add(page(budget) - page(self.budget), Ordering::AcqRel);
-            super::fit((page(budget) - beside) as usize, self.engine.group, self.engine.depth);
-            self.budget = budget;
+        let most = MOST.load(Ordering::Relaxed);
+        if let Some(budget) = counts::keep(most - FREE.load(Ordering::Relaxed), lenders::kept()) {
+            self.budget = budget as usize;
+        }
+        let fits = self.engine.fits(self.budget, self.known);
+        if fits as i64 != most {
+            MOST.store(fits as i64, Ordering::Relaxed);
+            FREE.fetch_add(fits as i64 - most, Ordering::AcqRel);
+            super::fit(fits, self.engine.group, self.engine.depth);
             ROOM.tell();
         }
     }
@@ -453,8 +462,9 @@ impl Evictor {
         self.engine.settled(gift.number, gift.pages);
     }
 
-    /// Looks at the servers: who is gone, and who is there again.
+    /// Looks at what is known of pages, and at the servers: who is gone, and who is there again.
     fn look(&mut self) {
+        self.known = super::known();
         lenders::look();
         if self.returns.are_here() {
             while self.len > 0 {

@@ -28,7 +28,8 @@ use slots::Slots;
 
 /// Written by who is alone in here ([`super::entry`]).
 static RUNS: AtomicBool = AtomicBool::new(false);
-/// Pages that may still come here; negative while too many are.
+/// Pages that may be here, and of those how many may still come; negative while too many are.
+static MOST: AtomicI64 = AtomicI64::new(0);
 static FREE: AtomicI64 = AtomicI64::new(0);
 /// Room is wanted; there is more room; nobody has this page in his hands any more.
 static WANTED: Event = Event::new();
@@ -46,8 +47,8 @@ struct Engine {
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
     reserve: i64,
-    /// Bytes of the budget that are not the program's: slots, and what is known of pages.
-    beside: usize,
+    /// Bytes of slots.
+    staged: usize,
     /// Spans ahead of a run; and of how many one waits until it is missed.
     depth: usize,
     group: usize,
@@ -60,8 +61,9 @@ const SEQUENTIAL: usize = 2;
 const WILL_NEED: usize = 3;
 /// Pages from so many on that come together go together.
 const TOGETHER: usize = 64;
-/// Bytes of the budget for what is known of pages.
-const TABLES: usize = 2 << 20;
+/// Bytes that it takes to know of pages, at least, and by which they become more.
+const TABLES: usize = 1 << 20;
+const MORE: usize = 256 << 10;
 
 static SLOTS: Lock<Slots> = Lock::new(Slots::NEW);
 static QUEUE: Lock<Queue> = Lock::new(Queue::NEW);
@@ -150,16 +152,16 @@ fn start() {
     watched.unwrap_or_else(|errno| refused(step::REGISTER, errno));
     // A child would find nothing in there, and must not take that for zeros.
     fork::inherited(false);
-    // Half of the slots are full at a time, or nearly so.
-    let beside = staged * SPAN + TABLES;
-    let pages = (budget - beside) / PAGE;
+    let staged = staged * SPAN;
+    let pages = (budget - staged - TABLES) / PAGE;
     let had = adopt();
+    MOST.store(pages as i64, Ordering::Relaxed);
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
     fit(pages, group, depth);
-    begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, beside, depth, group }, &granted);
+    begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
@@ -174,6 +176,11 @@ fn fit(pages: usize, group: usize, depth: usize) {
     let columns = (pages / 6 + 2 * SPAN_PAGES).min(pages / 2);
     QUEUE.lock().retention.fit(pages, pages / 8, runs, columns);
     demand::fit(group, depth, runs);
+}
+
+/// Bytes that it takes to know of all pages.
+fn known() -> usize {
+    (TABLES + TABLE.lock().size()).next_multiple_of(MORE)
 }
 
 /// Slots of this program.
@@ -244,6 +251,13 @@ fn index(number: usize, pages: Bits) -> Range<u64> {
 }
 
 impl Engine {
+    /// Pages that may be here within so many bytes, of which so many are what is known of them. With less than what a system call holds, and
+    /// what both threads bring, nothing would be left to go.
+    fn fits(&self, budget: usize, known: usize) -> usize {
+        let least = (trap::most() / PAGE + SPAN_PAGES).max(3 * SPAN_PAGES).max(self.reserve as usize * 4);
+        (budget.saturating_sub(self.staged + known) / PAGE).max(least)
+    }
+
     /// Takes room for so many pages; waits until there is some.
     fn take_room(&self, pages: usize) {
         /// Tenths of a second in which nothing at all was evicted: a server that hangs ends the program before.
