@@ -173,8 +173,10 @@ fn programs_are_right_and_stay_within_their_budget() {
         // What is within a host; what crosses a network, with tags, and is striped.
         let servers = [Servers::start(who, &[400]), Servers::start_at(who, &[200, 100, 200], &address())];
         let modes = [("triad", 60), ("sort", 30), ("scatter", 30), ("heap", 30), ("calls", 50), ("threads", 60)];
-        for (nth, (mode, megabytes)) in
-            modes.into_iter().chain([("children", 60), ("forks", 40), ("reserve", 40), ("hints", 40)]).enumerate()
+        for (nth, (mode, megabytes)) in modes
+            .into_iter()
+            .chain([("children", 60), ("forks", 40), ("reserve", 40), ("hints", 40), ("heirs", 60)])
+            .enumerate()
         {
             let done = servers[nth % 2].run(mode, megabytes, 20).end();
             println!("{who:?} {mode}: {:?}", done.took);

@@ -71,7 +71,7 @@ fn statically_linked_programs_are_right() {
 fn statically_linked_programs_of_every_kind() {
     // What musl's malloc gives out in small pieces is not counted; and its sort goes through all of its memory at random for minutes.
     each(&everybody(), |way| match way {
-        "musl" => &["triad", "scatter", "calls", "threads", "children", "forks", "reserve"],
-        _ => &["triad", "sort", "scatter", "heap", "calls", "threads", "children", "forks", "reserve"],
+        "musl" => &["triad", "scatter", "calls", "threads", "children", "forks", "reserve", "heirs"],
+        _ => &["triad", "sort", "scatter", "heap", "calls", "threads", "children", "forks", "reserve", "heirs"],
     });
 }

@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -403,12 +405,110 @@ static void hints(void)
     }
 }
 
+/* Processors that this thread may use now, as the kernel says where nobody else answers. */
+static int held(void)
+{
+    char line[4096], *at;
+    int count = 0;
+    FILE *f = fopen("/proc/thread-self/status", "r");
+    while (fgets(line, sizeof line, f))
+        if (!strncmp(line, "Cpus_allowed:", 13))
+            for (at = line + 13; *at; at++)
+                count += *at == ',' ? 0 : __builtin_popcountl(strtol((char[]){*at, 0}, 0, 16));
+    fclose(f);
+    return count;
+}
+
+/* Misses pages one by one until this thread and those that bring them use one processor. */
+static void gather(uint64_t *a)
+{
+    size_t n = bytes / 8, i, round;
+    for (round = 0; round < 400; round++) {
+        for (i = 0; i < 4000; i++)
+            a[mix(round * 4000 + i) % n]++;
+        if (held() == 1)
+            return;
+    }
+    check(0, "it uses one processor");
+}
+
+static int asked(void)
+{
+    cpu_set_t set;
+    check(sched_getaffinity(0, sizeof set, &set) == 0, "sched_getaffinity");
+    return CPU_COUNT(&set);
+}
+
+static void *tell(void *to)
+{
+    *(int *)to = held();
+    return 0;
+}
+
+/* What a program says that is started now: by vfork, posix_spawn, or by a child that is gathered itself. */
+static int started(uint64_t *a, int how)
+{
+    enum { VFORK, SPAWN };
+    extern char **environ;
+    char text[32] = "", *words[] = {"nproc", 0};
+    int ends[2], status;
+    pid_t pid;
+    posix_spawn_file_actions_t actions;
+    check(pipe(ends) == 0, "a pipe");
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
+    gather(a);
+    if (how == SPAWN)
+        check(posix_spawnp(&pid, "nproc", &actions, 0, words, environ) == 0, "posix_spawnp");
+    else if (how == VFORK && (pid = vfork()) == 0)
+        dup2(ends[1], 1), execlp("nproc", "nproc", (char *)0), _exit(1);
+    else if (how != VFORK && (pid = fork()) == 0)
+        gather(a), dup2(ends[1], 1), execlp("nproc", "nproc", (char *)0), _exit(1);
+    close(ends[1]);
+    check(read(ends[0], text, sizeof text - 1) > 0, "what it says");
+    check(waitpid(pid, &status, 0) == pid && status == 0, "its end");
+    close(ends[0]);
+    posix_spawn_file_actions_destroy(&actions);
+    return atoi(text);
+}
+
+/* Who is started inherits the processors of the thread that does, and who asks is told of them: as if all that brings pages were elsewhere. */
+static void heirs(void)
+{
+    uint64_t *a = calloc(bytes / 8, 8);
+    int all = asked(), theirs = 0, how;
+    cpu_set_t one;
+    pthread_t thread;
+    if (all == 1)
+        return;
+    memset(a, 1, bytes);
+    gather(a);
+    check(asked() == all && held() == all, "what it is told");
+    for (how = 0; how < 3; how++)
+        check(started(a, how) == all, "what is started");
+    gather(a);
+    usleep(300000);
+    check(held() == all, "at rest");
+    gather(a);
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    check(sched_setaffinity(0, sizeof one, &one) == 0 && asked() == 1, "what it sets");
+    for (how = 0; how < (int)sizeof one * 8; how++)
+        CPU_SET(how, &one);
+    check(sched_setaffinity(0, sizeof one, &one) == 0 && asked() >= all, "what it sets again");
+    all = asked();
+    gather(a);
+    check(pthread_create(&thread, 0, tell, &theirs) == 0, "a thread");
+    pthread_join(thread, 0);
+    check(theirs == all, "a thread's");
+}
+
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
         {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}, {"reserve", reserve},
         {"laps", laps}, {"swap", swap}, {"hints", hints},
-        {"columns", columns}};
+        {"columns", columns}, {"heirs", heirs}};
     size_t i;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;
     for (i = 0; i < sizeof all / sizeof *all; i++)

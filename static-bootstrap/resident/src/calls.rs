@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use sys::syscall::{nr, syscall};
 
 use super::dispatch::{self, NEXT, STACK, Stopped};
-use super::{call, entry, hooks, pager, signals, trap, window};
+use super::{call, entry, heirs, hooks, pager, signals, trap, window};
 
 const ENOSYS: isize = 38;
 const PREADV2: usize = 327;
@@ -33,6 +33,9 @@ pub(super) fn begin(passing: usize) -> bool {
 
 fn handle(mut stopped: Stopped) {
     let (number, args) = (stopped.number(), stopped.arguments());
+    if heirs::concerns(number) {
+        pager::part();
+    }
     let result = match number {
         nr::CLONE if args[1] != 0 => thread(&mut stopped, args),
         nr::CLONE => fork([args[0] & !(CLONE_VM | CLONE_VFORK), 0, args[2], args[3], args[4], 0]),

@@ -49,6 +49,11 @@ unsafe extern "C" {
     static LIBC: [usize; COUNT];
 }
 
+/// An address in libc's text.
+pub(super) fn inside() -> usize {
+    libc()[0]
+}
+
 fn libc() -> &'static [usize; COUNT] {
     // SAFETY: written by the dynamic linker, before this code runs.
     unsafe { &*core::ptr::addr_of!(LIBC) }
@@ -319,6 +324,7 @@ extern "C" fn our_pwritev(fd: usize, vector: usize, count: usize, at: usize) -> 
 }
 
 extern "C" fn our_execve(path: usize, arguments: usize, environment: usize) -> usize {
+    pager::part();
     returned(trap::with_strings(path, [arguments, environment], || {
         raw(nr::EXECVE, [path, arguments, environment, 0, 0, 0])
     }))

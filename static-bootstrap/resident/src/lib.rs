@@ -22,6 +22,7 @@ mod entry;
 mod fatal;
 mod filter;
 mod fork;
+mod heirs;
 mod hooks;
 mod lenders;
 mod link;

@@ -179,6 +179,17 @@ pub(super) fn writable(mut take: impl FnMut(Writable)) {
     });
 }
 
+/// The executable segment that an address is in.
+pub(super) fn text(at: usize) -> Option<Range<usize>> {
+    let mut found = None;
+    each(&mut |_, object| {
+        let segments = object.loaded().filter(|header| header.flags & EXECUTE != 0);
+        let ranges = segments.map(|header| object.base + header.address..object.base + header.address + header.in_file);
+        found = ranges.into_iter().find(|range| range.contains(&at)).or_else(|| found.take());
+    });
+    found
+}
+
 /// Parts of the address space in which libraries lie that the program starts with, but neither itself, nor the linker, nor we.
 pub(super) fn libraries() -> [Range<usize>; PARTS] {
     let mut others = [const { 0..0 }; 3];

@@ -12,12 +12,28 @@ const WORDS: usize = 16;
 pub(super) struct Processors([u64; WORDS]);
 
 impl Processors {
+    pub(super) const NONE: Processors = Processors([0; WORDS]);
+
     /// Those that this thread may use.
     pub(super) fn allowed() -> Processors {
+        Processors::allowed_to(0)
+    }
+
+    /// Those that a thread of this process may use; 0 is this one.
+    pub(super) fn allowed_to(thread: u32) -> Processors {
         let mut words = [0; WORDS];
-        let args = [0, size_of_val(&words), words.as_mut_ptr() as usize, 0, 0, 0];
+        let args = [thread as usize, size_of_val(&words), words.as_mut_ptr() as usize, 0, 0, 0];
         // SAFETY: room for as many bytes.
         let _ = unsafe { syscall(nr::SCHED_GETAFFINITY, args) };
+        Processors(words)
+    }
+
+    /// This one alone.
+    pub(super) fn one(processor: usize) -> Processors {
+        let mut words = [0; WORDS];
+        if let Some(word) = words.get_mut(processor / 64) {
+            *word = 1 << (processor % 64);
+        }
         Processors(words)
     }
 
@@ -31,13 +47,19 @@ impl Processors {
 
     /// Has this thread use these.
     pub(super) fn use_by_this_thread(&self) {
+        self.use_by(0);
+    }
+
+    /// Has a thread of this process use these.
+    pub(super) fn use_by(&self, thread: u32) {
+        let args = [thread as usize, size_of_val(&self.0), self.0.as_ptr() as usize, 0, 0, 0];
         // SAFETY: a set of that size.
-        let _ = unsafe { syscall(nr::SCHED_SETAFFINITY, [0, size_of_val(&self.0), self.0.as_ptr() as usize, 0, 0, 0]) };
+        let _ = unsafe { syscall(nr::SCHED_SETAFFINITY, args) };
     }
 }
 
 /// The processor on which a thread of this process runs, or ran last.
-pub(super) fn of(thread: u32) -> Option<usize> {
+pub(super) fn used_by(thread: u32) -> Option<usize> {
     /// The fields after the name, of which the first is the state (proc(5)).
     const PLACE: usize = 36;
     let mut path = *b"/proc/self/task/\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";

@@ -10,7 +10,7 @@ use sys::syscall::{nr, syscall};
 
 use super::demand::{self, flip};
 use super::fork::Gate;
-use super::{ENGINE, Engine, evict, fatal};
+use super::{ENGINE, Engine, evict, fatal, gather};
 use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
@@ -65,6 +65,7 @@ static WORK: Event = Event::new();
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
+    gather::join(gather::AHEAD);
     // In the order in which they were asked.
     let (mut open, mut len) = ([(0, NOTHING, Ticket::default()); OPEN], 0);
     loop {
@@ -98,6 +99,9 @@ pub(super) extern "C" fn run(_: usize) -> ! {
 fn was_awake(seen: u32) -> bool {
     /// Faults between two looks at where the program runs.
     const LOOK: u32 = 256;
+    if gather::is_gathered() {
+        return false;
+    }
     let allowed = Processors::allowed();
     let (mut faults, mut since, mut looked) = (demand::COUNT.load(Ordering::Relaxed), counts::now(), None);
     let awake = loop {
@@ -108,13 +112,13 @@ fn was_awake(seen: u32) -> bool {
             continue;
         }
         // Who makes room keeps a processor awake, too, and would have to interrupt this one for all that he moves.
-        if evict::BUSY.load(Ordering::Relaxed) {
+        if evict::BUSY.load(Ordering::Relaxed) || gather::is_gathered() {
             break false;
         }
         // Not on the processor that the program uses.
         if looked.is_none_or(|looked| faults.wrapping_sub(looked) > LOOK) {
             looked = Some(faults);
-            if let Some(processor) = processors::of(demand::THREAD.load(Ordering::Relaxed)) {
+            if let Some(processor) = processors::used_by(demand::THREAD.load(Ordering::Relaxed)) {
                 let Some(others) = allowed.without(processor) else { break false };
                 others.use_by_this_thread();
             }
@@ -128,13 +132,16 @@ fn was_awake(seen: u32) -> bool {
             break false;
         }
     };
-    allowed.use_by_this_thread();
+    if !gather::is_gathered() {
+        allowed.use_by_this_thread();
+    }
     awake
 }
 
 /// Faults come soon one after the other. Where they are answered by another host or another thread, that one is awake.
 pub(super) fn wake() {
-    if ASLEEP.load(Ordering::Relaxed) && !evict::BUSY.load(Ordering::Relaxed) && lenders::shares() {
+    let alone = evict::BUSY.load(Ordering::Relaxed) || gather::is_gathered();
+    if ASLEEP.load(Ordering::Relaxed) && !alone && lenders::shares() {
         WORK.tell();
     }
 }

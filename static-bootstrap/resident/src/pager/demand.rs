@@ -11,7 +11,7 @@ use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
-use super::{Engine, ahead, bounds, fatal, refused};
+use super::{Engine, ahead, bounds, fatal, gather, refused};
 use crate::lock::{Guard, Lock};
 use crate::table::{ALL, NONE, TABLE, Table, address, both, range, with, without};
 use crate::uffd::Message;
@@ -62,12 +62,15 @@ pub(super) fn run(engine: Engine) -> ! {
     };
     let zeros = call::map(0, SPAN_PAGES * PAGE, call::READ_WRITE, 0);
     let zeros = zeros.unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    gather::join(gather::DEMAND);
     let mut demand = Demand { engine, buffer, zeros, slot: None, last: 0 };
+    let mut judge = gather::Judge::NEW;
     let mut place = [Message::default(); 8];
     loop {
         for message in engine.uffd.faults(&mut place).iter().filter(|message| message.is_fault()) {
             let _passed = GATE.pass();
             THREAD.store(message.thread, Ordering::Relaxed);
+            judge.fault(message.thread);
             demand.answer(message.address as usize);
         }
     }

@@ -8,7 +8,7 @@ use sys::retention::{Retention, Source};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, MOST, ROOM, WANTED, bounds, fatal, index};
+use super::{ENGINE, Engine, FREE, MOST, ROOM, WANTED, bounds, fatal, gather, index};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, settings, trap};
@@ -213,6 +213,7 @@ struct Evictor {
 /// The thread.
 pub(super) extern "C" fn run(_: usize) -> ! {
     let Some(engine) = *ENGINE.lock() else { fatal::end() };
+    gather::join(gather::BACK);
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
     let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, healer, returns };
@@ -242,6 +243,10 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
+            if gather::is_gathered() {
+                // SAFETY: no arguments. Others go first.
+                let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+            }
             continue;
         }
         if evictor.len > 0 {
@@ -252,7 +257,11 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             continue;
         }
         // Nothing can be taken, or need be.
-        WANTED.wait(seen, if enough { LOOK } else { 1 });
+        let rest = if gather::is_gathered() { gather::LOOK } else { LOOK };
+        WANTED.wait(seen, if enough { rest } else { 1 });
+        if enough && WANTED.now() == seen {
+            gather::rest();
+        }
         if enough {
             evictor.look();
         }
@@ -355,6 +364,7 @@ impl Evictor {
         if pages == NONE {
             return if held == NONE { Taken::Nothing } else { Taken::Held };
         }
+        gather::count(pages);
         // Where the whole span would begin.
         let base = place.wrapping_sub(first * PAGE);
         let (moved, there) =

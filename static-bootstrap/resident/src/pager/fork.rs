@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::resident::step;
 
-use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, refused};
+use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, gather, refused};
 use crate::lenders::Fresh;
 use crate::lock::{Event, Guard, Lock};
 use crate::table::TABLE;
@@ -73,6 +73,8 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     let mut fresh = Fresh::new(&granted);
     // In this order: whoever answers a fault may need room, and who makes room needs nobody.
     let closed = [&super::demand::GATE, &ahead::GATE, &super::evict::GATE].map(Gate::close);
+    // The child inherits what this thread may use.
+    gather::spread();
     if let Err(errno) = fresh.copy() {
         granted.close();
         return Err(errno);

@@ -7,6 +7,7 @@ mod ahead;
 mod demand;
 mod evict;
 mod fork;
+mod gather;
 mod slots;
 
 use core::ops::Range;
@@ -21,9 +22,10 @@ use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
 use super::table::{NONE, TABLE, address, both, range, spans, with, without};
 use super::uffd::Uffd;
-use super::{call, counts, digest, door, fatal, segments, settings, thread, trap, window};
+use super::{call, counts, digest, door, fatal, heirs, segments, settings, thread, trap, window};
 use evict::Queue;
 pub(super) use fork::fork;
+pub(super) use gather::part;
 use slots::Slots;
 
 /// Written by who is alone in here ([`super::entry`]).
@@ -161,6 +163,7 @@ fn start() {
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
     fit(pages, group, depth);
+    gather::allow(heirs::watch());
     begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
@@ -185,7 +188,7 @@ fn known() -> usize {
 
 /// Slots of this program.
 fn staged() -> usize {
-    (settings::get().local as usize / 5 / SPAN).clamp(4, 32)
+    (settings::get().local as usize / 7 / SPAN).clamp(4, 32)
 }
 
 /// Starts the threads, and leaves them the descriptors.

@@ -1,0 +1,144 @@
+//! Where the program's thread and ours run. To move a page out of a program interrupts every processor that has that program's memory, whichever of its threads
+//! runs there, and to wake a thread on another processor interrupts that one, too. Where pages come and go one by one that takes longer than all else: then the
+//! program's thread and ours are gathered on one processor, and nobody is interrupted. Where they come and go many at a time, all work beside each other.
+//!
+//! A program with threads of its own is left alone. What is started by the gathered thread would inherit its one processor: it gets its own ones back before
+//! ([`crate::heirs`]), and now and then anyway, so that it is not held where others are busy.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use sys::page::{self, Bits, runs};
+use sys::syscall::{nr, syscall};
+
+use super::WANTED;
+use crate::lock::Lock;
+use crate::processors::{self, Processors};
+use crate::{counts, entry, thread};
+
+/// Pages in a move, on the average, below which the threads are gathered, and from which on they are not any more.
+const FEW: u32 = 24;
+const MANY: u32 = 48;
+/// Moves from one look to the next.
+const SAMPLE: u32 = 128;
+/// Ticks of the processor's counter, 10 to 40 milliseconds, for which they are gathered in one place, and for which they are not after the program started something.
+const STAYS: u64 = 40_000_000;
+/// Milliseconds after which who makes room looks whether they need be.
+pub(super) const LOOK: u64 = 20;
+/// Ours.
+pub(super) const DEMAND: usize = 0;
+pub(super) const AHEAD: usize = 1;
+pub(super) const BACK: usize = 2;
+const THREADS: usize = 3;
+
+static MOVES: AtomicU32 = AtomicU32::new(0);
+static PAGES: AtomicU32 = AtomicU32::new(0);
+static OURS: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
+static ALLOWED: AtomicBool = AtomicBool::new(false);
+static GATHERED: AtomicBool = AtomicBool::new(false);
+/// When they were gathered, or parted for the program; [`counts::now`].
+static SINCE: AtomicU64 = AtomicU64::new(0);
+/// Faults so far; and when who makes room looked last.
+static FAULTS: AtomicU32 = AtomicU32::new(0);
+static SEEN: AtomicU32 = AtomicU32::new(0);
+static STATE: Lock<State> = Lock::new(State { thread: 0, own: Processors::NONE, here: Processors::NONE });
+
+/// The program's thread, what it may use, and the one that it uses now.
+struct State {
+    thread: u32,
+    own: Processors,
+    here: Processors,
+}
+
+/// Whether the program's thread gets its processors back before it starts anything.
+pub(super) fn allow(yes: bool) {
+    ALLOWED.store(yes, Ordering::Relaxed);
+}
+
+/// This thread is one of ours.
+pub(super) fn join(which: usize) {
+    // SAFETY: no arguments.
+    let own = unsafe { syscall(nr::GETTID, [0; 6]) };
+    OURS[which].store(own.unwrap_or(0) as u32, Ordering::Relaxed);
+}
+
+pub(super) fn is_gathered() -> bool {
+    GATHERED.load(Ordering::Relaxed)
+}
+
+/// These pages are moved out of the program's memory.
+pub(super) fn count(pages: Bits) {
+    MOVES.fetch_add(runs(pages).count() as u32, Ordering::Relaxed);
+    PAGES.fetch_add(page::count(&pages) as u32, Ordering::Relaxed);
+}
+
+/// Decides; of the thread that answers faults.
+pub(super) struct Judge {
+    moves: u32,
+    pages: u32,
+    few: bool,
+}
+
+impl Judge {
+    pub(super) const NEW: Judge = Judge { moves: 0, pages: 0, few: false };
+
+    /// A thread of the program waits for a page.
+    pub(super) fn fault(&mut self, thread: u32) {
+        FAULTS.fetch_add(1, Ordering::Relaxed);
+        let (moves, pages) = (MOVES.load(Ordering::Relaxed), PAGES.load(Ordering::Relaxed));
+        let made = moves.wrapping_sub(self.moves);
+        if made >= SAMPLE {
+            self.few = pages.wrapping_sub(self.pages) < made * if self.few { MANY } else { FEW };
+            (self.moves, self.pages) = (moves, pages);
+        }
+        let stayed = counts::now().wrapping_sub(SINCE.load(Ordering::Relaxed)) > STAYS;
+        match (self.few, is_gathered()) {
+            (true, false) if stayed => gather(thread),
+            (true, true) if stayed => spread(),
+            (false, true) => spread(),
+            _ => {}
+        }
+    }
+}
+
+/// Has all use the processor that this thread of the program, which waits, used last.
+fn gather(waiting: u32) {
+    SINCE.store(counts::now(), Ordering::Relaxed);
+    let alone = ALLOWED.load(Ordering::Relaxed) && thread::count() == Some(1 + THREADS);
+    let Some(processor) = processors::used_by(waiting).filter(|_| alone) else { return };
+    let mut state = STATE.lock();
+    *state = State { thread: waiting, own: Processors::allowed_to(waiting), here: Processors::one(processor) };
+    state.here.use_by(waiting);
+    OURS.iter().for_each(|thread| state.here.use_by(thread.load(Ordering::Relaxed)));
+    GATHERED.store(true, Ordering::Release);
+    // Who makes room looks whether they stay.
+    WANTED.tell();
+}
+
+/// The program's thread is about to do something for which it has to have its own processors.
+pub(crate) fn part() {
+    SINCE.store(counts::now(), Ordering::Relaxed);
+    if is_gathered() {
+        entry::enter_elsewhere(spread);
+    }
+}
+
+/// Has all use what the program's thread may.
+pub(super) fn spread() {
+    let state = STATE.lock();
+    if !GATHERED.swap(false, Ordering::AcqRel) {
+        return;
+    }
+    // Somebody else may have changed it.
+    if Processors::allowed_to(state.thread) == state.here {
+        state.own.use_by(state.thread);
+    }
+    OURS.iter().for_each(|thread| state.own.use_by(thread.load(Ordering::Relaxed)));
+}
+
+/// Of who makes room, when there is enough: a program that misses nothing need not stay where it is.
+pub(super) fn rest() {
+    let faults = FAULTS.load(Ordering::Relaxed);
+    if SEEN.swap(faults, Ordering::Relaxed) == faults {
+        spread();
+    }
+}
