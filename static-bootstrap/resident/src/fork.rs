@@ -33,10 +33,9 @@ pub(super) unsafe fn replace(from: usize) -> Result<(), u32> {
         return Ok(());
     };
     let (site, to) = (from + at, instead as *const () as usize);
-    // jmp, and what is never reached
-    let Ok(distance) = i32::try_from(to.wrapping_sub(site + 5).cast_signed()) else { return Ok(()) };
-    let mut jump = [0xe9, 0, 0, 0, 0, 0x0f, 0x0b];
-    jump[1..5].copy_from_slice(&distance.to_le_bytes());
+    let Some([a, b, c, d, e]) = patch::jump(site, to) else { return Ok(()) };
+    // And what is never reached.
+    let jump = [a, b, c, d, e, 0x0f, 0x0b];
     NEXT.store(site + CALL.len(), Ordering::Relaxed);
     // SAFETY: these instructions, which nobody jumps into.
     unsafe { patch::write(site, &jump) }

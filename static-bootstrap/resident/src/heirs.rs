@@ -56,9 +56,7 @@ pub(super) fn watch() -> bool {
 /// No other thread exists.
 fn replace(nth: usize, (number, at): (usize, usize)) -> Result<(), u32> {
     let thunk = (&raw const THUNKS) as usize + nth * THUNK;
-    let distance = i32::try_from(thunk.wrapping_sub(at + LEN).cast_signed()).map_err(|_| call::EINVAL)?;
-    let mut jump = [0xe9, 0, 0, 0, 0];
-    jump[1..].copy_from_slice(&distance.to_le_bytes());
+    let jump = patch::jump(at, thunk).ok_or(call::EINVAL)?;
     NUMBERS[nth].store(number as u32, Ordering::Relaxed);
     NEXT[nth].store(at + LEN, Ordering::Relaxed);
     // SAFETY: one instruction, for which the thunk does.

@@ -6,7 +6,7 @@ use sys::resident::{Link as Granted, cause};
 use sys::socket::MSG_NOSIGNAL;
 use sys::syscall::{nr, syscall};
 
-use super::{call, counts, door};
+use super::{call, counts, door, processors};
 
 const MSG_WAITALL: usize = 0x100;
 const MSG_MORE: usize = 0x8000;
@@ -303,9 +303,7 @@ fn transfer(fd: i32, number: usize, vector: &Vector, flags: usize) -> Result<(),
             Err(call::EINTR) => continue,
             Err(call::EAGAIN) if looks > 0 => {
                 looks -= 1;
-                // Others go first.
-                // SAFETY: no arguments.
-                let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+                processors::give_way();
                 continue;
             }
             Err(call::EAGAIN) if idle < IDLE || counts::clock() - since < SILENT => {

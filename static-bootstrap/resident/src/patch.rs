@@ -2,6 +2,7 @@
 //! by other objects only, and a seccomp filter would stay with every program that this one executes.
 
 use sys::page::PAGE;
+use sys::sites::JUMP;
 use sys::syscall::{nr, syscall};
 
 const READ_EXECUTE: usize = 5;
@@ -20,6 +21,14 @@ pub(super) unsafe fn replace(from: usize, to: usize) -> Result<(), u32> {
     jump[2..10].copy_from_slice(&to.to_le_bytes());
     // SAFETY: as the caller says.
     unsafe { write(from, &jump) }
+}
+
+/// A jump to be written at `at`, if `to` can be reached from there by one of five bytes.
+pub(super) fn jump(at: usize, to: usize) -> Option<[u8; JUMP]> {
+    let distance = i32::try_from(to.wrapping_sub(at + JUMP).cast_signed()).ok()?;
+    let mut code = [0xe9, 0, 0, 0, 0];
+    code[1..].copy_from_slice(&distance.to_le_bytes());
+    Some(code)
 }
 
 /// Writes instructions over others.

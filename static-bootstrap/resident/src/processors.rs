@@ -58,6 +58,12 @@ impl Processors {
     }
 }
 
+/// Others that wait for this processor go first.
+pub(super) fn give_way() {
+    // SAFETY: no arguments.
+    let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+}
+
 /// The processor on which a thread of this process runs, or ran last.
 pub(super) fn used_by(thread: u32) -> Option<usize> {
     /// The fields after the name, of which the first is the state (proc(5)).

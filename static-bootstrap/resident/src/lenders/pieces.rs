@@ -4,10 +4,11 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, SPAN_PAGES, count};
-use sys::syscall::{nr, syscall};
+use sys::syscall::nr;
 
 use super::transfer;
 use crate::lock::Lock;
+use crate::processors;
 use crate::table::{NONE, both, range};
 
 /// Pages of a piece. Less than so many are read by one: it might have to wait for the other longer than that takes.
@@ -51,8 +52,7 @@ pub(super) fn read(file: usize, number: usize, pages: Bits, base: usize) -> bool
         }
         drop(work);
         // Who has it goes first.
-        // SAFETY: no arguments.
-        let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+        processors::give_way();
     }
 }
 

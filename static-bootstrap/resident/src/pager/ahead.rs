@@ -6,7 +6,6 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use sys::page::{Bits, SPAN_PAGES, count, has, runs};
 use sys::policy::Ahead;
 use sys::retention::Comes;
-use sys::syscall::{nr, syscall};
 
 use super::demand::{self, flip};
 use super::fork::Gate;
@@ -111,8 +110,7 @@ fn was_awake(seen: u32) -> bool {
         if lenders::help() {
             continue;
         }
-        // Who makes room keeps a processor awake, too, and would have to interrupt this one for all that he moves.
-        if evict::BUSY.load(Ordering::Relaxed) || gather::is_gathered() {
+        if is_in_the_way() {
             break false;
         }
         // Not on the processor that the program uses.
@@ -123,8 +121,7 @@ fn was_awake(seen: u32) -> bool {
                 others.use_by_this_thread();
             }
         }
-        // SAFETY: no arguments. Others go first.
-        let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+        processors::give_way();
         let (count, now) = (demand::COUNT.load(Ordering::Relaxed), counts::now());
         if count != faults || demand::ANSWERS.load(Ordering::Relaxed) {
             (faults, since) = (count, now);
@@ -140,10 +137,14 @@ fn was_awake(seen: u32) -> bool {
 
 /// Faults come soon one after the other. Where they are answered by another host or another thread, that one is awake.
 pub(super) fn wake() {
-    let alone = evict::BUSY.load(Ordering::Relaxed) || gather::is_gathered();
-    if ASLEEP.load(Ordering::Relaxed) && !alone && lenders::shares() {
+    if ASLEEP.load(Ordering::Relaxed) && !is_in_the_way() && lenders::shares() {
         WORK.tell();
     }
+}
+
+/// Who makes room keeps a processor awake, too, and would have to interrupt this one for all that he moves; and where all use one processor, others wait for it.
+fn is_in_the_way() -> bool {
+    evict::BUSY.load(Ordering::Relaxed) || gather::is_gathered()
 }
 
 fn came(engine: &Engine, nth: usize, entry: Entry) {

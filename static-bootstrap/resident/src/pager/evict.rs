@@ -11,7 +11,7 @@ use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, MOST, ROOM, WANTED, bounds, fatal, gather, index};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
-use crate::{call, counts, digest, settings, trap};
+use crate::{call, counts, digest, processors, settings, trap};
 
 /// Entries of the queue, and of a part whose memory is given back when all of it went; powers of two.
 const ENTRIES: usize = 1 << 24;
@@ -244,8 +244,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
             if gather::is_gathered() {
-                // SAFETY: no arguments. Others go first.
-                let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+                processors::give_way();
             }
             continue;
         }
