@@ -243,12 +243,12 @@ pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base:
             return;
         }
     }
-    get(number, pages, base);
+    get_at_once(lane, number, pages, base);
 }
 
 /// Asks for pages of a span and waits for them.
 pub(super) fn get(number: usize, pages: Bits, base: usize) {
-    bring(number, pages, base, false);
+    bring(number, pages, base, None);
 }
 
 /// As [`get`], of at most [`EACH`] parts: a server is asked for all that it has of them before its first answer.
@@ -270,12 +270,12 @@ pub(super) fn get_each(parts: &[(usize, Bits, usize)]) {
     }
 }
 
-/// As [`get`], for one thread: another that is awake helps it where what is shared is read.
-pub(super) fn get_at_once(number: usize, pages: Bits, base: usize) {
-    bring(number, pages, base, true);
+/// As [`get`], for the thread that has this lane: another that is awake helps it where what is shared is read.
+pub(super) fn get_at_once(lane: usize, number: usize, pages: Bits, base: usize) {
+    bring(number, pages, base, Some(lane));
 }
 
-fn bring(number: usize, pages: Bits, base: usize, helped: bool) {
+fn bring(number: usize, pages: Bits, base: usize, helped: Option<usize>) {
     loop {
         let then = epoch();
         let server = usize::from(place(number).first);
@@ -308,10 +308,10 @@ pub(super) fn is_shared(number: usize) -> bool {
 }
 
 /// Reads pages of a span from what is shared, if anything is.
-fn read(server: usize, number: usize, pages: Bits, base: usize, helped: bool) -> bool {
+fn read(server: usize, number: usize, pages: Bits, base: usize, helped: Option<usize>) -> bool {
     let read = |file| match helped {
-        true => pieces::read(file, number, pages, base),
-        false => transfer(nr::PREAD64, file, number, pages, base),
+        Some(lane) => pieces::read(lane, file, number, pages, base),
+        None => transfer(nr::PREAD64, file, number, pages, base),
     };
     let done = file(server).is_some_and(read);
     if done {

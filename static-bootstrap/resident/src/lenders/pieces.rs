@@ -27,26 +27,27 @@ struct Work {
     good: bool,
 }
 
-static WORK: Lock<Work> =
-    Lock::new(Work { file: 0, number: 0, pages: NONE, base: 0, next: SPAN_PAGES, open: 0, good: true });
-/// Some piece is nobody's yet.
-static LEFT: AtomicBool = AtomicBool::new(false);
+const NOTHING: Work = Work { file: 0, number: 0, pages: NONE, base: 0, next: SPAN_PAGES, open: 0, good: true };
+/// Of who answers faults, and of who fetches ahead.
+static WORKS: [Lock<Work>; 2] = [const { Lock::new(NOTHING) }; 2];
+/// Of which some piece is nobody's yet.
+static LEFT: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
-/// In a child whose parent's thread may have held it.
+/// In a child whose parent's thread may have held them.
 pub(super) fn reset() {
-    WORK.reset();
+    WORKS.iter().for_each(Lock::reset);
 }
 
-/// Reads pages of a span to their places in the one at `base`; for one thread.
-pub(super) fn read(file: usize, number: usize, pages: Bits, base: usize) -> bool {
+/// Reads pages of a span to their places in the one at `base`; for the one thread that has this lane.
+pub(super) fn read(lane: usize, file: usize, number: usize, pages: Bits, base: usize) -> bool {
     if count(&pages) < WORTH {
         return transfer(nr::PREAD64, file, number, pages, base);
     }
-    *WORK.lock() = Work { file, number, pages, base, next: 0, open: 0, good: true };
-    LEFT.store(true, Ordering::Release);
-    while help() {}
+    *WORKS[lane].lock() = Work { file, number, pages, base, next: 0, open: 0, good: true };
+    LEFT[lane].store(true, Ordering::Release);
+    while help_with(lane) {}
     loop {
-        let work = WORK.lock();
+        let work = WORKS[lane].lock();
         if work.open == 0 {
             return work.good;
         }
@@ -56,15 +57,19 @@ pub(super) fn read(file: usize, number: usize, pages: Bits, base: usize) -> bool
     }
 }
 
-/// Reads a piece; false when none is left.
+/// Reads a piece of what somebody waits for; false when none is left.
 pub(crate) fn help() -> bool {
-    if !LEFT.load(Ordering::Acquire) {
+    (0..WORKS.len()).any(help_with)
+}
+
+fn help_with(lane: usize) -> bool {
+    if !LEFT[lane].load(Ordering::Acquire) {
         return false;
     }
-    let mut work = WORK.lock();
+    let mut work = WORKS[lane].lock();
     let mine = loop {
         if work.next >= SPAN_PAGES {
-            LEFT.store(false, Ordering::Relaxed);
+            LEFT[lane].store(false, Ordering::Relaxed);
             return false;
         }
         let mine = both(work.pages, range(work.next, work.next + PIECE));
@@ -77,7 +82,7 @@ pub(crate) fn help() -> bool {
     let Work { file, number, base, .. } = *work;
     drop(work);
     let good = transfer(nr::PREAD64, file, number, mine, base);
-    let mut work = WORK.lock();
+    let mut work = WORKS[lane].lock();
     work.open -= 1;
     work.good &= good;
     true

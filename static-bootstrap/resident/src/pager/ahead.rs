@@ -47,6 +47,12 @@ struct Entry {
     age: u64,
 }
 
+impl Entry {
+    fn holds(&self, number: usize, page: usize) -> bool {
+        self.state != State::Idle && self.number == number && has(&self.pages, page)
+    }
+}
+
 struct Cache {
     entries: [Entry; MOST],
     now: u64,
@@ -204,8 +210,7 @@ fn put_back(engine: &Engine, entry: Entry) {
 /// The program misses a page that is in somebody's hands. Whether it waits here, which brings it as soon as it can, and whether it was ready.
 pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> (bool, bool) {
     let mut cache = CACHE.lock();
-    let holds = |entry: &&mut Entry| entry.state != State::Idle && entry.number == number && has(&entry.pages, page);
-    let Some(entry) = cache.entries.iter_mut().find(holds) else { return (false, false) };
+    let Some(entry) = cache.entries.iter_mut().find(|entry| entry.holds(number, page)) else { return (false, false) };
     if entry.state != State::Ready {
         // One that is not fetched yet comes first.
         if !entry.wanted {
@@ -220,6 +225,22 @@ pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> (bool, bool
     counts::foreseen(count(&found.pages));
     install(engine, found);
     (true, true)
+}
+
+/// The program waits for this page, if it is still on its way: who answers faults helps to bring it, and brings what is asked for after it meanwhile.
+pub(super) fn hasten(engine: &Engine, number: usize, page: usize) {
+    while is_coming(number, page) && !GATE.is_closed() {
+        if lenders::help() {
+            continue;
+        }
+        let Some((nth, entry)) = take_asked() else { return };
+        lenders::get_at_once(lenders::DEMAND, entry.number, entry.pages, entry.slot);
+        came(engine, nth, entry);
+    }
+}
+
+fn is_coming(number: usize, page: usize) -> bool {
+    CACHE.lock().entries.iter().any(|entry| entry.holds(number, page))
 }
 
 /// A run goes on from there.

@@ -124,6 +124,7 @@ impl Demand {
                 let choice = POLICY.lock().handle_foreseen(index as u64, comes, |page| table.is_here(page));
                 drop(table);
                 choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next, choice.order));
+                ahead::hasten(&engine, number, page);
             }
             return;
         }
@@ -251,7 +252,7 @@ impl Demand {
                     continue;
                 }
                 let (at, from) = (address(number, page), slot + used * PAGE);
-                lenders::get_at_once(number, range(page, page + len), from.wrapping_sub(page * PAGE));
+                lenders::get_at_once(lenders::DEMAND, number, range(page, page + len), from.wrapping_sub(page * PAGE));
                 let moved = engine.uffd.bring(at, from, len * PAGE);
                 if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
                     engine.empty(slot);
