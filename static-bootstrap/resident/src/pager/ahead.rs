@@ -9,7 +9,7 @@ use sys::retention::Comes;
 
 use super::demand::{self, flip};
 use super::fork::Gate;
-use super::{ENGINE, Engine, evict, fatal, gather};
+use super::{ENGINE, Engine, MOST as FITS, WANTED, evict, fatal, gather};
 use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
@@ -45,6 +45,8 @@ struct Entry {
     pages: Bits,
     slot: usize,
     age: u64,
+    /// What had gone when it was asked for.
+    gone: u32,
 }
 
 impl Entry {
@@ -59,7 +61,7 @@ struct Cache {
 }
 
 const NOTHING: Entry =
-    Entry { state: State::Idle, wanted: false, dropped: false, number: 0, pages: NONE, slot: 0, age: 0 };
+    Entry { state: State::Idle, wanted: false, dropped: false, number: 0, pages: NONE, slot: 0, age: 0, gone: 0 };
 static CACHE: Lock<Cache> = Lock::new(Cache { entries: [NOTHING; MOST], now: 0 });
 pub(super) static GATE: Gate = Gate::new();
 /// The thread waits for work, and not awake.
@@ -186,10 +188,10 @@ fn take_asked() -> Option<(usize, Entry)> {
 
 /// Puts what came into the program's memory.
 fn install(engine: &Engine, entry: Entry) {
-    engine.take_room(count(&entry.pages));
     if engine.uffd.moves && runs(entry.pages).count() <= FLIPPED {
         flip(engine, entry.number, entry.pages, entry.slot);
     } else {
+        engine.take_room(count(&entry.pages));
         engine.fill(entry.number, entry.pages, entry.slot);
         engine.slots.lock().give_full(entry.slot);
     }
@@ -298,7 +300,7 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
     }
     // One is always left for those who cannot wait.
     let taken = engine.slots.lock().take_spare();
-    let Some(slot) = taken else { return };
+    let Some(slot) = taken else { return WANTED.tell() };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
     counts::ahead(count(&pages));
@@ -309,12 +311,26 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
         pages,
         slot,
         age: now,
+        gone: gather::gone(),
         ..NOTHING
     };
     drop(cache);
     probe.into_iter().for_each(|page| demand::left_out(page as u64));
     drop(table);
     WORK.tell();
+}
+
+/// Lets go of something that waits since as much has gone as a quarter of what fits: it is not missed as was foreseen. False when there is none.
+pub(super) fn expire(engine: &Engine) -> bool {
+    const PART: i64 = 4;
+    let (gone, most) = (gather::gone(), FITS.load(Ordering::Relaxed) / PART);
+    let mut cache = CACHE.lock();
+    let is_late = |entry: &&mut Entry| entry.state == State::Ready && i64::from(gone.wrapping_sub(entry.gone)) > most;
+    let Some(entry) = cache.entries.iter_mut().find(is_late) else { return false };
+    let found = core::mem::replace(entry, NOTHING);
+    drop(cache);
+    put_back(engine, found);
+    true
 }
 
 /// Nobody wants these any more; the caller looks again until they are not busy.

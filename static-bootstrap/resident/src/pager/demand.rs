@@ -11,7 +11,7 @@ use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
-use super::{Engine, ahead, bounds, fatal, gather, refused};
+use super::{Engine, WANTED, ahead, bounds, fatal, gather, refused};
 use crate::lock::{Guard, Lock};
 use crate::table::{ALL, NONE, TABLE, Table, address, both, range, with, without};
 use crate::uffd::Message;
@@ -150,7 +150,6 @@ impl Demand {
         let away = both(pages, span.remote);
         span.busy = with(span.busy, pages);
         drop(table);
-        engine.take_room(count(&pages));
         self.fetch(number, pages, away);
         engine.arrived(number, pages, if choice.of_run { Comes::OfRun } else { Comes::Alone });
         counts::fault(if away == NONE { counts::FRESH } else { counts::FETCHED }, Some(begun));
@@ -215,6 +214,7 @@ impl Demand {
     /// Brings `pages`, of which those in `away` are with the server and the others zero.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits) {
         let rest = self.receive(number, away);
+        self.engine.take_room(count(&pages) - count(&away) + count(&rest));
         if rest != NONE {
             lenders::get(number, rest, self.buffer);
             self.engine.fill(number, rest, self.buffer);
@@ -244,18 +244,22 @@ impl Demand {
             let (mut page, end) = (first, first + count);
             while end - page >= MOVED {
                 let some = || engine.slots.lock().take_some(end - page).map(|(slot, there)| (slot, 0, there));
-                let Some((slot, used, there)) = self.slot.take().or_else(some) else { return rest };
+                let Some((slot, used, there)) = self.slot.take().or_else(some) else {
+                    WANTED.tell();
+                    return rest;
+                };
                 let len = (there - used).min(end - page);
                 if len < MOVED && used + len == there {
                     // So few are not worth moving.
-                    engine.empty(slot);
+                    engine.empty(slot, len);
                     continue;
                 }
                 let (at, from) = (address(number, page), slot + used * PAGE);
                 lenders::get_at_once(lenders::DEMAND, number, range(page, page + len), from.wrapping_sub(page * PAGE));
                 let moved = engine.uffd.bring(at, from, len * PAGE);
+                engine.passed(len);
                 if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
-                    engine.empty(slot);
+                    engine.empty(slot, there - used - len);
                 } else if used + len == there {
                     engine.slots.lock().give_empty(slot);
                 } else {
@@ -276,9 +280,10 @@ pub(super) fn flip(engine: &Engine, number: usize, pages: Bits, slot: usize) {
         let brought = engine.uffd.bring(address(number, first), slot + first * PAGE, count * PAGE);
         moved &= brought.unwrap_or_else(|errno| refused(step::FILL, errno));
     }
+    engine.passed(count(&pages));
     if moved {
         engine.slots.lock().give_empty(slot);
     } else {
-        engine.empty(slot);
+        engine.empty(slot, SPAN_PAGES - count(&pages));
     }
 }

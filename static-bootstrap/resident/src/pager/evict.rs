@@ -8,7 +8,7 @@ use sys::retention::{Retention, Source};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, MOST, ROOM, WANTED, bounds, fatal, gather, index};
+use super::{ENGINE, Engine, FREE, MOST, ROOM, STAGED, WANTED, ahead, bounds, fatal, gather, index, staged};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, processors, settings, trap};
@@ -206,6 +206,9 @@ struct Evictor {
     /// Bytes that may be kept here, as the agent said last; and those that it takes to know of pages.
     budget: usize,
     known: usize,
+    /// Pages that fit beside slots, as was told last to who decides what comes and stays; and the most that slots had of late.
+    room: usize,
+    staged: usize,
     healer: Healer,
     returns: Returns,
 }
@@ -216,7 +219,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     gather::join(gather::BACK);
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
-    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, healer, returns };
+    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, room: 0, staged: 0, healer, returns };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -240,6 +243,12 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         let free = FREE.load(Ordering::Acquire);
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
         behind = free < if behind { 2 * engine.reserve } else { engine.reserve };
+        if behind && (ahead::expire(&engine) || evictor.give_surplus()) {
+            continue;
+        }
+        // What goes in pieces leaves no slot of which all is there: then enough is free.
+        let room = 2 * engine.reserve + SPAN_PAGES as i64;
+        behind |= engine.uffd.moves && free < room && engine.slots.lock().are_wanted();
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
@@ -278,8 +287,15 @@ impl Evictor {
         if fits as i64 != most {
             MOST.store(fits as i64, Ordering::Relaxed);
             FREE.fetch_add(fits as i64 - most, Ordering::AcqRel);
-            super::fit(fits, self.engine.group, self.engine.depth);
             ROOM.tell();
+        }
+        // What slots have is not the program's; of what they had it gets a page a turn, since what is kept here goes as soon as less fits.
+        let staged = usize::try_from(STAGED.load(Ordering::Relaxed)).unwrap_or(0);
+        self.staged = staged.max(self.staged.saturating_sub(1));
+        let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
+        if room != self.room {
+            self.room = room;
+            super::fit(room, self.engine.group, self.engine.depth);
         }
     }
 
@@ -292,6 +308,16 @@ impl Evictor {
             let gift = Gift { number, ..Gift::NONE };
             self.give(&Part { gift, zero: pages, ..Part::NONE }, &[]);
         }
+    }
+
+    /// Gives up a slot that nobody asks for, of which pages are there; false when there is none.
+    fn give_surplus(&self) -> bool {
+        let engine = self.engine;
+        let taken = if engine.uffd.moves { engine.slots.lock().take_surplus() } else { None };
+        let Some(slot) = taken else { return false };
+        let slot = slot.emptied(&engine.uffd);
+        engine.slots.lock().give_empty(slot);
+        true
     }
 
     /// Evicts what came first, as much as one slot takes; false when there is nothing.
@@ -316,7 +342,6 @@ impl Evictor {
         // What was discarded before these came would be lost after they are given.
         self.discard();
         let there = parts[..len].iter().filter(|part| part.whole).map(|part| count(&part.gift.pages)).sum::<usize>();
-        let there = there == used;
         for (nth, part) in parts[..len].iter().enumerate() {
             if part.is_nothing() {
                 self.settle(&part.gift);
@@ -325,14 +350,18 @@ impl Evictor {
             }
         }
         // What was sent is the kernel's now.
-        if there && used == SPAN_PAGES || !engine.uffd.moves {
-            engine.slots.lock().give_full(slot);
-        } else if there && used > 0 {
-            engine.slots.lock().give_part(slot, used);
+        let mut slots = engine.slots.lock();
+        if !engine.uffd.moves {
+            slots.give_full(slot);
+        } else if there == used && used > 0 && slots.are_wanted() && FREE.load(Ordering::Acquire) >= used as i64 {
+            staged(used as i64);
+            match used {
+                SPAN_PAGES => slots.give_full(slot),
+                _ => slots.give_part(slot, used),
+            }
         } else {
-            // SAFETY: a slot of ours; what is left in it does not matter.
-            let _ = unsafe { call::advise(slot, used * PAGE, call::DONTNEED) };
-            engine.slots.lock().give_empty(slot);
+            drop(slots);
+            engine.empty(slot, 0);
         }
         len > 0
     }
@@ -375,6 +404,7 @@ impl Evictor {
         if moved == NONE {
             return Taken::Held;
         }
+        // The slot that they are in now is of what is always there.
         FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
         ROOM.tell();
         let (data, unchanged) = contents(number, base, there);

@@ -71,6 +71,11 @@ pub(super) fn count(pages: Bits) {
     PAGES.fetch_add(page::count(&pages) as u32, Ordering::Relaxed);
 }
 
+/// Pages that were moved out so far.
+pub(super) fn gone() -> u32 {
+    PAGES.load(Ordering::Relaxed)
+}
+
 /// Decides; of the thread that answers faults.
 pub(super) struct Judge {
     moves: u32,

@@ -30,9 +30,10 @@ use slots::Slots;
 
 /// Written by who is alone in here ([`super::entry`]).
 static RUNS: AtomicBool = AtomicBool::new(false);
-/// Pages that may be here, and of those how many may still come; negative while too many are.
+/// Pages that may be here, and of those how many may still come; negative while too many are. Of the latter those that slots have are taken.
 static MOST: AtomicI64 = AtomicI64::new(0);
 static FREE: AtomicI64 = AtomicI64::new(0);
+static STAGED: AtomicI64 = AtomicI64::new(0);
 /// Room is wanted; there is more room; nobody has this page in his hands any more.
 static WANTED: Event = Event::new();
 static ROOM: Event = Event::new();
@@ -49,7 +50,7 @@ struct Engine {
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
     reserve: i64,
-    /// Bytes of slots.
+    /// Bytes of slots that are always there.
     staged: usize,
     /// Spans ahead of a run; and of how many one waits until it is missed.
     depth: usize,
@@ -63,6 +64,8 @@ const SEQUENTIAL: usize = 2;
 const WILL_NEED: usize = 3;
 /// Pages from so many on that come together go together.
 const TOGETHER: usize = 64;
+/// Slots of which all pages are there at times, at least.
+const SLOTS_LEAST: usize = 3;
 /// Bytes that it takes to know of pages, at least, and by which they become more.
 const TABLES: usize = 1 << 20;
 const MORE: usize = 256 << 10;
@@ -147,22 +150,23 @@ fn start() {
     Fresh::new(&granted).install();
     let uffd = Uffd::open().unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
-    let staged = staged();
-    let made = SLOTS.lock().make(&uffd, staged).and_then(|()| QUEUE.lock().make());
+    let slots = slots_of(&uffd);
+    let made = SLOTS.lock().make(&uffd, slots).and_then(|()| QUEUE.lock().make());
     made.and_then(|()| digest::draw()).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let watched = window::ranges().try_for_each(|(at, len)| uffd.register(at, len));
     watched.unwrap_or_else(|errno| refused(step::REGISTER, errno));
     // A child would find nothing in there, and must not take that for zeros.
     fork::inherited(false);
-    let staged = staged * SPAN;
+    // Where pages are moved, only the one to which what goes is moved; else they are memory like any other.
+    let staged = if uffd.moves { SPAN } else { slots * SPAN };
     let pages = (budget - staged - TABLES) / PAGE;
     let had = adopt();
     MOST.store(pages as i64, Ordering::Relaxed);
     FREE.store(pages as i64 - had as i64, Ordering::Release);
-    let reserve = (pages / 24).clamp(64, 8 * SPAN_PAGES) as i64;
+    let reserve = (pages / 32).clamp(64, 8 * SPAN_PAGES) as i64;
     let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
     let group = (depth / 2).max(1);
-    fit(pages, group, depth);
+    fit(pages.saturating_sub(SLOTS_LEAST * SPAN_PAGES).max(SPAN_PAGES), group, depth);
     gather::allow(heirs::watch());
     begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
     if uffd.traps {
@@ -187,8 +191,18 @@ fn known() -> usize {
 }
 
 /// Slots of this program.
-fn staged() -> usize {
-    (settings::get().local as usize / 7 / SPAN).clamp(4, 32)
+fn slots_of(uffd: &Uffd) -> usize {
+    let spans = settings::get().local as usize / SPAN;
+    if uffd.moves { (spans / 5).clamp(8, 32) } else { (spans / 7).clamp(4, 32) }
+}
+
+/// So many pages more are there in slots, or fewer: they are of the budget, too.
+fn staged(pages: i64) {
+    STAGED.fetch_add(pages, Ordering::Relaxed);
+    FREE.fetch_sub(pages, Ordering::AcqRel);
+    if pages < 0 {
+        ROOM.tell();
+    }
 }
 
 /// Starts the threads, and leaves them the descriptors.
@@ -258,6 +272,7 @@ impl Engine {
     /// what both threads bring, nothing would be left to go.
     fn fits(&self, budget: usize, known: usize) -> usize {
         let least = (trap::most() / PAGE + SPAN_PAGES).max(3 * SPAN_PAGES).max(self.reserve as usize * 4);
+        let least = if self.uffd.moves { least + SLOTS_LEAST * SPAN_PAGES } else { least };
         (budget.saturating_sub(self.staged + known) / PAGE).max(least)
     }
 
@@ -330,11 +345,18 @@ impl Engine {
         SETTLED.tell();
     }
 
-    /// Gives back a slot in which some pages may be left.
-    fn empty(&self, slot: usize) {
+    /// Pages of a slot, so many, have become the program's.
+    fn passed(&self, pages: usize) {
+        FREE.fetch_sub(pages as i64, Ordering::AcqRel);
+        staged(-(pages as i64));
+    }
+
+    /// Gives back a slot in which so many pages are left, as far as is counted.
+    fn empty(&self, slot: usize, pages: usize) {
         // SAFETY: a slot of the caller's; what is in it does not matter.
         let _ = unsafe { call::advise(slot, SPAN, call::DONTNEED) };
         self.slots.lock().give_empty(slot);
+        staged(-(pages as i64));
     }
 
     /// Puts pages that lie in their places in the span at `slot` into the program's memory.
