@@ -64,6 +64,13 @@ pub mod strides;
 #[cfg(test)]
 mod strides_traces;
 
+/// Slots through which its pages pass; here for their tests.
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/pool.rs"]
+pub mod pool;
+#[cfg(test)]
+mod pool_tests;
+
 /// What it keeps; here for its tests.
 #[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/retention.rs"]

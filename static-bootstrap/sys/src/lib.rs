@@ -18,6 +18,7 @@ pub mod page;
 pub mod places;
 pub mod plan;
 pub mod policy;
+pub mod pool;
 pub mod rank;
 pub mod resident;
 pub mod retention;

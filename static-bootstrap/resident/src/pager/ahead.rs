@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, SPAN_PAGES, count, has, runs};
 use sys::policy::Ahead;
+use sys::pool::Slot;
 use sys::retention::Comes;
 
 use super::demand::{self, flip};
@@ -193,7 +194,7 @@ fn install(engine: &Engine, entry: Entry) {
     } else {
         engine.take_room(count(&entry.pages));
         engine.fill(entry.number, entry.pages, entry.slot);
-        engine.slots.lock().give_full(entry.slot);
+        engine.give_full(entry.slot);
     }
     engine.arrived(entry.number, entry.pages, Comes::OfRun);
 }
@@ -201,7 +202,7 @@ fn install(engine: &Engine, entry: Entry) {
 /// What came is not wanted here: the server still has it.
 fn put_back(engine: &Engine, entry: Entry) {
     counts::in_vain(count(&entry.pages));
-    engine.slots.lock().give_full(entry.slot);
+    engine.give_full(entry.slot);
     let mut table = TABLE.lock();
     let span = table.span(entry.number);
     span.busy = without(span.busy, entry.pages);
@@ -293,14 +294,14 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
         counts::in_vain(count(&old.pages));
         drop(cache);
         drop(table);
-        engine.slots.lock().give_full(slot);
+        engine.give_full(slot);
         engine.settled(old.number, old.pages);
         // The next fault asks again.
         return;
     }
     // One is always left for those who cannot wait.
     let taken = engine.slots.lock().take_spare();
-    let Some(slot) = taken else { return WANTED.tell() };
+    let Some(Slot { at: slot, .. }) = taken else { return WANTED.tell() };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
     counts::ahead(count(&pages));

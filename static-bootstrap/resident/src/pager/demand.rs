@@ -6,12 +6,13 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, has, runs};
 use sys::policy::{Hint, Policy};
+use sys::pool::Slot;
 use sys::resident::{cause, step};
 use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
-use super::{Engine, WANTED, ahead, bounds, fatal, gather, refused};
+use super::{Engine, WANTED, ahead, bounds, fatal, gather, refused, slots};
 use crate::lock::{Guard, Lock};
 use crate::table::{ALL, NONE, TABLE, Table, address, both, range, with, without};
 use crate::uffd::Message;
@@ -55,8 +56,8 @@ pub(super) fn hint(at: usize, len: usize, hint: Hint) {
 /// The thread.
 pub(super) fn run(engine: Engine) -> ! {
     let taken = engine.slots.lock().take_any();
-    let buffer = match taken.map(|slot| slot.filled(&engine.uffd)) {
-        Some(Ok(slot)) => slot,
+    let buffer = match taken.map(|slot| slots::fill(slot, &engine.uffd)) {
+        Some(Ok(at)) => at,
         Some(Err(errno)) => refused(step::FILL, errno),
         None => fatal::say(cause::SHORT, 0, [0; 2]),
     };
@@ -243,7 +244,7 @@ impl Demand {
         for (first, count) in runs(away) {
             let (mut page, end) = (first, first + count);
             while end - page >= MOVED {
-                let some = || engine.slots.lock().take_some(end - page).map(|(slot, there)| (slot, 0, there));
+                let some = || engine.slots.lock().take_some(end - page).map(|slot| (slot.at, 0, slot.there));
                 let Some((slot, used, there)) = self.slot.take().or_else(some) else {
                     WANTED.tell();
                     return rest;
@@ -257,11 +258,11 @@ impl Demand {
                 let (at, from) = (address(number, page), slot + used * PAGE);
                 lenders::get_at_once(lenders::DEMAND, number, range(page, page + len), from.wrapping_sub(page * PAGE));
                 let moved = engine.uffd.bring(at, from, len * PAGE);
-                engine.passed(len);
+                slots::pass(len);
                 if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
                     engine.empty(slot, there - used - len);
                 } else if used + len == there {
-                    engine.slots.lock().give_empty(slot);
+                    engine.slots.lock().give(Slot { at: slot, there: 0 });
                 } else {
                     self.slot = Some((slot, used + len, there));
                 }
@@ -280,9 +281,9 @@ pub(super) fn flip(engine: &Engine, number: usize, pages: Bits, slot: usize) {
         let brought = engine.uffd.bring(address(number, first), slot + first * PAGE, count * PAGE);
         moved &= brought.unwrap_or_else(|errno| refused(step::FILL, errno));
     }
-    engine.passed(count(&pages));
+    slots::pass(count(&pages));
     if moved {
-        engine.slots.lock().give_empty(slot);
+        engine.slots.lock().give(Slot { at: slot, there: 0 });
     } else {
         engine.empty(slot, SPAN_PAGES - count(&pages));
     }

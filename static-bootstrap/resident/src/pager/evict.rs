@@ -3,12 +3,13 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
+use sys::pool::Slot;
 use sys::resident::{cause, step};
 use sys::retention::{Retention, Source};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, MOST, ROOM, STAGED, WANTED, ahead, bounds, fatal, gather, index, staged};
+use super::{ENGINE, Engine, FREE, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, processors, settings, trap};
@@ -248,7 +249,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         }
         // What goes in pieces leaves no slot of which all is there: then enough is free.
         let room = 2 * engine.reserve + SPAN_PAGES as i64;
-        behind |= engine.uffd.moves && free < room && engine.slots.lock().are_wanted();
+        behind |= engine.uffd.moves && free < room && engine.slots.lock().is_short();
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
@@ -290,8 +291,7 @@ impl Evictor {
             ROOM.tell();
         }
         // What slots have is not the program's; of what they had it gets a page a turn, since what is kept here goes as soon as less fits.
-        let staged = usize::try_from(STAGED.load(Ordering::Relaxed)).unwrap_or(0);
-        self.staged = staged.max(self.staged.saturating_sub(1));
+        self.staged = slots::staged().max(self.staged.saturating_sub(1));
         let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
         if room != self.room {
             self.room = room;
@@ -314,10 +314,10 @@ impl Evictor {
     fn give_surplus(&self) -> bool {
         let engine = self.engine;
         let taken = if engine.uffd.moves { engine.slots.lock().take_surplus() } else { None };
-        let Some(slot) = taken else { return false };
-        let slot = slot.emptied(&engine.uffd);
-        engine.slots.lock().give_empty(slot);
-        true
+        taken.is_some_and(|slot| {
+            engine.empty(slot.at, slot.there);
+            true
+        })
     }
 
     /// Evicts what came first, as much as one slot takes; false when there is nothing.
@@ -325,7 +325,7 @@ impl Evictor {
         let engine = self.engine;
         // Others have them all for a moment.
         let Some(slot) = engine.slots.lock().take_empty() else { return false };
-        let slot = slot.emptied(&engine.uffd);
+        let slot = slots::empty(slot, &engine.uffd);
         let (mut parts, mut len, mut used, mut held) = ([Part::NONE; PARTS], 0, 0, 0);
         while len < PARTS && held < PARTS {
             // What has to stay may be all that is in one of the lines.
@@ -350,17 +350,14 @@ impl Evictor {
             }
         }
         // What was sent is the kernel's now.
-        let mut slots = engine.slots.lock();
+        let mut pool = engine.slots.lock();
         if !engine.uffd.moves {
-            slots.give_full(slot);
-        } else if there == used && used > 0 && slots.are_wanted() && FREE.load(Ordering::Acquire) >= used as i64 {
-            staged(used as i64);
-            match used {
-                SPAN_PAGES => slots.give_full(slot),
-                _ => slots.give_part(slot, used),
-            }
+            pool.give(Slot { at: slot, there: SPAN_PAGES });
+        } else if there == used && used > 0 && pool.is_short() && FREE.load(Ordering::Acquire) >= used as i64 {
+            slots::count_more(used as i64);
+            pool.give(Slot { at: slot, there: used });
         } else {
-            drop(slots);
+            drop(pool);
             engine.empty(slot, 0);
         }
         len > 0
@@ -522,12 +519,12 @@ impl Evictor {
             self.complete();
         }
         let Some(slot) = self.engine.slots.lock().take_any() else { return false };
-        let slot = match slot.filled(&self.engine.uffd) {
-            Ok(slot) => slot,
+        let slot = match slots::fill(slot, &self.engine.uffd) {
+            Ok(at) => at,
             Err(errno) => super::refused(step::FILL, errno),
         };
         let healed = self.healer.step(slot);
-        self.engine.slots.lock().give_full(slot);
+        self.engine.give_full(slot);
         healed
     }
 }

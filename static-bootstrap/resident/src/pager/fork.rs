@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::resident::step;
 
-use super::{ENGINE, Engine, RUNS, SLOTS, STAGED, WANTED, ahead, begin, gather, refused};
+use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, gather, refused, slots};
 use crate::lenders::Fresh;
 use crate::lock::{Event, Guard, Lock};
 use crate::table::TABLE;
@@ -99,9 +99,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     let uffd = uffd.unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     ahead::abandon();
     trap::let_go();
-    let slots = SLOTS.lock().make(&uffd, super::slots_of(&uffd));
-    super::staged(-STAGED.load(Ordering::Relaxed));
-    slots.unwrap_or_else(|errno| refused(step::MEMORY, errno));
+    *SLOTS.lock() = slots::make(&uffd).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     fresh.install();
     begin(Engine { uffd, ..engine }, &granted);
     Ok(0)

@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use sys::policy::Hint;
+use sys::pool::{Pool, Slot};
 use sys::resident::{DESCRIPTORS, SERVERS, cause, step};
 use sys::retention::Comes;
 
@@ -26,14 +27,12 @@ use super::{call, counts, digest, door, fatal, heirs, segments, settings, thread
 use evict::Queue;
 pub(super) use fork::fork;
 pub(super) use gather::part;
-use slots::Slots;
 
 /// Written by who is alone in here ([`super::entry`]).
 static RUNS: AtomicBool = AtomicBool::new(false);
-/// Pages that may be here, and of those how many may still come; negative while too many are. Of the latter those that slots have are taken.
+/// Pages that may be here, and of those how many may still come, in slots or in the program; negative while too many are.
 static MOST: AtomicI64 = AtomicI64::new(0);
 static FREE: AtomicI64 = AtomicI64::new(0);
-static STAGED: AtomicI64 = AtomicI64::new(0);
 /// Room is wanted; there is more room; nobody has this page in his hands any more.
 static WANTED: Event = Event::new();
 static ROOM: Event = Event::new();
@@ -46,11 +45,11 @@ static ENGINE: Lock<Option<Engine>> = Lock::new(None);
 #[derive(Clone, Copy)]
 struct Engine {
     uffd: Uffd,
-    slots: &'static Lock<Slots>,
+    slots: &'static Lock<Pool>,
     queue: &'static Lock<Queue>,
     /// Pages that are always to be free.
     reserve: i64,
-    /// Bytes of slots that are always there.
+    /// Bytes of slots that are taken to be there always: of the one that is being filled, and of all where pages are copied.
     staged: usize,
     /// Spans ahead of a run; and of how many one waits until it is missed.
     depth: usize,
@@ -70,7 +69,7 @@ const SLOTS_LEAST: usize = 3;
 const TABLES: usize = 1 << 20;
 const MORE: usize = 256 << 10;
 
-static SLOTS: Lock<Slots> = Lock::new(Slots::NEW);
+static SLOTS: Lock<Pool> = Lock::new(Pool::NEW);
 static QUEUE: Lock<Queue> = Lock::new(Queue::NEW);
 
 /// The program asks for so many bytes more.
@@ -150,15 +149,16 @@ fn start() {
     Fresh::new(&granted).install();
     let uffd = Uffd::open().unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     let budget = settings.local as usize;
-    let slots = slots_of(&uffd);
-    let made = SLOTS.lock().make(&uffd, slots).and_then(|()| QUEUE.lock().make());
+    let made = slots::make(&uffd).and_then(|pool| {
+        *SLOTS.lock() = pool;
+        QUEUE.lock().make()
+    });
     made.and_then(|()| digest::draw()).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let watched = window::ranges().try_for_each(|(at, len)| uffd.register(at, len));
     watched.unwrap_or_else(|errno| refused(step::REGISTER, errno));
     // A child would find nothing in there, and must not take that for zeros.
     fork::inherited(false);
-    // Where pages are moved, only the one to which what goes is moved; else they are memory like any other.
-    let staged = if uffd.moves { SPAN } else { slots * SPAN };
+    let staged = if uffd.moves { SPAN } else { slots::number(&uffd) * SPAN };
     let pages = (budget - staged - TABLES) / PAGE;
     let had = adopt();
     MOST.store(pages as i64, Ordering::Relaxed);
@@ -188,21 +188,6 @@ fn fit(pages: usize, group: usize, depth: usize) {
 /// Bytes that it takes to know of all pages.
 fn known() -> usize {
     (TABLES + TABLE.lock().size()).next_multiple_of(MORE)
-}
-
-/// Slots of this program.
-fn slots_of(uffd: &Uffd) -> usize {
-    let spans = settings::get().local as usize / SPAN;
-    if uffd.moves { (spans / 5).clamp(8, 32) } else { (spans / 7).clamp(4, 32) }
-}
-
-/// So many pages more are there in slots, or fewer: they are of the budget, too.
-fn staged(pages: i64) {
-    STAGED.fetch_add(pages, Ordering::Relaxed);
-    FREE.fetch_sub(pages, Ordering::AcqRel);
-    if pages < 0 {
-        ROOM.tell();
-    }
 }
 
 /// Starts the threads, and leaves them the descriptors.
@@ -345,18 +330,16 @@ impl Engine {
         SETTLED.tell();
     }
 
-    /// Pages of a slot, so many, have become the program's.
-    fn passed(&self, pages: usize) {
-        FREE.fetch_sub(pages as i64, Ordering::AcqRel);
-        staged(-(pages as i64));
+    /// Gives back a slot in which so many pages are left that are counted.
+    fn empty(&self, at: usize, there: usize) {
+        // SAFETY: a slot of the caller's; what is in it does not matter.
+        let _ = unsafe { call::advise(at, SPAN, call::DONTNEED) };
+        self.slots.lock().give(Slot { at, there: 0 });
+        slots::count_more(-(there as i64));
     }
 
-    /// Gives back a slot in which so many pages are left, as far as is counted.
-    fn empty(&self, slot: usize, pages: usize) {
-        // SAFETY: a slot of the caller's; what is in it does not matter.
-        let _ = unsafe { call::advise(slot, SPAN, call::DONTNEED) };
-        self.slots.lock().give_empty(slot);
-        staged(-(pages as i64));
+    fn give_full(&self, at: usize) {
+        self.slots.lock().give(Slot { at, there: SPAN_PAGES });
     }
 
     /// Puts pages that lie in their places in the span at `slot` into the program's memory.

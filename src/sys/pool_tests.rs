@@ -1,0 +1,59 @@
+//! Which slots are taken, and how many pages they keep.
+
+use super::page::SPAN_PAGES;
+use super::pool::{Pool, Slot};
+
+fn full(at: usize) -> Slot {
+    Slot { at, there: SPAN_PAGES }
+}
+
+#[test]
+fn who_receives_gets_pages_that_are_there() {
+    let mut pool = Pool::new([1, 2, 3, 4, 5, 6, 7, 8].into_iter());
+    let taken = [(); 4].map(|()| pool.take_empty().unwrap());
+    assert!(taken.iter().all(|slot| slot.there == 0));
+    pool.give(Slot { at: taken[0].at, there: 30 });
+    pool.give(full(taken[1].at));
+    pool.give(Slot { at: taken[2].at, there: 60 });
+    // As many as are wanted if there is such a part; else all; else what there is.
+    assert_eq!(pool.take_some(50).unwrap().there, 60);
+    assert_eq!(pool.take_some(50).unwrap().there, SPAN_PAGES);
+    assert_eq!(pool.take_some(50).unwrap().there, 30);
+    assert_eq!(pool.take_some(1), None);
+    // Whoever needs all of them gets an empty one then.
+    assert_eq!(pool.take_any().unwrap().there, 0);
+}
+
+#[test]
+fn who_can_wait_leaves_some() {
+    let mut pool = Pool::new([1, 2, 3, 4].into_iter());
+    let taken = [(); 3].map(|()| pool.take_empty().unwrap());
+    assert_eq!(pool.take_spare(), None);
+    taken.iter().take(2).for_each(|slot| pool.give(full(slot.at)));
+    assert_eq!(pool.take_spare().unwrap().there, SPAN_PAGES);
+    assert_eq!(pool.take_spare(), None);
+    assert_eq!(pool.take_any().unwrap().there, SPAN_PAGES);
+}
+
+/// Pages are kept while somebody asks for them, as many as a quarter of the slots, and go when nobody does any more.
+#[test]
+fn as_much_is_kept_as_is_asked_for() {
+    let mut pool = Pool::new((1..17usize).collect::<Vec<_>>().into_iter());
+    for kept in [1, 2, 3, 4, 4] {
+        while pool.is_short() {
+            let slot = pool.take_empty().unwrap();
+            pool.give(full(slot.at));
+        }
+        assert_eq!(pool.take_surplus(), None);
+        let taken = core::iter::from_fn(|| pool.take_some(SPAN_PAGES)).collect::<Vec<_>>();
+        assert_eq!(taken.len(), kept);
+        taken.iter().for_each(|slot| pool.give(Slot { at: slot.at, there: 0 }));
+    }
+    while pool.is_short() {
+        let slot = pool.take_empty().unwrap();
+        pool.give(full(slot.at));
+    }
+    let given_up = (0..1000).filter_map(|_| pool.take_surplus()).collect::<Vec<_>>();
+    assert!(given_up.len() == 4 && given_up.iter().all(|slot| slot.there == SPAN_PAGES), "{given_up:?}");
+    assert!(!pool.is_short());
+}

@@ -1,0 +1,121 @@
+//! Slots, each of one span, through which pages pass: which of them have pages, and how many of those are to be kept for who receives into them next.
+//!
+//! A page that a slot has is of the program's budget like one that the program has. So no more are kept than were asked for of late: one who finds too few has one slot more be
+//! kept, and each time that room was made often without anybody taking any, it is one less.
+
+use super::page::SPAN_PAGES;
+
+/// Slots at most.
+const MOST: usize = 40;
+/// Slots with no page or all that are left for who cannot wait.
+const LEFT: usize = 2;
+/// Times in a row that room is made and no pages are taken, until fewer are kept.
+const UNUSED: u32 = 64;
+
+/// A slot: its address, and how many of its pages are there, from the first on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    pub at: usize,
+    pub there: usize,
+}
+
+/// See the module. A slot that was taken is the taker's until it is given.
+#[derive(Debug)]
+pub struct Pool {
+    slots: [Slot; MOST],
+    len: usize,
+    /// Pages that are to be there, at most so many; and how often room was made since any were taken.
+    wanted: usize,
+    most: usize,
+    unused: u32,
+}
+
+impl Pool {
+    pub const NEW: Pool =
+        Pool { slots: [Slot { at: 0, there: 0 }; MOST], len: 0, wanted: SPAN_PAGES, most: 0, unused: 0 };
+
+    /// So many slots, without pages, of which a quarter may be kept full while nobody has them.
+    pub fn new(slots: impl ExactSizeIterator<Item = usize>) -> Pool {
+        let mut pool = Pool { most: slots.len() / 4 * SPAN_PAGES, ..Pool::NEW };
+        slots.for_each(|at| pool.give(Slot { at, there: 0 }));
+        pool
+    }
+
+    /// There are no more than [`MOST`]; what was given last is taken first, since it is in the processors' caches.
+    pub fn give(&mut self, slot: Slot) {
+        if let Some(place) = self.slots.get_mut(self.len) {
+            *place = slot;
+            self.len += 1;
+        }
+    }
+
+    /// The last for which `rank` is greatest, if that is not 0.
+    fn take_by(&mut self, rank: impl Fn(&Slot) -> usize) -> Option<Slot> {
+        let ranked = self.slots[..self.len].iter().enumerate().map(|(nth, slot)| (rank(slot), nth));
+        let (_, nth) = ranked.max().filter(|(rank, _)| *rank > 0)?;
+        let slot = self.slots[nth];
+        self.slots.copy_within(nth + 1..self.len, nth);
+        self.len -= 1;
+        Some(slot)
+    }
+
+    fn take_full(&mut self) -> Option<Slot> {
+        self.take_by(|slot| slot.there / SPAN_PAGES)
+    }
+
+    fn there(&self) -> usize {
+        self.slots[..self.len].iter().map(|slot| slot.there).sum()
+    }
+
+    /// Whether what was asked for was there.
+    fn note(&mut self, found: bool) {
+        self.unused = 0;
+        if !found {
+            self.wanted = (self.wanted + SPAN_PAGES).min(self.most);
+        }
+    }
+
+    /// One to receive into that will have all of its pages: a full one, an empty one, or else one that has few.
+    pub fn take_any(&mut self) -> Option<Slot> {
+        self.take_full().or_else(|| self.take_empty())
+    }
+
+    /// One with so many pages, if possible without more; else the one with the most.
+    pub fn take_some(&mut self, pages: usize) -> Option<Slot> {
+        let enough = |slot: &Slot| if (pages..SPAN_PAGES).contains(&slot.there) { 1 } else { 0 };
+        let found = self.take_by(enough).or_else(|| self.take_full());
+        self.note(found.is_some());
+        found.or_else(|| self.take_by(|slot| slot.there))
+    }
+
+    /// A full one, for who can wait.
+    pub fn take_spare(&mut self) -> Option<Slot> {
+        let parts = self.slots[..self.len].iter().filter(|slot| (1..SPAN_PAGES).contains(&slot.there)).count();
+        if self.len - parts <= LEFT {
+            return None;
+        }
+        let found = self.take_full();
+        self.note(found.is_some());
+        found
+    }
+
+    /// The one with the fewest pages, to have none.
+    pub fn take_empty(&mut self) -> Option<Slot> {
+        self.take_by(|slot| 1 + SPAN_PAGES - slot.there)
+    }
+
+    /// Whether more pages should be kept than are there.
+    pub fn is_short(&self) -> bool {
+        self.there() < self.wanted
+    }
+
+    /// Room is being made: one whose pages are more than should be kept.
+    pub fn take_surplus(&mut self) -> Option<Slot> {
+        self.unused += 1;
+        if self.unused > UNUSED {
+            (self.unused, self.wanted) = (0, self.wanted.saturating_sub(SPAN_PAGES));
+        }
+        let surplus = self.there().checked_sub(self.wanted)?;
+        self.take_by(|slot| if slot.there <= surplus { slot.there } else { 0 })
+    }
+}
