@@ -10,7 +10,7 @@ const MOST: usize = 40;
 /// Slots with no page or all that are left for who cannot wait.
 const LEFT: usize = 2;
 /// Times in a row that room is made and no pages are taken, until fewer are kept.
-const UNUSED: u32 = 64;
+const UNUSED: u32 = 16;
 
 /// A slot: its address, and how many of its pages are there, from the first on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
