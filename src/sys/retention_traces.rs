@@ -176,3 +176,19 @@ fn columns_are_kept_until_they_are_used_up() {
         assert!(misses < laps * most, "{room}, {sweep}: {misses}");
     }
 }
+
+/// Slots take more and less of what fits all the time: how long ago something went is told all the same.
+#[test]
+fn time_goes_on_while_what_fits_changes() {
+    let mut retention = Retention::NEW;
+    retention.fit(2560, 300, 1000, 500);
+    (0..1000).for_each(|nth| retention.leave(nth, 1000, Source::Passing));
+    let went = retention.time();
+    for turn in 0..100 {
+        retention.fit(if turn % 2 == 0 { 2304 } else { 2560 }, 300, 1000, 500);
+        retention.leave(0, 40, Source::Passing);
+    }
+    // 4,000 pages of grains of 36 to 40; what remains of each part is not counted.
+    let apart = retention.time() - went;
+    assert!((90..=111).contains(&apart), "{apart}");
+}

@@ -88,15 +88,25 @@ impl Pool {
         found.or_else(|| self.take_by(|slot| slot.there))
     }
 
-    /// A full one, for who can wait.
-    pub fn take_spare(&mut self) -> Option<Slot> {
+    /// Whether somebody who can wait may take one.
+    fn can_spare(&self) -> bool {
         let parts = self.slots[..self.len].iter().filter(|slot| (1..SPAN_PAGES).contains(&slot.there)).count();
-        if self.len - parts <= LEFT {
+        self.len - parts > LEFT
+    }
+
+    /// A full one, for who can wait: not one of the last.
+    pub fn take_spare(&mut self) -> Option<Slot> {
+        if !self.can_spare() {
             return None;
         }
         let found = self.take_full();
         self.note(found.is_some());
         found
+    }
+
+    /// The same without pages.
+    pub fn take_spare_empty(&mut self) -> Option<Slot> {
+        if self.can_spare() { self.take_by(|slot| usize::from(slot.there == 0)) } else { None }
     }
 
     /// The one with the fewest pages, to have none.

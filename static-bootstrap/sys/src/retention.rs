@@ -65,8 +65,10 @@ pub struct Retention {
     stepped: u64,
     /// What came back of columns and was not kept.
     passed: u64,
-    /// What has gone so far.
+    /// What has gone so far; of that, until what fits changed last; and the time then, since time is told in parts of what fits.
     gone: u64,
+    gone_then: u64,
+    then: u64,
     refused: u32,
     trials: [Option<Trial>; TRIALS],
     oldest: usize,
@@ -82,6 +84,8 @@ impl Retention {
         stepped: 0,
         passed: 0,
         gone: 0,
+        gone_then: 0,
+        then: 0,
         refused: 0,
         trials: [None; TRIALS],
         oldest: 0,
@@ -89,6 +93,7 @@ impl Retention {
 
     /// So much fits, of which `passing` at least is not kept, or `runs` while large pieces or parts of runs come, or `columns` while pages come with steps.
     pub fn fit(&mut self, room: usize, passing: usize, runs: usize, columns: usize) {
+        (self.then, self.gone_then) = (self.now(), self.gone);
         self.room = room as u64;
         self.limits = [passing, runs, columns].map(|passing| room.saturating_sub(passing) as u64);
     }
@@ -103,7 +108,12 @@ impl Retention {
 
     /// Now, to note it of what goes; never 0.
     pub fn time(&self) -> u16 {
-        (self.gone / self.grain() % u64::from(u16::MAX)) as u16 + 1
+        (self.now() % u64::from(u16::MAX)) as u16 + 1
+    }
+
+    /// In grains, of whatever size they were.
+    fn now(&self) -> u64 {
+        self.then + (self.gone - self.gone_then) / self.grain()
     }
 
     fn grain(&self) -> u64 {

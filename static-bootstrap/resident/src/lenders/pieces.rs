@@ -1,5 +1,5 @@
-//! Reading of what is shared, in pieces, by two threads: by who waits for it, and by who is awake and has nothing else to do. To copy a MiB takes one
-//! processor most of the time of a fault.
+//! Reading of what is shared, in pieces, by two threads: by who fetches it, and by who has nothing else to do, awake for the next fault or waiting for this to come. To copy a
+//! MiB takes one processor most of the time of a fault.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

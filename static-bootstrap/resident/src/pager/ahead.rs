@@ -6,11 +6,12 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use sys::page::{Bits, SPAN_PAGES, count, has, runs};
 use sys::policy::Ahead;
 use sys::pool::Slot;
+use sys::resident::step;
 use sys::retention::Comes;
 
 use super::demand::{self, flip};
 use super::fork::Gate;
-use super::{ENGINE, Engine, MOST as FITS, WANTED, evict, fatal, gather};
+use super::{ENGINE, Engine, FREE, MOST as FITS, WANTED, evict, fatal, gather, refused, slots};
 use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
@@ -44,9 +45,9 @@ struct Entry {
     dropped: bool,
     number: usize,
     pages: Bits,
-    slot: usize,
+    slot: Slot,
     age: u64,
-    /// What had gone when it was asked for.
+    /// What had gone when it came.
     gone: u32,
 }
 
@@ -61,8 +62,16 @@ struct Cache {
     now: u64,
 }
 
-const NOTHING: Entry =
-    Entry { state: State::Idle, wanted: false, dropped: false, number: 0, pages: NONE, slot: 0, age: 0, gone: 0 };
+const NOTHING: Entry = Entry {
+    state: State::Idle,
+    wanted: false,
+    dropped: false,
+    number: 0,
+    pages: NONE,
+    slot: Slot { at: 0, there: 0 },
+    age: 0,
+    gone: 0,
+};
 static CACHE: Lock<Cache> = Lock::new(Cache { entries: [NOTHING; MOST], now: 0 });
 pub(super) static GATE: Gate = Gate::new();
 /// The thread waits for work, and not awake.
@@ -81,7 +90,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         let passed = GATE.pass();
         loop {
             while len < OPEN && !GATE.is_closed() {
-                let Some((nth, entry)) = take_asked() else { break };
+                let Some((nth, entry)) = take_asked(&engine, |_| true) else { break };
                 open[len] = (nth, entry, lenders::want(lenders::AHEAD, entry.number, entry.pages));
                 len += 1;
             }
@@ -89,7 +98,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
                 break;
             }
             let (nth, entry, ticket) = open[0];
-            lenders::got(lenders::AHEAD, ticket, entry.number, entry.pages, entry.slot);
+            lenders::got(lenders::AHEAD, ticket, entry.number, entry.pages, entry.slot.at);
             open.copy_within(1..len, 0);
             len -= 1;
             came(&engine, nth, entry);
@@ -160,7 +169,7 @@ fn came(engine: &Engine, nth: usize, entry: Entry) {
     let mut cache = CACHE.lock();
     let place = &mut cache.entries[nth];
     if !place.wanted && !place.dropped {
-        place.state = State::Ready;
+        (place.state, place.gone) = (State::Ready, gather::gone());
         return;
     }
     let dropped = place.dropped;
@@ -179,22 +188,29 @@ pub(super) fn abandon() {
     }
 }
 
-fn take_asked() -> Option<(usize, Entry)> {
+/// What was asked for first of those that are meant, in a slot whose pages are all there.
+fn take_asked(engine: &Engine, is_meant: impl Fn(&Entry) -> bool) -> Option<(usize, Entry)> {
     let mut cache = CACHE.lock();
-    let asked = cache.entries.iter().enumerate().filter(|(_, entry)| entry.state == State::Asked);
-    let (nth, _) = asked.min_by_key(|(_, entry)| entry.age)?;
-    cache.entries[nth].state = State::Fetching;
-    Some((nth, cache.entries[nth]))
+    let asked =
+        cache.entries.iter_mut().enumerate().filter(|(_, entry)| entry.state == State::Asked && is_meant(entry));
+    let (nth, entry) = asked.min_by_key(|(_, entry)| entry.age)?;
+    let slot = core::mem::replace(&mut entry.slot.there, SPAN_PAGES);
+    entry.state = State::Fetching;
+    let entry = *entry;
+    drop(cache);
+    let filled = slots::fill(Slot { there: slot, ..entry.slot }, &engine.uffd);
+    filled.unwrap_or_else(|errno| refused(step::FILL, errno));
+    Some((nth, entry))
 }
 
 /// Puts what came into the program's memory.
 fn install(engine: &Engine, entry: Entry) {
     if engine.uffd.moves && runs(entry.pages).count() <= FLIPPED {
-        flip(engine, entry.number, entry.pages, entry.slot);
+        flip(engine, entry.number, entry.pages, entry.slot.at);
     } else {
         engine.take_room(count(&entry.pages));
-        engine.fill(entry.number, entry.pages, entry.slot);
-        engine.give_full(entry.slot);
+        engine.fill(entry.number, entry.pages, entry.slot.at);
+        engine.slots.lock().give(entry.slot);
     }
     engine.arrived(entry.number, entry.pages, Comes::OfRun);
 }
@@ -202,7 +218,7 @@ fn install(engine: &Engine, entry: Entry) {
 /// What came is not wanted here: the server still has it.
 fn put_back(engine: &Engine, entry: Entry) {
     counts::in_vain(count(&entry.pages));
-    engine.give_full(entry.slot);
+    engine.slots.lock().give(entry.slot);
     let mut table = TABLE.lock();
     let span = table.span(entry.number);
     span.busy = without(span.busy, entry.pages);
@@ -230,14 +246,17 @@ pub(super) fn wanted(engine: &Engine, number: usize, page: usize) -> (bool, bool
     (true, true)
 }
 
-/// The program waits for this page, if it is still on its way: who answers faults helps to bring it, and brings what is asked for after it meanwhile.
+/// The program waits for this page, if it is still on its way: who answers faults helps to bring it, and brings what is asked for after it meanwhile. Not from other
+/// hosts: that would share the link with it, and the next fault would wait for the answer.
 pub(super) fn hasten(engine: &Engine, number: usize, page: usize) {
-    while is_coming(number, page) && !GATE.is_closed() {
+    let shares = lenders::shares();
+    while is_coming(number, page) && !demand::GATE.is_closed() {
         if lenders::help() {
             continue;
         }
-        let Some((nth, entry)) = take_asked() else { return };
-        lenders::get_at_once(lenders::DEMAND, entry.number, entry.pages, entry.slot);
+        let asked = take_asked(engine, |entry| shares || entry.holds(number, page));
+        let Some((nth, entry)) = asked else { return };
+        lenders::get_at_once(lenders::DEMAND, entry.number, entry.pages, entry.slot.at);
         came(engine, nth, entry);
     }
 }
@@ -294,14 +313,26 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
         counts::in_vain(count(&old.pages));
         drop(cache);
         drop(table);
-        engine.give_full(slot);
+        engine.slots.lock().give(slot);
         engine.settled(old.number, old.pages);
         // The next fault asks again.
         return;
     }
-    // One is always left for those who cannot wait.
-    let taken = engine.slots.lock().take_spare();
-    let Some(Slot { at: slot, .. }) = taken else { return WANTED.tell() };
+    let mut pool = engine.slots.lock();
+    let found = pool.take_spare();
+    // Such pages are slow to receive into at first, and worth it only where nobody has to make room.
+    let is_free = || FREE.load(Ordering::Acquire) > FITS.load(Ordering::Relaxed) / 4;
+    let taken = found.or_else(|| if is_free() { pool.take_spare_empty() } else { None });
+    let is_short = pool.is_short();
+    drop(pool);
+    let Some(slot) = taken else {
+        drop(cache);
+        drop(table);
+        if is_short {
+            WANTED.tell();
+        }
+        return;
+    };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
     counts::ahead(count(&pages));
@@ -312,7 +343,6 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
         pages,
         slot,
         age: now,
-        gone: gather::gone(),
         ..NOTHING
     };
     drop(cache);
@@ -321,13 +351,13 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
     WORK.tell();
 }
 
-/// Lets go of something that waits since as much has gone as a quarter of what fits: it is not missed as was foreseen. False when there is none.
-pub(super) fn expire(engine: &Engine) -> bool {
-    const PART: i64 = 4;
-    let (gone, most) = (gather::gone(), FITS.load(Ordering::Relaxed) / PART);
+/// Lets go of something that has waited while half as much went as fits: it is not missed as was foreseen. `any`: of anything that waits. False when there is none.
+pub(super) fn expire(engine: &Engine, any: bool) -> bool {
+    let (gone, most) = (gather::gone(), FITS.load(Ordering::Relaxed) / 2);
     let mut cache = CACHE.lock();
-    let is_late = |entry: &&mut Entry| entry.state == State::Ready && i64::from(gone.wrapping_sub(entry.gone)) > most;
-    let Some(entry) = cache.entries.iter_mut().find(is_late) else { return false };
+    let is_late = |entry: &Entry| any || i64::from(gone.wrapping_sub(entry.gone)) > most;
+    let late = cache.entries.iter_mut().find(|entry| entry.state == State::Ready && is_late(entry));
+    let Some(entry) = late else { return false };
     let found = core::mem::replace(entry, NOTHING);
     drop(cache);
     put_back(engine, found);

@@ -220,7 +220,8 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     gather::join(gather::BACK);
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
-    let mut evictor = Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, room: 0, staged: 0, healer, returns };
+    let mut evictor =
+        Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, room: 0, staged: 0, healer, returns };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -244,12 +245,12 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         let free = FREE.load(Ordering::Acquire);
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
         behind = free < if behind { 2 * engine.reserve } else { engine.reserve };
-        if behind && (ahead::expire(&engine) || evictor.give_surplus()) {
+        if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
         }
         // What goes in pieces leaves no slot of which all is there: then enough is free.
-        let room = 2 * engine.reserve + SPAN_PAGES as i64;
-        behind |= engine.uffd.moves && free < room && engine.slots.lock().is_short();
+        let plenty = 2 * engine.reserve + SPAN_PAGES as i64;
+        behind |= engine.uffd.moves && free < plenty && engine.slots.lock().is_short();
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
@@ -262,7 +263,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             evictor.complete();
             continue;
         }
-        if enough && evictor.heal() {
+        if enough && evictor.heal() || free < 0 && ahead::expire(&engine, true) {
             continue;
         }
         // Nothing can be taken, or need be.

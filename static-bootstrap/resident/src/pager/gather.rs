@@ -71,7 +71,7 @@ pub(super) fn count(pages: Bits) {
     PAGES.fetch_add(page::count(&pages) as u32, Ordering::Relaxed);
 }
 
-/// Pages that were moved out so far.
+/// Pages that were to be moved out so far.
 pub(super) fn gone() -> u32 {
     PAGES.load(Ordering::Relaxed)
 }

@@ -254,7 +254,7 @@ fn index(number: usize, pages: Bits) -> Range<u64> {
 
 impl Engine {
     /// Pages that may be here within so many bytes, of which so many are what is known of them. With less than what a system call holds, and
-    /// what both threads bring, nothing would be left to go.
+    /// what both threads bring, nothing would be left to go, nor with less than slots have at times.
     fn fits(&self, budget: usize, known: usize) -> usize {
         let least = (trap::most() / PAGE + SPAN_PAGES).max(3 * SPAN_PAGES).max(self.reserve as usize * 4);
         let least = if self.uffd.moves { least + SLOTS_LEAST * SPAN_PAGES } else { least };
@@ -268,7 +268,7 @@ impl Engine {
         if FREE.fetch_sub(pages as i64, Ordering::AcqRel) - (pages as i64) < self.reserve {
             WANTED.tell();
         }
-        if FREE.load(Ordering::Acquire) >= 0 {
+        if pages == 0 || FREE.load(Ordering::Acquire) >= 0 {
             return;
         }
         let (begun, mut stalled) = (counts::now(), 0);

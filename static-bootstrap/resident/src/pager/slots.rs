@@ -48,10 +48,9 @@ pub(super) fn staged() -> usize {
     usize::try_from(STAGED.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
-/// Pages of a slot, so many, have become the program's.
+/// Pages of a slot, so many, have become the program's: of the budget they are as before.
 pub(super) fn pass(pages: usize) {
-    FREE.fetch_sub(pages as i64, Ordering::AcqRel);
-    count_more(-(pages as i64));
+    STAGED.fetch_sub(pages as i64, Ordering::Relaxed);
 }
 
 /// Has all pages of a slot be there.
