@@ -41,7 +41,7 @@ impl Pool {
         pool
     }
 
-    /// There are no more than [`MOST`]; what was given last is taken first, since it is in the processors' caches.
+    /// There are never more than [`MOST`]. What was given last is taken first, since it is in the processors' caches.
     pub fn give(&mut self, slot: Slot) {
         if let Some(place) = self.slots.get_mut(self.len) {
             *place = slot;

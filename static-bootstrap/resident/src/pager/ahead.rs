@@ -194,11 +194,11 @@ fn take_asked(engine: &Engine, is_meant: impl Fn(&Entry) -> bool) -> Option<(usi
     let asked =
         cache.entries.iter_mut().enumerate().filter(|(_, entry)| entry.state == State::Asked && is_meant(entry));
     let (nth, entry) = asked.min_by_key(|(_, entry)| entry.age)?;
-    let slot = core::mem::replace(&mut entry.slot.there, SPAN_PAGES);
+    let there = core::mem::replace(&mut entry.slot.there, SPAN_PAGES);
     entry.state = State::Fetching;
     let entry = *entry;
     drop(cache);
-    let filled = slots::fill(Slot { there: slot, ..entry.slot }, &engine.uffd);
+    let filled = slots::fill(Slot { there, ..entry.slot }, &engine.uffd);
     filled.unwrap_or_else(|errno| refused(step::FILL, errno));
     Some((nth, entry))
 }
