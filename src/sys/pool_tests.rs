@@ -3,17 +3,13 @@
 use super::page::SPAN_PAGES;
 use super::pool::{Pool, Slot};
 
-fn full(at: usize) -> Slot {
-    Slot { at, there: SPAN_PAGES }
-}
-
 #[test]
 fn who_receives_gets_pages_that_are_there() {
     let mut pool = Pool::new([1, 2, 3, 4, 5, 6, 7, 8].into_iter());
     let taken = [(); 4].map(|()| pool.take_empty().unwrap());
     assert!(taken.iter().all(|slot| slot.there == 0));
     pool.give(Slot { at: taken[0].at, there: 30 });
-    pool.give(full(taken[1].at));
+    pool.give(Slot::full(taken[1].at));
     pool.give(Slot { at: taken[2].at, there: 60 });
     // As many as are wanted if there is such a part; else all; else what there is.
     assert_eq!(pool.take_some(50).unwrap().there, 60);
@@ -29,7 +25,7 @@ fn who_can_wait_leaves_some() {
     let mut pool = Pool::new([1, 2, 3, 4].into_iter());
     let taken = [(); 3].map(|()| pool.take_empty().unwrap());
     assert_eq!(pool.take_spare(), None);
-    taken.iter().take(2).for_each(|slot| pool.give(full(slot.at)));
+    taken.iter().take(2).for_each(|slot| pool.give(Slot::full(slot.at)));
     assert_eq!(pool.take_spare().unwrap().there, SPAN_PAGES);
     assert_eq!(pool.take_spare(), None);
     assert_eq!(pool.take_any().unwrap().there, SPAN_PAGES);
@@ -42,16 +38,16 @@ fn as_much_is_kept_as_is_asked_for() {
     for kept in [1, 2, 3, 4, 4] {
         while pool.is_short() {
             let slot = pool.take_empty().unwrap();
-            pool.give(full(slot.at));
+            pool.give(Slot::full(slot.at));
         }
         assert_eq!(pool.take_surplus(), None);
         let taken = core::iter::from_fn(|| pool.take_some(SPAN_PAGES)).collect::<Vec<_>>();
         assert_eq!(taken.len(), kept);
-        taken.iter().for_each(|slot| pool.give(Slot { at: slot.at, there: 0 }));
+        taken.iter().for_each(|slot| pool.give(Slot::empty(slot.at)));
     }
     while pool.is_short() {
         let slot = pool.take_empty().unwrap();
-        pool.give(full(slot.at));
+        pool.give(Slot::full(slot.at));
     }
     let given_up = (0..1000).filter_map(|_| pool.take_surplus()).collect::<Vec<_>>();
     assert!(given_up.len() == 4 && given_up.iter().all(|slot| slot.there == SPAN_PAGES), "{given_up:?}");

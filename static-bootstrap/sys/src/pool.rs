@@ -19,6 +19,16 @@ pub struct Slot {
     pub there: usize,
 }
 
+impl Slot {
+    pub const fn empty(at: usize) -> Slot {
+        Slot { at, there: 0 }
+    }
+
+    pub const fn full(at: usize) -> Slot {
+        Slot { at, there: SPAN_PAGES }
+    }
+}
+
 /// See the module. A slot that was taken is the taker's until it is given.
 #[derive(Debug)]
 pub struct Pool {
@@ -31,13 +41,12 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub const NEW: Pool =
-        Pool { slots: [Slot { at: 0, there: 0 }; MOST], len: 0, wanted: SPAN_PAGES, most: 0, unused: 0 };
+    pub const NEW: Pool = Pool { slots: [Slot::empty(0); MOST], len: 0, wanted: SPAN_PAGES, most: 0, unused: 0 };
 
     /// So many slots, without pages, of which a quarter may be kept full while nobody has them.
     pub fn new(slots: impl ExactSizeIterator<Item = usize>) -> Pool {
         let mut pool = Pool { most: slots.len() / 4 * SPAN_PAGES, ..Pool::NEW };
-        slots.for_each(|at| pool.give(Slot { at, there: 0 }));
+        slots.for_each(|at| pool.give(Slot::empty(at)));
         pool
     }
 
@@ -82,7 +91,7 @@ impl Pool {
 
     /// One with so many pages, if possible without more; else the one with the most.
     pub fn take_some(&mut self, pages: usize) -> Option<Slot> {
-        let enough = |slot: &Slot| if (pages..SPAN_PAGES).contains(&slot.there) { 1 } else { 0 };
+        let enough = |slot: &Slot| usize::from((pages..SPAN_PAGES).contains(&slot.there));
         let found = self.take_by(enough).or_else(|| self.take_full());
         self.note(found.is_some());
         found.or_else(|| self.take_by(|slot| slot.there))

@@ -43,7 +43,7 @@ pub(super) fn read(lane: usize, file: usize, number: usize, pages: Bits, base: u
     if count(&pages) < WORTH {
         return transfer(nr::PREAD64, file, number, pages, base);
     }
-    *WORKS[lane].lock() = Work { file, number, pages, base, next: 0, open: 0, good: true };
+    *WORKS[lane].lock() = Work { file, number, pages, base, next: 0, ..NOTHING };
     LEFT[lane].store(true, Ordering::Release);
     while help_with(lane) {}
     loop {

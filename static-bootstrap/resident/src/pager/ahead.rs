@@ -68,7 +68,7 @@ const NOTHING: Entry = Entry {
     dropped: false,
     number: 0,
     pages: NONE,
-    slot: Slot { at: 0, there: 0 },
+    slot: Slot::empty(0),
     age: 0,
     gone: 0,
 };

@@ -262,7 +262,7 @@ impl Demand {
                 if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
                     engine.empty(slot, there - used - len);
                 } else if used + len == there {
-                    engine.slots.lock().give(Slot { at: slot, there: 0 });
+                    engine.slots.lock().give(Slot::empty(slot));
                 } else {
                     self.slot = Some((slot, used + len, there));
                 }
@@ -283,7 +283,7 @@ pub(super) fn flip(engine: &Engine, number: usize, pages: Bits, slot: usize) {
     }
     slots::pass(count(&pages));
     if moved {
-        engine.slots.lock().give(Slot { at: slot, there: 0 });
+        engine.slots.lock().give(Slot::empty(slot));
     } else {
         engine.empty(slot, SPAN_PAGES - count(&pages));
     }

@@ -353,7 +353,7 @@ impl Evictor {
         // What was sent is the kernel's now.
         let mut pool = engine.slots.lock();
         if !engine.uffd.moves {
-            pool.give(Slot { at: slot, there: SPAN_PAGES });
+            pool.give(Slot::full(slot));
         } else if there == used && used > 0 && pool.is_short() && FREE.load(Ordering::Acquire) >= used as i64 {
             slots::count_more(used as i64);
             pool.give(Slot { at: slot, there: used });
@@ -525,7 +525,7 @@ impl Evictor {
             Err(errno) => super::refused(step::FILL, errno),
         };
         let healed = self.healer.step(slot);
-        self.engine.give_full(slot);
+        self.engine.slots.lock().give(Slot::full(slot));
         healed
     }
 }

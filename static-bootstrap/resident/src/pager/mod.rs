@@ -332,14 +332,8 @@ impl Engine {
 
     /// Gives back a slot in which so many pages are left that are counted.
     fn empty(&self, at: usize, there: usize) {
-        // SAFETY: a slot of the caller's; what is in it does not matter.
-        let _ = unsafe { call::advise(at, SPAN, call::DONTNEED) };
-        self.slots.lock().give(Slot { at, there: 0 });
-        slots::count_more(-(there as i64));
-    }
-
-    fn give_full(&self, at: usize) {
-        self.slots.lock().give(Slot { at, there: SPAN_PAGES });
+        slots::free(at, there);
+        self.slots.lock().give(Slot::empty(at));
     }
 
     /// Puts pages that lie in their places in the span at `slot` into the program's memory.

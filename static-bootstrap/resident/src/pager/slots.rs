@@ -65,9 +65,14 @@ pub(super) fn fill(slot: Slot, uffd: &Uffd) -> Result<usize, u32> {
 /// Has no page of a slot be there, if pages are to be moved to it.
 pub(super) fn empty(slot: Slot, uffd: &Uffd) -> usize {
     if uffd.moves && slot.there > 0 {
-        // SAFETY: what is in a slot of the caller's does not matter.
-        let _ = unsafe { call::advise(slot.at, SPAN, call::DONTNEED) };
-        count_more(-(slot.there as i64));
+        free(slot.at, slot.there);
     }
     slot.at
+}
+
+/// Frees what is there of a slot; so many of those pages are counted.
+pub(super) fn free(at: usize, counted: usize) {
+    // SAFETY: what is in a slot of the caller's does not matter.
+    let _ = unsafe { call::advise(at, SPAN, call::DONTNEED) };
+    count_more(-(counted as i64));
 }
