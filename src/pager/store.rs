@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::shared::Shared;
+use super::shared::{ALL, Shared};
 use crate::net::wire::page::Client;
-use crate::sys::page::{Bits, PAGE, count, runs};
+use crate::sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
 use crate::sys::span::Span;
 
 /// Spans kept to be filled next, at most: pages of fresh ones have to be zeroed by the kernel first.
@@ -37,7 +37,7 @@ pub struct Store {
 struct Pages {
     spans: Mutex<HashMap<u64, Kept>>,
     /// In its place, of a client of this host.
-    shared: OnceLock<Shared>,
+    shared: OnceLock<Arc<Shared>>,
     label: Bits,
     /// Pages that hold something.
     count: AtomicU64,
@@ -168,18 +168,34 @@ impl Store {
         Some((Arc::clone(&kept.span), both(pages, kept.data)))
     }
 
-    /// Counts so many pages more, if there is room, or soon is.
-    fn take(&self, more: u64) -> Result<(), Full> {
+    /// Counts so many pages more, if there is room.
+    fn take_now(&self, more: u64) -> Result<u64, u64> {
         let fits = |used: u64| used.checked_add(more).filter(|sum| *sum <= self.capacity);
-        let taken = || self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+    }
+
+    /// The same, if there soon is.
+    fn take(&self, more: u64) -> Result<(), Full> {
         let mut begun = None;
-        while let Err(used) = taken() {
+        while let Err(used) = self.take_now(more) {
+            if self.forget_beside() {
+                continue;
+            }
             if begun.get_or_insert_with(Instant::now).elapsed() >= self.patience {
                 return Err(Full { capacity: self.capacity, used });
             }
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())
+    }
+
+    /// Gives back room that is beside what clients keep; false if there is none.
+    fn forget_beside(&self) -> bool {
+        let shared = |known: &Known| known.pages.shared.get().cloned();
+        let all: Vec<_> = lock(&self.clients).values().filter_map(shared).collect();
+        let pages = all.iter().map(|shared| shared.forget_beside()).sum();
+        self.used.fetch_sub(pages, Ordering::Relaxed);
+        pages > 0
     }
 }
 
@@ -202,9 +218,9 @@ impl Lease {
     /// Has everything kept in a file from now on: where that is, if this client keeps nothing and the kernel allows it.
     pub fn share(&self) -> Option<Bits> {
         if self.pages.shared.get().is_none() && lock(&self.pages.spans).is_empty() {
-            let _ = self.pages.shared.set(Shared::new()?);
+            let _ = self.pages.shared.set(Arc::new(Shared::new()?));
         }
-        self.pages.shared.get().map(Shared::address)
+        self.pages.shared.get().map(|shared| shared.address())
     }
 
     /// A span, and which of these pages are in it; the others are zero.
@@ -223,11 +239,28 @@ impl Lease {
         let before = spans.get(&number).copied().unwrap_or_default();
         let after = std::array::from_fn(|at| (before[at] | data[at]) & !zero[at]);
         let (less, more) = (count(&before) as u64, count(&after) as u64);
-        self.store.take(more.saturating_sub(less))?;
-        if shared.reserve(number, without(data, before)).is_err() {
-            shared.forget(number, without(data, before));
-            self.store.used.fetch_sub(more.saturating_sub(less), Ordering::Relaxed);
-            return Err(full());
+        const SPAN: u64 = SPAN_PAGES as u64;
+        if less == 0 && more > 0 && shared.take_beside(number) {
+            // All of it was counted.
+            self.store.used.fetch_sub(SPAN - more, Ordering::Relaxed);
+            shared.forget(number, without(ALL, after));
+        } else {
+            self.store.take(more.saturating_sub(less))?;
+            let both = less == 0 && more == SPAN && !spans.contains_key(&(number ^ 1));
+            let both = both && self.store.take_now(SPAN).is_ok();
+            let made = both && shared.reserve_both(number);
+            if both && !made {
+                self.store.used.fetch_sub(SPAN, Ordering::Relaxed);
+            }
+            if !made && shared.reserve(number, without(data, before)).is_err() {
+                shared.forget(number, without(data, before));
+                self.store.used.fetch_sub(more.saturating_sub(less), Ordering::Relaxed);
+                return Err(full());
+            }
+        }
+        if more == 0 && shared.take_beside(number ^ 1) {
+            shared.forget(number ^ 1, ALL);
+            self.store.used.fetch_sub(SPAN, Ordering::Relaxed);
         }
         self.store.used.fetch_sub(less.saturating_sub(more), Ordering::Relaxed);
         self.pages.count.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
@@ -380,7 +413,8 @@ impl Drop for Lease {
         clients.remove(&self.client);
         drop(clients);
         let freed = lock(&self.pages.spans).drain().map(|(_, kept)| kept.let_go()).sum::<u64>();
-        let shared = self.pages.shared.get().map_or(0, |_| self.pages.count.load(Ordering::Relaxed));
+        let kept = |shared: &Arc<Shared>| self.pages.count.load(Ordering::Relaxed) + shared.forget_beside();
+        let shared = self.pages.shared.get().map_or(0, kept);
         self.store.used.fetch_sub(freed + shared, Ordering::Relaxed);
     }
 }

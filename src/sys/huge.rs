@@ -20,11 +20,19 @@ pub const HUGE: usize = 2 << 20;
 pub fn gather(file: &File) -> io::Result<()> {
     let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?.next_multiple_of(HUGE);
     file.set_len(len as u64)?;
+    gather_part(file, 0, len)
+}
+
+/// The same of a part, which has to begin and end at a multiple of 2 MiB and to have a page in each: then all others are there afterwards, too.
+///
+/// # Errors
+/// As above.
+pub fn gather_part(file: &File, start: u64, len: usize) -> io::Result<()> {
     // SAFETY: everything is mapped where we reserved room, and nothing of it is touched or stays.
     unsafe {
         let room = mmap_anonymous(null_mut(), len + HUGE, ProtFlags::empty(), MapFlags::PRIVATE)?;
         let at = room.map_addr(|address| address.next_multiple_of(HUGE));
-        let mapped = mmap(at, len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, file, 0);
+        let mapped = mmap(at, len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, file, start);
         let done = mapped
             .map_err(io::Error::from)
             .and_then(|at| Ok(Errno::result(libc::madvise(at, len, libc::MADV_COLLAPSE)).map(drop)?));
