@@ -107,9 +107,10 @@ impl Shared {
 
     /// Gives back all such room: so many pages.
     pub(super) fn forget_beside(&self) -> u64 {
-        let spans = std::mem::take(&mut *self.beside());
+        // Whoever finds that a span is not beside another any more may write there at once.
+        let mut spans = self.beside();
         spans.iter().for_each(|number| self.forget(*number, ALL));
-        (spans.len() * SPAN_PAGES) as u64
+        (spans.drain().count() * SPAN_PAGES) as u64
     }
 
     fn beside(&self) -> MutexGuard<'_, HashSet<u64>> {

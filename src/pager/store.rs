@@ -441,7 +441,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::page::{SPAN_PAGES, has};
+    use crate::sys::page::{SPAN, has};
+    use crate::sys::resident::WINDOW;
     use proptest::prelude::*;
 
     /// A store that says at once that it is full.
@@ -559,11 +560,40 @@ mod tests {
     }
 
     #[test]
+    fn room_that_is_beside_counts_and_is_for_whoever_needs_it() {
+        const NONE: Bits = [0; 4];
+        let (store, first) = (hasty(4 * SPAN as u64), WINDOW / SPAN as u64);
+        let [one, other] = [1, 2].map(|client| store.open([client; 2], NONE));
+        if one.share().is_none() {
+            return eprintln!("SKIPPED: the kernel has no files in memory here");
+        }
+        one.take(first, ALL, NONE).unwrap();
+        let beside = store.used() - 256;
+        assert!(beside == 0 || beside == 256, "{beside}");
+        one.take(first + 1, [1, 0, 0, 0], NONE).unwrap();
+        assert_eq!(store.used(), 257, "the rest of it was given back");
+        one.take(first + 3, ALL, NONE).unwrap();
+        assert_eq!(store.used(), 257 + 256 + beside);
+        other.put(7, ALL, NONE, store.spare().unwrap()).unwrap();
+        assert_eq!(store.used(), 257 + 512, "somebody needed it");
+        drop(other);
+        one.take(first + 2, [3, 0, 0, 0], NONE).unwrap();
+        one.take(first + 3, NONE, ALL).unwrap();
+        one.take(first + 2, NONE, [3, 0, 0, 0]).unwrap();
+        one.take(first + 4, ALL, NONE).unwrap();
+        one.take(first + 4, NONE, ALL).unwrap();
+        assert_eq!(store.used(), 257, "nothing is beside nothing");
+        one.take(first + 6, ALL, NONE).unwrap();
+        drop(one);
+        assert_eq!(store.used(), 0);
+    }
+
+    #[test]
     fn what_is_shared_is_read_and_written_by_the_client() {
         use std::os::unix::fs::FileExt;
         let store = hasty(6 * PAGE as u64);
         let (one, two) = (store.open([1, 1], Bits::default()), store.open([1, 2], Bits::default()));
-        let span = crate::sys::resident::WINDOW / crate::sys::page::SPAN as u64 + 3;
+        let span = WINDOW / SPAN as u64 + 3;
         let [process, fd, mark @ ..] = one.share().unwrap();
         assert_eq!((one.share(), u64::from(std::process::id())), (Some([process, fd, mark[0], mark[1]]), process));
         let file = std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{fd}")).unwrap();
