@@ -17,12 +17,10 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::net::auth::random_words;
 use crate::sys::huge::{self, HUGE};
-use crate::sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, runs};
+use crate::sys::page::{ALL, Bits, PAGE, SPAN, SPAN_PAGES, runs};
 use crate::sys::resident::{WINDOW, WINDOW_BYTES};
 use crate::sys::span::Span;
 
-/// All pages of a span.
-pub(super) const ALL: Bits = [u64::MAX; SPAN_PAGES / 64];
 // A pair of spans is a huge page of the file: the first has an even number.
 const _: () = assert!(HUGE == 2 * SPAN && WINDOW.is_multiple_of(HUGE as u64));
 

@@ -10,13 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::shared::{ALL, Shared};
+use super::shared::Shared;
 use crate::net::wire::page::Client;
-use crate::sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
+use crate::sys::page::{ALL, Bits, PAGE, SPAN_PAGES, count, runs};
 use crate::sys::span::Span;
 
 /// Spans kept to be filled next, at most: pages of fresh ones have to be zeroed by the kernel first.
 const SPARE: usize = 32;
+
+/// Pages of a span, as they are counted.
+const WHOLE: u64 = SPAN_PAGES as u64;
 
 /// How long whoever finds no room waits for some: that a client is gone is learned a moment after its process has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -239,19 +242,14 @@ impl Lease {
         let before = spans.get(&number).copied().unwrap_or_default();
         let after = std::array::from_fn(|at| (before[at] | data[at]) & !zero[at]);
         let (less, more) = (count(&before) as u64, count(&after) as u64);
-        const SPAN: u64 = SPAN_PAGES as u64;
         if less == 0 && more > 0 && shared.take_beside(number) {
             // All of it was counted.
-            self.store.used.fetch_sub(SPAN - more, Ordering::Relaxed);
+            self.store.used.fetch_sub(WHOLE - more, Ordering::Relaxed);
             shared.forget(number, without(ALL, after));
         } else {
             self.store.take(more.saturating_sub(less))?;
-            let both = less == 0 && more == SPAN && !spans.contains_key(&(number ^ 1));
-            let both = both && self.store.take_now(SPAN).is_ok();
-            let made = both && shared.reserve_both(number);
-            if both && !made {
-                self.store.used.fetch_sub(SPAN, Ordering::Relaxed);
-            }
+            let whole = less == 0 && more == WHOLE && !spans.contains_key(&(number ^ 1));
+            let made = whole && self.take_both(shared, number);
             if !made && shared.reserve(number, without(data, before)).is_err() {
                 shared.forget(number, without(data, before));
                 self.store.used.fetch_sub(more.saturating_sub(less), Ordering::Relaxed);
@@ -260,13 +258,23 @@ impl Lease {
         }
         if more == 0 && shared.take_beside(number ^ 1) {
             shared.forget(number ^ 1, ALL);
-            self.store.used.fetch_sub(SPAN, Ordering::Relaxed);
+            self.store.used.fetch_sub(WHOLE, Ordering::Relaxed);
         }
         self.store.used.fetch_sub(less.saturating_sub(more), Ordering::Relaxed);
         self.pages.count.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
         shared.forget(number, both(before, zero));
         let _ = if more == 0 { spans.remove(&number) } else { spans.insert(number, after) };
         Ok(())
+    }
+
+    /// Makes room for a span, which is counted, and the one beside it, if that can be counted now and the kernel can; whether it was made.
+    fn take_both(&self, shared: &Shared, number: u64) -> bool {
+        let counted = self.store.take_now(WHOLE).is_ok();
+        let made = counted && shared.reserve_both(number);
+        if counted && !made {
+            self.store.used.fetch_sub(WHOLE, Ordering::Relaxed);
+        }
+        made
     }
 
     /// Keeps the pages `data` of `fresh`, and forgets those in `zero`.
@@ -291,7 +299,7 @@ impl Lease {
             taken();
             let Some(old) = spans.remove(&number) else { return Ok(()) };
             copy(&mut fresh, &old.span, left);
-            fresh.forget(without([u64::MAX; 4], after));
+            fresh.forget(without(ALL, after));
             if more > 0 {
                 spans.insert(number, Kept::new(fresh, after));
             }
@@ -306,7 +314,7 @@ impl Lease {
             _ if count(&after) == 0 => drop(spans.remove(&number)),
             // All that counts is in the fresh one, if what it held before is put right.
             Some(kept) if left == Bits::default() => {
-                fresh.forget(without([u64::MAX; 4], data));
+                fresh.forget(without(ALL, data));
                 let old = std::mem::replace(kept, Kept::new(fresh, after));
                 drop(spans);
                 Arc::try_unwrap(old.span).into_iter().for_each(|span| self.store.recycle(span));
@@ -319,14 +327,14 @@ impl Lease {
                 } else {
                     // Somebody is being sent it.
                     copy(&mut fresh, &kept.span, left);
-                    fresh.forget(without([u64::MAX; 4], after));
+                    fresh.forget(without(ALL, after));
                     *kept = Kept::new(fresh, after);
                     return Ok(());
                 }
                 kept.data = after;
             }
             None => {
-                fresh.forget(without([u64::MAX; 4], data));
+                fresh.forget(without(ALL, data));
                 spans.insert(number, Kept::new(fresh, after));
                 return Ok(());
             }
@@ -380,7 +388,7 @@ impl Lease {
                 return Ok(false);
             }
             for number in other.numbers() {
-                let Some((span, data)) = self.store.get(other, number, [u64::MAX; 4]) else { return Ok(false) };
+                let Some((span, data)) = self.store.get(other, number, ALL) else { return Ok(false) };
                 let fresh = Arc::try_unwrap(span).or_else(|kept| {
                     let mut fresh = self.store.spare()?;
                     copy(&mut fresh, &kept, data);
@@ -468,7 +476,7 @@ mod tests {
 
     /// First byte of each page.
     fn seen(lease: &Lease, span: u64) -> Vec<u8> {
-        let got = lease.get(span, [u64::MAX; 4]);
+        let got = lease.get(span, ALL);
         let page = |at: usize| {
             let (span, data) = got.as_ref()?;
             has(data, at).then(|| span.bytes()[at * PAGE])
@@ -632,7 +640,7 @@ mod tests {
             let lease = store.open([7, 7], Bits::default());
             let mut model = HashMap::<(u64, usize), u8>::new();
             for (span, pages, value, hold) in steps {
-                let held = hold.then(|| lease.get(span, [u64::MAX; 4]));
+                let held = hold.then(|| lease.get(span, ALL));
                 let pages = bits(pages);
                 let at = |page: &usize| has(&pages, *page);
                 match value {

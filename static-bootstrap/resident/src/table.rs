@@ -1,5 +1,6 @@
 //! What is known of each page of the window, under one lock.
 
+pub(super) use sys::page::ALL;
 use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, has, runs};
 
 use super::lock::Lock;
@@ -121,7 +122,6 @@ pub(super) fn range(from: usize, to: usize) -> Bits {
 }
 
 pub(super) const NONE: Bits = [0; 4];
-pub(super) const ALL: Bits = [u64::MAX; 4];
 
 pub(super) fn with(a: Bits, b: Bits) -> Bits {
     core::array::from_fn(|at| a[at] | b[at])

@@ -16,6 +16,8 @@ pub const TAG: usize = 16;
 
 /// One bit for each page of a span.
 pub type Bits = [u64; SPAN_PAGES / 64];
+/// All of them.
+pub const ALL: Bits = [u64::MAX; SPAN_PAGES / 64];
 
 /// What is asked, and what is answered. Answers come in the order of their questions.
 pub mod op {
