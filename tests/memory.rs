@@ -190,6 +190,16 @@ fn programs_are_right_and_stay_within_their_budget() {
     }
 }
 
+/// More than it copies before it answers.
+#[test]
+fn a_server_of_the_same_host_copies_a_fork_a_part_at_a_time() {
+    if place().is_none() {
+        return;
+    }
+    let who = Who { uid: None, without: "" };
+    right(Servers::start(who, &[800]).run("forks", 150, 20).end(), 20);
+}
+
 #[test]
 fn what_is_in_swap_is_not_lost() {
     if place().is_none() {

@@ -7,7 +7,7 @@ use std::thread;
 use rustix::io::Errno;
 use smol::{Async, LocalExecutor};
 
-use super::store::{Full, Lease, Store};
+use super::store::{Full, Lease, NotCopied, Store};
 use crate::error::{Context, Result};
 use crate::net::auth::SessionKey;
 use crate::net::direct::Direct;
@@ -79,9 +79,11 @@ impl Session {
                 lease.forget(span, spans);
                 plain(op::DONE, NONE)
             }
-            (Ask::Copy { client }, Some(lease)) => match lease.copy(client) {
-                Ok(false) => Err(FrameError::Header),
-                copied => done(copied.map(drop)),
+            (Ask::Copy { client, from }, Some(lease)) => match lease.copy(client, from) {
+                Ok(Some(next)) => plain(op::COPIED, [next, 0, 0, 0]),
+                Ok(None) => done(Ok(())),
+                Err(NotCopied::Full(full)) => done(Err(full)),
+                Err(NotCopied::Unknown) => Err(FrameError::Header),
             },
             _ => Err(FrameError::Header),
         }

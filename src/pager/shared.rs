@@ -1,11 +1,11 @@
 //! A client's pages in a file in memory that a client of the same host and user reads and writes itself: what it borrows is copied once, by whoever
 //! wants it, and nobody is asked or woken. The server still counts: it makes room in the file before a client writes there.
 //!
-//! A span that comes whole gets half of a huge page, if the kernel makes one (MADV_COLLAPSE): that is made in less time than small pages, and read and written in half the time, since
-//! the kernel finds one page and not 512. The other half is the next span's room ([`Shared::take_beside`]), and counts until it is needed elsewhere. Where a part is given back, the kernel makes
+//! A span of which enough is kept gets half of a huge page, if the kernel makes one (MADV_COLLAPSE): that is made in less time than small pages, and read and written in half the time, since
+//! the kernel finds one page and not 512. What of it holds nothing is room for what comes, and counts until it is needed elsewhere. Where a part is given back, the kernel makes
 //! small pages of the rest.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,12 +17,42 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::net::auth::random_words;
 use crate::sys::huge::{self, HUGE};
-use crate::sys::page::{ALL, Bits, PAGE, SPAN, SPAN_PAGES, runs};
+use crate::sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
 use crate::sys::resident::{WINDOW, WINDOW_BYTES};
 use crate::sys::span::Span;
 
+const PUNCH: FallocateFlags = FallocateFlags::KEEP_SIZE.union(FallocateFlags::PUNCH_HOLE);
 // A pair of spans is a huge page of the file: the first has an even number.
 const _: () = assert!(HUGE == 2 * SPAN && WINDOW.is_multiple_of(HUGE as u64));
+
+/// What is kept of a span.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Pages that hold something.
+    pub(super) data: Bits,
+    /// The others have room, too.
+    pub(super) roomy: bool,
+}
+
+impl Held {
+    /// Pages that it takes.
+    pub(super) fn pages(&self) -> u64 {
+        if self.roomy { SPAN_PAGES as u64 } else { count(&self.data) as u64 }
+    }
+
+    /// Of which nothing holds anything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.data == Bits::default()
+    }
+
+    /// Pages that hold nothing.
+    pub(super) fn rest(&self) -> Bits {
+        self.data.map(|word| !word)
+    }
+}
+
+/// By their numbers.
+pub(super) type Spans = BTreeMap<u64, Held>;
 
 /// See the module.
 #[derive(Debug)]
@@ -30,10 +60,7 @@ pub(super) struct Shared {
     file: File,
     /// At the file's end: who opens it knows by this that it is the one.
     mark: [u64; 2],
-    /// Pages that hold something.
-    spans: Mutex<HashMap<u64, Bits>>,
-    /// Spans that have room and hold nothing: the other halves of huge pages.
-    beside: Mutex<HashSet<u64>>,
+    spans: Mutex<Spans>,
 }
 
 impl Shared {
@@ -46,7 +73,7 @@ impl Shared {
         let file = File::from(memfd_create("hpcrt-shared", MemfdFlags::CLOEXEC).ok()?);
         let mark = random_words();
         file.write_all_at(&mark.map(u64::to_le_bytes).concat(), WINDOW_BYTES).ok()?;
-        Some(Shared { file, mark, spans: Mutex::default(), beside: Mutex::default() })
+        Some(Shared { file, mark, spans: Mutex::default() })
     }
 
     /// What its client is told: process, descriptor, mark.
@@ -54,8 +81,8 @@ impl Shared {
         [u64::from(std::process::id()), u64::from(self.file.as_raw_fd().unsigned_abs()), self.mark[0], self.mark[1]]
     }
 
-    /// What each span holds.
-    pub(super) fn spans(&self) -> MutexGuard<'_, HashMap<u64, Bits>> {
+    /// What is kept.
+    pub(super) fn spans(&self) -> MutexGuard<'_, Spans> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,35 +111,36 @@ impl Shared {
 
     /// Gives pages back: they cost nothing and are zero.
     pub(super) fn forget(&self, number: u64, pages: Bits) {
-        let _ = self.allocate(number, pages, FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE);
+        let _ = self.allocate(number, pages, PUNCH);
     }
 
-    /// Makes room for a span and the one beside it, which hold nothing, in a huge page: whether the kernel could.
-    pub(super) fn reserve_both(&self, number: u64) -> bool {
+    /// The same of a pair: in one step, so that its huge page need not become small ones.
+    pub(super) fn forget_pair(&self, pair: u64) {
+        let _ = offset(pair).map(|start| fallocate(&self.file, PUNCH, start, HUGE as u64));
+    }
+
+    /// Has a pair lie in a huge page: whether the kernel could. Else what holds nothing has no room.
+    pub(super) fn gather(&self, pair: u64, spans: &Spans) -> bool {
         // It makes none of nothing.
-        let made = self.reserve(number, [1, 0, 0, 0]).and_then(|()| offset(number & !1));
-        let made = made.and_then(|start| huge::gather_part(&self.file, start, HUGE)).is_ok();
-        if made {
-            self.beside().insert(number ^ 1);
+        let begun = self.reserve(pair, [1, 0, 0, 0]);
+        let made = begun.and_then(|()| huge::gather_part(&self.file, offset(pair)?, HUGE)).is_ok();
+        for number in [pair, pair + 1].into_iter().filter(|_| !made) {
+            self.forget(number, spans.get(&number).copied().unwrap_or_default().rest());
         }
         made
     }
 
-    /// Whether this span has room and holds nothing; it is not [beside](Shared::reserve_both) another any more.
-    pub(super) fn take_beside(&self, number: u64) -> bool {
-        self.beside().remove(&number)
-    }
-
-    /// Gives back all such room: so many pages.
-    pub(super) fn forget_beside(&self) -> u64 {
-        // Whoever finds that a span is not beside another any more may write there at once.
-        let mut spans = self.beside();
-        spans.iter().for_each(|number| self.forget(*number, ALL));
-        (spans.drain().count() * SPAN_PAGES) as u64
-    }
-
-    fn beside(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Gives back room of what holds nothing: so many pages.
+    pub(super) fn squeeze(&self) -> u64 {
+        let mut pages = 0;
+        self.spans().retain(|number, held| {
+            if std::mem::take(&mut held.roomy) {
+                self.forget(*number, held.rest());
+                pages += count(&held.rest()) as u64;
+            }
+            !held.is_empty()
+        });
+        pages
     }
 
     fn allocate(&self, number: u64, pages: Bits, flags: FallocateFlags) -> io::Result<()> {
@@ -133,6 +161,7 @@ fn offset(number: u64) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::page::ALL;
     use std::os::unix::fs::MetadataExt;
 
     /// Pages that the kernel has of the file, besides its mark.
@@ -141,32 +170,40 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_huge_pages_hold_what_they_are_given_and_are_given_back() {
+    fn huge_pages_hold_what_they_are_given_and_are_given_back() {
+        const SOME: Bits = [0, u64::MAX, 0, 0];
         let shared = Shared::new().unwrap();
         let first = WINDOW / SPAN as u64 + 4;
+        let held = |data, roomy| Held { data, roomy };
         let mut span = Span::new().unwrap();
-        if !shared.reserve_both(first + 1) {
+        let fill = |span: &mut Span, number: u64| {
+            let fill = |(nth, page): (usize, &mut [u8])| page.fill(number as u8 ^ nth as u8);
+            span.bytes_mut().chunks_exact_mut(PAGE).enumerate().for_each(fill);
+        };
+        // Of small pages that are there already.
+        shared.reserve(first, SOME).unwrap();
+        fill(&mut span, first);
+        shared.write(first, SOME, &span).unwrap();
+        if !shared.gather(first, &Spans::from([(first, held(SOME, false))])) {
+            assert_eq!(there(&shared), 64);
             return eprintln!("SKIPPED: the kernel makes no huge pages of files in memory");
         }
         assert_eq!(there(&shared), 512);
-        assert!(shared.take_beside(first) && !shared.take_beside(first) && !shared.take_beside(first + 1));
-        for number in [first, first + 1] {
-            let fill = |(nth, page): (usize, &mut [u8])| page.fill(number as u8 ^ nth as u8);
-            span.bytes_mut().chunks_exact_mut(PAGE).enumerate().for_each(fill);
-            shared.write(number, ALL, &span).unwrap();
-        }
-        shared.forget(first + 1, [u64::MAX, 0, 0, 0]);
-        assert_eq!(there(&shared), 512 - 64);
-        for (number, pages) in [(first, ALL), (first + 1, [0, u64::MAX, u64::MAX, u64::MAX])] {
+        fill(&mut span, first + 1);
+        shared.write(first + 1, ALL, &span).unwrap();
+        shared.spans().extend([
+            (first, held(SOME, true)),
+            (first + 1, held(ALL, true)),
+            (first + 2, held([0; 4], true)),
+        ]);
+        assert_eq!((shared.squeeze(), shared.squeeze(), there(&shared)), (192 + 256, 0, 64 + 256));
+        assert!(shared.spans().iter().eq(&Spans::from([(first, held(SOME, false)), (first + 1, held(ALL, false))])));
+        for (number, pages) in [(first, SOME), (first + 1, ALL)] {
             shared.read(number, pages, &mut span).unwrap();
             for nth in runs(pages).flat_map(|(start, count)| start..start + count) {
                 let page = &span.bytes()[nth * PAGE..(nth + 1) * PAGE];
                 assert!(page.iter().all(|byte| *byte == number as u8 ^ nth as u8), "{number} {nth}");
             }
         }
-        shared.forget(first, ALL);
-        assert!(shared.reserve_both(first + 2));
-        assert_eq!((shared.forget_beside(), shared.forget_beside()), (256, 0));
-        assert_eq!(there(&shared), 512 - 64 - 256 + 256);
     }
 }

@@ -33,8 +33,8 @@ pub enum Ask {
     Put { span: u64, data: Bits, zero: Bits },
     /// Everything is zero in so many spans.
     Drop { span: u64, spans: u64 },
-    /// Begin with what this client keeps now.
-    Copy { client: Client },
+    /// Begin with what this client keeps now of spans from this one on.
+    Copy { client: Client, from: u64 },
     /// Keep everything in a file that both reach.
     Share,
     /// As `Put`, but the client writes the pages in `data` into that file itself.
@@ -70,7 +70,7 @@ impl Page {
             op::PUT if apart => Ask::Put { span, data, zero },
             op::TAKE if apart => Ask::Take { span, data, zero },
             op::SHARE => Ask::Share,
-            op::COPY => Ask::Copy { client: [data[0], data[1]] },
+            op::COPY => Ask::Copy { client: [data[0], data[1]], from: span },
             op::DROP if data[0] <= SPANS => Ask::Drop { span, spans: data[0] },
             _ => return Err(FrameError::Header),
         };

@@ -167,8 +167,15 @@ impl Link {
 
     /// Begins with what another client keeps now.
     pub(super) fn copy(&mut self, client: [u64; 2]) -> Result<(), Gone> {
-        self.ask(op::COPY, 0, [client[0], client[1], 0, 0], [0; 4], 0, 0)?;
-        self.given(1)
+        let mut from = 0;
+        loop {
+            self.ask(op::COPY, from, [client[0], client[1], 0, 0], [0; 4], 0, 0)?;
+            match self.answered(1)? {
+                Head { op: op::DONE, .. } => return Ok(()),
+                Head { op: op::COPIED, data, .. } if data[0] > from => from = data[0],
+                _ => return Err(ALTERED),
+            }
+        }
     }
 
     /// Gives pages away; answered with [`Link::given`]. `more`: they need not leave before what is given next.
@@ -185,12 +192,17 @@ impl Link {
 
     /// Waits for the answer to the oldest of `open` gifts.
     pub(super) fn given(&mut self, open: u32) -> Result<(), Gone> {
+        let answer = self.answered(open)?;
+        if answer.op == op::DONE { Ok(()) } else { Err(ALTERED) }
+    }
+
+    /// The answer to the oldest of so many questions, without pages.
+    fn answered(&mut self, open: u32) -> Result<Head, Gone> {
         let answer = self.hear(0, [0; 4])?;
         match answer {
             _ if answer.sequence != self.sequence.wrapping_sub(open - 1) => Err(ALTERED),
-            Head { op: op::DONE, .. } => Ok(()),
             Head { op: op::FULL, data, .. } => Err(Gone { cause: cause::FULL, detail: [data[0], data[1]] }),
-            _ => Err(ALTERED),
+            _ => Ok(answer),
         }
     }
 

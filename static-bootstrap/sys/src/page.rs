@@ -29,7 +29,7 @@ pub mod op {
     pub const PUT: u32 = 3;
     /// Everything is zero in `data[0]` spans from this one on; answered by DONE.
     pub const DROP: u32 = 4;
-    /// Begin with what client `data[..2]` keeps now; only who keeps nothing may ask. Answered by DONE.
+    /// Begin with what client `data[..2]` keeps now of this span and those after it; only who keeps nothing there may ask. Answered by COPIED, DONE or FULL.
     pub const COPY: u32 = 5;
     /// Keep everything in a file that this client, of the same host, reads and writes itself; only who keeps nothing may ask. Answered by SHARED.
     pub const SHARE: u32 = 6;
@@ -42,6 +42,8 @@ pub mod op {
     pub const DONE: u32 = 18;
     /// `data[..2]`: pages lent in all, and pages in use. Nothing was changed.
     pub const FULL: u32 = 19;
+    /// Not all was copied yet: ask again from span `data[0]` on.
+    pub const COPIED: u32 = 21;
     /// `data`: process and descriptor that the file is open as, and the 16 bytes at its end; all zero: there is none.
     pub const SHARED: u32 = 20;
 }
@@ -61,7 +63,7 @@ pub struct Head {
 }
 
 /// Version of the protocol; two hpcrt that differ refuse each other by name.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// A frame's prefix (`net/wire/frame.rs`): magic, version, kind 6, lengths.
 pub fn prefix(body: usize) -> [u8; PREFIX] {
