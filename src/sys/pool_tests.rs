@@ -31,11 +31,11 @@ fn who_can_wait_leaves_some() {
     assert_eq!(pool.take_any().unwrap().there, SPAN_PAGES);
 }
 
-/// Pages are kept while somebody asks for them, as many as a quarter of the slots, and go when nobody does any more.
+/// Pages are kept while somebody asks for them, as many as a third of the slots, and go when nobody does any more.
 #[test]
 fn as_much_is_kept_as_is_asked_for() {
     let mut pool = Pool::new((1..17usize).collect::<Vec<_>>().into_iter());
-    for kept in [1, 2, 3, 4, 4] {
+    for kept in [1, 2, 3, 4, 5, 5] {
         while pool.is_short() {
             let slot = pool.take_empty().unwrap();
             pool.give(Slot::full(slot.at));
@@ -50,6 +50,6 @@ fn as_much_is_kept_as_is_asked_for() {
         pool.give(Slot::full(slot.at));
     }
     let given_up = (0..1000).filter_map(|_| pool.take_surplus()).collect::<Vec<_>>();
-    assert!(given_up.len() == 4 && given_up.iter().all(|slot| slot.there == SPAN_PAGES), "{given_up:?}");
+    assert!(given_up.len() == 5 && given_up.iter().all(|slot| slot.there == SPAN_PAGES), "{given_up:?}");
     assert!(!pool.is_short());
 }

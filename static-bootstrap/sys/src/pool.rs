@@ -7,8 +7,8 @@ use super::page::SPAN_PAGES;
 
 /// Slots at most.
 const MOST: usize = 40;
-/// Slots with no page or all that are left for who cannot wait.
-const LEFT: usize = 2;
+/// Slots with no page or all that are left for who cannot wait: so many, or half of all.
+const LEFT: usize = 5;
 /// Times in a row that room is made and no pages are taken, until fewer are kept.
 const UNUSED: u32 = 16;
 
@@ -38,14 +38,17 @@ pub struct Pool {
     wanted: usize,
     most: usize,
     unused: u32,
+    left: usize,
 }
 
 impl Pool {
-    pub const NEW: Pool = Pool { slots: [Slot::empty(0); MOST], len: 0, wanted: SPAN_PAGES, most: 0, unused: 0 };
+    pub const NEW: Pool =
+        Pool { slots: [Slot::empty(0); MOST], len: 0, wanted: SPAN_PAGES, most: 0, unused: 0, left: 0 };
 
-    /// So many slots, without pages, of which a quarter may be kept full while nobody has them.
+    /// So many slots, without pages, of which a third may be kept full while nobody has them.
     pub fn new(slots: impl ExactSizeIterator<Item = usize>) -> Pool {
-        let mut pool = Pool { most: slots.len() / 4 * SPAN_PAGES, ..Pool::NEW };
+        let (most, left) = (slots.len() / 3 * SPAN_PAGES, LEFT.min(slots.len() / 2));
+        let mut pool = Pool { most, left, ..Pool::NEW };
         slots.for_each(|at| pool.give(Slot::empty(at)));
         pool
     }
@@ -100,7 +103,7 @@ impl Pool {
     /// Whether somebody who can wait may take one.
     fn can_spare(&self) -> bool {
         let parts = self.slots[..self.len].iter().filter(|slot| (1..SPAN_PAGES).contains(&slot.there)).count();
-        self.len - parts > LEFT
+        self.len - parts > self.left
     }
 
     /// A full one, for who can wait: not one of the last.

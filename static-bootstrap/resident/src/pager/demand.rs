@@ -12,7 +12,7 @@ use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
-use super::{Engine, WANTED, ahead, bounds, fatal, gather, refused, slots};
+use super::{Engine, FREE, ROOM, WANTED, ahead, bounds, fatal, gather, refused, slots};
 use crate::lock::{Guard, Lock};
 use crate::table::{ALL, NONE, TABLE, Table, address, both, range, with, without};
 use crate::uffd::Message;
@@ -30,6 +30,8 @@ pub(super) static ANSWERS: AtomicBool = AtomicBool::new(false);
 const MOVED: usize = 16;
 /// From so many pages on it is worth waking who helps to read them.
 const HELPED: usize = 64;
+/// Where there is no room to copy pages to, a full slot is waited for so often, a millisecond at most: to copy takes as long again as to make one.
+const SLOT_WAITS: usize = 8;
 /// Pages of which fewer than one in so many is wanted are not received together.
 const SPARSE: usize = 32;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
@@ -214,7 +216,15 @@ impl Demand {
 
     /// Brings `pages`, of which those in `away` are with the server and the others zero.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits) {
-        let rest = self.receive(number, away);
+        let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away));
+        for _ in 0..SLOT_WAITS {
+            if !self.engine.uffd.moves || count(&rest) < HELPED || FREE.load(Ordering::Acquire) >= count(&rest) as i64 {
+                break;
+            }
+            WANTED.tell();
+            ROOM.wait(seen, 1);
+            (seen, rest) = (ROOM.now(), self.receive(number, rest));
+        }
         self.engine.take_room(count(&pages) - count(&away) + count(&rest));
         if rest != NONE {
             lenders::get(number, rest, self.buffer);

@@ -327,11 +327,13 @@ impl Evictor {
         // Others have them all for a moment.
         let Some(slot) = engine.slots.lock().take_empty() else { return false };
         let slot = slots::empty(slot, &engine.uffd);
+        // Whoever wants a full slot is to find one, and no room before, which would be taken to copy to.
+        let keeps = engine.uffd.moves && FREE.load(Ordering::Acquire) >= 0 && engine.slots.lock().is_short();
         let (mut parts, mut len, mut used, mut held) = ([Part::NONE; PARTS], 0, 0, 0);
         while len < PARTS && held < PARTS {
             // What has to stay may be all that is in one of the lines.
             let Some((from, next)) = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1) else { break };
-            match self.take(from, next, slot + used * PAGE) {
+            match self.take(from, next, slot + used * PAGE, keeps) {
                 Taken::Pages(part) => {
                     let (first, end) = bounds(next.1);
                     (parts[len], len, used) = (part, len + 1, used + end - first);
@@ -352,6 +354,9 @@ impl Evictor {
         }
         // What was sent is the kernel's now.
         let mut pool = engine.slots.lock();
+        if keeps {
+            FREE.fetch_add(parts[..len].iter().map(|part| count(&part.gift.pages) as i64).sum(), Ordering::AcqRel);
+        }
         if !engine.uffd.moves {
             pool.give(Slot::full(slot));
         } else if there == used && used > 0 && pool.is_short() && FREE.load(Ordering::Acquire) >= used as i64 {
@@ -361,11 +366,14 @@ impl Evictor {
             drop(pool);
             engine.empty(slot, 0);
         }
+        if keeps {
+            ROOM.tell();
+        }
         len > 0
     }
 
-    /// Takes a run of pages away from the program, to this place.
-    fn take(&self, from: Source, (number, pages): (usize, Bits), place: usize) -> Taken {
+    /// Takes a run of pages away from the program, to this place. `keeps`: they are room when all that is evicted with them was sent.
+    fn take(&self, from: Source, (number, pages): (usize, Bits), place: usize, keeps: bool) -> Taken {
         let engine = self.engine;
         let mut table = TABLE.lock();
         let span = table.span(number);
@@ -403,8 +411,10 @@ impl Evictor {
             return Taken::Held;
         }
         // The slot that they are in now is of what is always there.
-        FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
-        ROOM.tell();
+        if !keeps {
+            FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
+            ROOM.tell();
+        }
         let (data, unchanged) = contents(number, base, there);
         let sent = without(data, both(kept, unchanged));
         let zero = both(kept, without(moved, data));

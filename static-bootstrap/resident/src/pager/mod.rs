@@ -164,7 +164,7 @@ fn start() {
     MOST.store(pages as i64, Ordering::Relaxed);
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 48).clamp(64, 8 * SPAN_PAGES) as i64;
-    let depth = (pages / SPAN_PAGES / 8).clamp(1, 8);
+    let depth = (pages / SPAN_PAGES / 16).clamp(1, 8);
     let group = (depth / 2).max(1);
     fit(pages.saturating_sub(SLOTS_LEAST * SPAN_PAGES).max(SPAN_PAGES), group, depth);
     gather::allow(heirs::watch());

@@ -17,7 +17,8 @@ static STAGED: AtomicI64 = AtomicI64::new(0);
 /// Slots of this program. Where pages are copied, they are memory like any other, and always there.
 pub(super) fn number(uffd: &Uffd) -> usize {
     let spans = settings::get().local as usize / SPAN;
-    if uffd.moves { (spans / 5).clamp(8, 32) } else { (spans / 7).clamp(4, 32) }
+    // Some are left for who cannot wait, and empty ones cost nothing.
+    if uffd.moves { (spans / 5).clamp(8, 32) + 3 } else { (spans / 7).clamp(4, 32) }
 }
 
 /// Makes them. A child of the program does not find them.
