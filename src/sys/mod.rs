@@ -50,6 +50,16 @@ mod places_tests;
 #[path = "../../static-bootstrap/sys/src/blake3.rs"]
 pub mod blake3;
 
+/// How it knows whether a page has changed; here for its tests.
+#[cfg(all(test, target_arch = "x86_64"))]
+#[path = "../../static-bootstrap/sys/src/digest.rs"]
+pub mod digest;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod digest_tests;
+#[cfg(all(test, target_arch = "x86_64"))]
+#[path = "../../static-bootstrap/sys/src/width.rs"]
+mod width;
+
 #[cfg(test)]
 mod pager_traces;
 /// How the pager in a program decides; here for its tests.

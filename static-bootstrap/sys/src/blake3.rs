@@ -3,6 +3,9 @@
 #![allow(unsafe_code, reason = "vector instructions")]
 #![allow(clippy::cast_possible_wrap, clippy::ptr_as_ptr, reason = "vectors are of signed words")]
 
+#[cfg(target_arch = "x86_64")]
+use super::width::{Width, width};
+
 const BLOCK: usize = 64;
 const CHUNK: usize = 1024;
 /// Chunks at once, at most.
@@ -91,50 +94,8 @@ fn compress(value: &Words, block: &[u8; BLOCK], len: u32, counter: u64, flags: u
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use core::arch::x86_64::*;
-    use core::sync::atomic::{AtomicU8, Ordering};
 
     use super::{BLOCK, CHUNK_END, CHUNK_START, IV, KEYED, PARENT, SCHEDULE, WIDE, Words};
-
-    /// How many at once.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-    pub(super) enum Width {
-        One,
-        Eight,
-        Sixteen,
-    }
-
-    /// [`ask`], once: in a virtual machine every question goes to its host.
-    pub(super) fn width() -> Width {
-        static KNOWN: AtomicU8 = AtomicU8::new(0);
-        let all = [Width::One, Width::Eight, Width::Sixteen];
-        let known = KNOWN.load(Ordering::Relaxed);
-        if let Some(width) = usize::from(known).checked_sub(1).and_then(|at| all.get(at)) {
-            return *width;
-        }
-        let found = ask();
-        let at = all.iter().position(|width| *width == found).unwrap_or(0);
-        KNOWN.store(at as u8 + 1, Ordering::Relaxed);
-        found
-    }
-
-    /// What this processor and its kernel can do.
-    fn ask() -> Width {
-        let found = __cpuid(0);
-        let saves_vectors = found.eax >= 7 && __cpuid(1).ecx >> 27 & 1 == 1;
-        if !saves_vectors {
-            return Width::One;
-        }
-        // SAFETY: the processor has said that it has the instruction.
-        let saved = unsafe { _xgetbv(0) };
-        let features = __cpuid_count(7, 0).ebx;
-        let (avx2, avx512) =
-            (features >> 5 & 1 == 1 && saved & 6 == 6, features >> 16 & 1 == 1 && saved & 0xe6 == 0xe6);
-        match (avx2, avx512) {
-            (true, true) => Width::Sixteen,
-            (true, false) => Width::Eight,
-            _ => Width::One,
-        }
-    }
 
     #[target_feature(enable = "avx512f")]
     fn rotate16<const N: i32, const LEFT: i32>(word: __m512i) -> __m512i {
@@ -273,7 +234,7 @@ pub struct Hasher {
     stack: [Words; DEPTH],
     depth: usize,
     #[cfg(target_arch = "x86_64")]
-    width: wide::Width,
+    width: Width,
 }
 
 impl Hasher {
@@ -288,15 +249,14 @@ impl Hasher {
             stack: [[0; 8]; DEPTH],
             depth: 0,
             #[cfg(target_arch = "x86_64")]
-            width: wide::width(),
+            width: width(),
         }
     }
 
     /// One for each way in which this processor can do it.
     #[cfg(all(test, target_arch = "x86_64"))]
     pub fn every_way(key: &[u8; 32]) -> impl Iterator<Item = Hasher> {
-        use wide::Width;
-        let can = |width: &Width| *width <= wide::width();
+        let can = |other: &Width| *other <= width();
         let all = [Width::One, Width::Eight, Width::Sixteen].into_iter().filter(can);
         all.map(|width| Hasher { width, ..Hasher::new(key) })
     }
@@ -326,7 +286,6 @@ impl Hasher {
     /// Takes as many chunks as can be taken at once.
     #[cfg(target_arch = "x86_64")]
     fn many<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
-        use wide::Width;
         let lanes = match self.width {
             Width::One => return bytes,
             Width::Eight => 8,

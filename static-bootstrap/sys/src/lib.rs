@@ -4,6 +4,8 @@
 
 pub mod blake3;
 pub mod counts;
+#[cfg(target_arch = "x86_64")]
+pub mod digest;
 pub mod extents;
 pub mod files;
 #[cfg(target_arch = "x86_64")]
@@ -28,3 +30,5 @@ pub mod socket;
 pub mod strides;
 pub mod syscall;
 pub mod table;
+#[cfg(target_arch = "x86_64")]
+mod width;

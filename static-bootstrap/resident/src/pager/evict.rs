@@ -589,7 +589,7 @@ fn swapped(base: usize, pages: Bits) -> Bits {
 
 /// Which of these pages, which are all there, hold anything but zeros; and which of those are what they were when they were last given away.
 fn contents(number: usize, slot: usize, pages: Bits) -> (Bits, Bits) {
-    let digests = TABLE.lock().digests(number);
+    let (key, digests) = (digest::key(), TABLE.lock().digests(number));
     let (mut data, mut same) = (NONE, NONE);
     for page in runs(pages).flat_map(|(first, count)| first..first + count) {
         // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
@@ -599,7 +599,7 @@ fn contents(number: usize, slot: usize, pages: Bits) -> (Bits, Bits) {
             continue;
         }
         data[page / 64] |= 1 << (page % 64);
-        let now = digest::of(words);
+        let now = key.digest(words);
         if core::mem::replace(kept, now) == now {
             same[page / 64] |= 1 << (page % 64);
         }
