@@ -40,6 +40,11 @@ impl Held {
         if self.roomy { SPAN_PAGES as u64 } else { count(&self.data) as u64 }
     }
 
+    /// Pages that it takes and that hold nothing.
+    pub(super) fn room(&self) -> u64 {
+        self.pages() - count(&self.data) as u64
+    }
+
     /// Of which nothing holds anything.
     pub(super) fn is_empty(&self) -> bool {
         self.data == Bits::default()
@@ -130,15 +135,16 @@ impl Shared {
         made
     }
 
-    /// Gives back room of what holds nothing: so many pages.
-    pub(super) fn squeeze(&self) -> u64 {
+    /// Gives back room of what holds nothing, until it is so many pages: how many it was.
+    pub(super) fn squeeze(&self, wanted: u64) -> u64 {
         let mut pages = 0;
         self.spans().retain(|number, held| {
-            if std::mem::take(&mut held.roomy) {
+            if pages < wanted && held.room() > 0 {
                 self.forget(*number, held.rest());
-                pages += count(&held.rest()) as u64;
+                pages += held.room();
+                held.roomy = false;
             }
-            !held.is_empty()
+            held.pages() > 0
         });
         pages
     }
@@ -196,8 +202,9 @@ mod tests {
             (first + 1, held(ALL, true)),
             (first + 2, held([0; 4], true)),
         ]);
-        assert_eq!((shared.squeeze(), shared.squeeze(), there(&shared)), (192 + 256, 0, 64 + 256));
-        assert!(shared.spans().iter().eq(&Spans::from([(first, held(SOME, false)), (first + 1, held(ALL, false))])));
+        assert_eq!((shared.squeeze(1), shared.squeeze(256), shared.squeeze(1)), (192, 256, 0));
+        assert_eq!(there(&shared), 64 + 256);
+        assert!(shared.spans().iter().eq(&Spans::from([(first, held(SOME, false)), (first + 1, held(ALL, true))])));
         for (number, pages) in [(first, SOME), (first + 1, ALL)] {
             shared.read(number, pages, &mut span).unwrap();
             for nth in runs(pages).flat_map(|(start, count)| start..start + count) {

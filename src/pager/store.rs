@@ -1,6 +1,6 @@
 //! The memory that is lent: pages of many clients, each of which sees only its own.
 //!
-//! What is counted is pages that hold something; zero pages are not kept. Spans that are being sent are shared with the store, and one that
+//! What is counted is pages that hold something, and [room](super::shared) of what does not; zero pages are not kept. Spans that are being sent are shared with the store, and one that
 //! is to be changed meanwhile is copied first. So are spans of a client that began as a copy of another; they count once.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::sys::span::Span;
 /// Spans kept to be filled next, at most: pages of fresh ones have to be zeroed by the kernel first.
 const SPARE: usize = 32;
 
-/// Pages of which so many hold something make their span one that gets [room](super::shared) for all; not while that would leave less than an eighth of what is lent.
+/// A span of which so many pages come to hold something gets [room](super::shared) for all, unless that would leave less than an eighth of what is lent.
 const WORTH: u64 = 32;
 const LEFT: u64 = 8;
 
@@ -34,6 +34,8 @@ pub struct Store {
     /// Pages.
     capacity: u64,
     used: AtomicU64,
+    /// Of those used: room, which whoever needs it gets.
+    room: AtomicU64,
     patience: Duration,
     clients: Mutex<HashMap<Client, Known>>,
     spare: Mutex<Vec<Span>>,
@@ -122,8 +124,8 @@ impl Store {
     }
 
     fn with_patience(bytes: u64, patience: Duration) -> Arc<Store> {
-        let (used, clients, spare) = Default::default();
-        Arc::new(Store { capacity: bytes / PAGE as u64, used, patience, clients, spare })
+        let (used, room, clients, spare) = Default::default();
+        Arc::new(Store { capacity: bytes / PAGE as u64, used, room, patience, clients, spare })
     }
 
     /// Pages that can be kept in all.
@@ -132,12 +134,12 @@ impl Store {
     }
 
     fn full(&self) -> Full {
-        Full { capacity: self.capacity, used: self.used() }
+        Full { capacity: self.capacity, used: self.used.load(Ordering::Relaxed) }
     }
 
-    /// Pages that are kept.
+    /// Pages that hold something.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.used.load(Ordering::Relaxed).saturating_sub(self.room.load(Ordering::Relaxed))
     }
 
     /// Clients that have a lease.
@@ -203,7 +205,7 @@ impl Store {
     fn take(&self, more: u64) -> Result<(), Full> {
         let mut begun = None;
         while let Err(used) = self.take_now(more, 0) {
-            if self.squeeze() {
+            if self.squeeze(more) {
                 continue;
             }
             if begun.get_or_insert_with(Instant::now).elapsed() >= self.patience {
@@ -219,27 +221,32 @@ impl Store {
         self.used.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Gives back room of what holds nothing; false if there is none.
-    fn squeeze(&self) -> bool {
+    /// Gives back room of what holds nothing, so many pages if there are; false if there is none. No more, since it takes time in which nobody is answered.
+    fn squeeze(&self, wanted: u64) -> bool {
         let shared = |known: &Known| known.pages.shared.get().cloned();
         let all: Vec<_> = lock(&self.clients).values().filter_map(shared).collect();
-        let pages = all.iter().map(|shared| shared.squeeze()).sum();
-        self.give_back(pages);
-        pages > 0
+        let mut freed = 0;
+        for shared in all {
+            let pages = shared.squeeze(wanted.saturating_sub(freed));
+            self.room.fetch_sub(pages, Ordering::Relaxed);
+            self.give_back(pages);
+            freed += pages;
+        }
+        freed > 0
     }
 }
 
 impl Pages {
-    /// Spans from this one on that hold something, in order.
-    fn numbers(&self, from: u64) -> Vec<u64> {
-        let mut numbers: Vec<_> = match self.shared.get() {
-            Some(shared) => {
-                shared.spans().range(from..).filter(|(_, held)| !held.is_empty()).map(|(number, _)| *number).collect()
-            }
-            None => lock(&self.spans).keys().copied().filter(|number| *number >= from).collect(),
+    /// The first spans from this one on that hold something, in order, at most so many.
+    fn numbers(&self, from: u64, most: usize) -> Vec<u64> {
+        let Some(shared) = self.shared.get() else {
+            let mut numbers: Vec<_> = lock(&self.spans).keys().copied().filter(|number| *number >= from).collect();
+            numbers.sort_unstable();
+            return numbers;
         };
-        numbers.sort_unstable();
-        numbers
+        let spans = shared.spans();
+        let full = spans.range(from..).filter(|(_, held)| !held.is_empty());
+        full.map(|(number, _)| *number).take(most).collect()
     }
 }
 
@@ -297,6 +304,7 @@ impl Lease {
             return Err(self.store.full());
         }
         self.store.give_back(surplus);
+        self.store.room.fetch_add(after.room().wrapping_sub(before.room()), Ordering::Relaxed);
         self.pages
             .count
             .fetch_add((count(&after.data) as u64).wrapping_sub(count(&before.data) as u64), Ordering::Relaxed);
@@ -306,7 +314,8 @@ impl Lease {
         spans.insert(number, after);
         if after.is_empty() && spans.get(&(number ^ 1)).is_none_or(Held::is_empty) {
             shared.forget_pair(number & !1);
-            let held = [number, number ^ 1].map(|number| spans.remove(&number).map_or(0, |held| held.pages()));
+            let held = [number, number ^ 1].map(|number| spans.remove(&number).map_or(0, |held| held.room()));
+            self.store.room.fetch_sub(held.iter().sum(), Ordering::Relaxed);
             self.store.give_back(held.iter().sum());
         } else if after.pages() == 0 {
             spans.remove(&number);
@@ -316,13 +325,15 @@ impl Lease {
 
     /// Makes room for all of a span and the one beside it, if that much is left and the kernel can; whether it was made.
     fn make_room(&self, shared: &Shared, spans: &mut Spans, number: u64, after: &Held) -> bool {
-        let (pair, other) = (number & !1, spans.get(&(number ^ 1)).map_or(0, Held::pages));
-        let more = (2 * SPAN_PAGES as u64).saturating_sub(after.pages() + other);
+        let (pair, other) = (number & !1, spans.get(&(number ^ 1)).copied().unwrap_or_default());
+        let more = (2 * SPAN_PAGES as u64).saturating_sub(after.pages() + other.pages());
         if self.store.take_now(more, self.store.capacity / LEFT).is_err() {
             return false;
         }
         let made = shared.gather(pair, spans);
         if made {
+            let other = Held { roomy: true, ..other }.room() - other.room();
+            self.store.room.fetch_add(other, Ordering::Relaxed);
             [pair, pair + 1].iter().for_each(|number| spans.entry(*number).or_default().roomy = true);
         } else {
             self.store.give_back(more);
@@ -433,15 +444,15 @@ impl Lease {
     /// # Errors
     /// There is no such client, or this one keeps something there already; or there is no room for what is copied at once.
     pub fn copy(&self, client: Client, from: u64) -> Result<Option<u64>, NotCopied> {
-        // Until it is done what that one keeps stays; others may come and go.
+        // Until this is done what that one keeps stays; others may come and go.
         let other = lock(&self.store.clients).get_mut(&client).map(|known| self.store.lease(client, known));
         let other = other.as_ref().map(|other| &other.pages).filter(|other| !Arc::ptr_eq(other, &self.pages));
         let other = other.ok_or(NotCopied::Unknown)?;
-        if !self.pages.numbers(from).is_empty() {
-            return Err(NotCopied::Unknown);
-        }
         if self.pages.shared.get().is_some() || other.shared.get().is_some() {
-            let numbers = other.numbers(from);
+            if !self.pages.numbers(from, 1).is_empty() {
+                return Err(NotCopied::Unknown);
+            }
+            let numbers = other.numbers(from, COPIED + 1);
             for number in numbers.iter().copied().take(COPIED) {
                 let Some((span, data)) = self.store.get(other, number, ALL) else { return Err(NotCopied::Unknown) };
                 let fresh = Arc::try_unwrap(span).or_else(|kept| {
@@ -455,8 +466,12 @@ impl Lease {
             return Ok(numbers.get(COPIED).copied());
         }
         let copied = lock(&other.spans).clone();
+        let mut ours = lock(&self.pages.spans);
+        if !ours.is_empty() {
+            return Err(NotCopied::Unknown);
+        }
         self.pages.count.fetch_add(other.count.load(Ordering::Relaxed), Ordering::Relaxed);
-        *lock(&self.pages.spans) = copied;
+        *ours = copied;
         Ok(None)
     }
 }
@@ -473,9 +488,9 @@ impl Drop for Lease {
         drop(clients);
         let freed = lock(&self.pages.spans).drain().map(|(_, kept)| kept.let_go()).sum::<u64>();
         // Whoever gives back room meanwhile finds none here.
-        let kept = |shared: &Arc<Shared>| std::mem::take(&mut *shared.spans()).values().map(Held::pages).sum();
-        let shared: u64 = self.pages.shared.get().map_or(0, kept);
-        self.store.give_back(freed + shared);
+        let shared = self.pages.shared.get().map(|shared| std::mem::take(&mut *shared.spans())).unwrap_or_default();
+        self.store.room.fetch_sub(shared.values().map(Held::room).sum(), Ordering::Relaxed);
+        self.store.give_back(freed + shared.values().map(Held::pages).sum::<u64>());
     }
 }
 
@@ -621,6 +636,11 @@ mod tests {
         assert_eq!(store.used(), 0);
     }
 
+    /// Pages that count, with room.
+    fn taken(store: &Store) -> u64 {
+        store.used.load(Ordering::Relaxed)
+    }
+
     #[test]
     fn room_counts_and_is_for_whoever_needs_it() {
         const NONE: Bits = [0; 4];
@@ -631,37 +651,41 @@ mod tests {
             return eprintln!("SKIPPED: the kernel has no files in memory here");
         }
         one.take(first, bits(0..31), NONE).unwrap();
-        assert_eq!(store.used(), 31);
+        assert_eq!(taken(&store), 31);
         one.take(first, bits(31..64), NONE).unwrap();
-        if store.used() == 64 {
+        if taken(&store) == 64 {
             return eprintln!("SKIPPED: the kernel makes no huge pages of files in memory");
         }
-        assert_eq!(store.used(), 512);
+        assert_eq!(taken(&store), 512);
         one.take(first + 1, bits([7]), NONE).unwrap();
         one.take(first, bits([200]), bits(0..8)).unwrap();
-        assert_eq!((store.used(), store.uses().iter().map(|one| one.pages).max()), (512, Some(64 - 8 + 1 + 1)));
+        assert_eq!((taken(&store), store.used(), store.uses()[0].pages.max(store.uses()[1].pages)), (512, 58, 58));
         one.take(first + 2, ALL, NONE).unwrap();
-        assert_eq!(store.used(), 1024);
+        assert_eq!(taken(&store), 1024);
         one.take(first + 4, SOME, NONE).unwrap();
-        assert_eq!(store.used(), 1024 + 64, "an eighth is left for whoever needs it");
+        assert_eq!(taken(&store), 1024 + 64, "an eighth is left for whoever needs it");
         other.put(7, ALL, NONE, store.spare().unwrap()).unwrap();
-        assert_eq!(store.used(), 1024 + 64 + 256);
+        assert_eq!(taken(&store), 1024 + 64 + 256);
         other.put(8, ALL, NONE, store.spare().unwrap()).unwrap();
-        assert_eq!(store.used(), 58 + 256 + 64 + 512, "somebody needed it");
+        assert_eq!(
+            (taken(&store), store.used()),
+            (58 + 256 + 256 + 64 + 512, 58 + 256 + 64 + 512),
+            "somebody needed as much"
+        );
         // What this span had for what comes went to others.
         one.take(first, bits(0..8), NONE).unwrap();
-        assert_eq!(store.used(), 66 + 256 + 64 + 512);
+        assert_eq!(taken(&store), 66 + 256 + 256 + 64 + 512);
         drop(other);
         one.take(first + 6, SOME, NONE).unwrap();
-        assert_eq!(store.used(), 66 + 256 + 64 + 512);
+        assert_eq!(taken(&store), 66 + 256 + 256 + 64 + 512);
         one.take(first + 6, NONE, SOME).unwrap();
-        assert_eq!(store.used(), 66 + 256 + 64, "of a pair that holds nothing nothing stays");
+        assert_eq!(taken(&store), 66 + 256 + 256 + 64, "of a pair that holds nothing nothing stays");
         one.take(first + 6, ALL, NONE).unwrap();
         one.take(first + 7, SOME, NONE).unwrap();
         one.take(first + 6, NONE, ALL).unwrap();
-        assert_eq!(store.used(), 66 + 256 + 64 + 512);
+        assert_eq!(taken(&store), 66 + 256 + 256 + 64 + 512);
         drop(one);
-        assert_eq!(store.used(), 0);
+        assert_eq!((taken(&store), store.room.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]
@@ -722,6 +746,36 @@ mod tests {
     }
 
     proptest! {
+        /// What is counted is what is kept and its room, whoever takes, gives back or finds no room.
+        #[test]
+        fn as_a_table_of_shared_pages(steps in prop::collection::vec((0..8u64, 0..256usize, 0..256usize, 0..5u8), 1..60)) {
+            let (store, first) = (hasty(5 * SPAN as u64), WINDOW / SPAN as u64);
+            let [one, two] = [1, 2].map(|client| store.open([client; 2], Bits::default()));
+            if one.share().is_none() || two.share().is_none() {
+                return Ok(());
+            }
+            let mut model = HashMap::<(bool, u64), Bits>::new();
+            for (span, from, pages, what) in steps {
+                let (lease, is_one) = if what % 2 == 0 { (&one, true) } else { (&two, false) };
+                let (number, pages) = (first + span, bits(from..(from + pages).min(SPAN_PAGES)));
+                let data = model.entry((is_one, span)).or_default();
+                if what == 4 {
+                    lease.take(number, Bits::default(), pages).unwrap();
+                    *data = without(*data, pages);
+                } else if lease.take(number, pages, Bits::default()).is_ok() {
+                    *data = std::array::from_fn(|at| data[at] | pages[at]);
+                }
+                let kept: u64 = model.values().map(|data| count(data) as u64).sum();
+                prop_assert_eq!(store.used(), kept);
+                let held = [&one, &two].map(|lease| lease.pages.shared.get().unwrap().spans().clone());
+                let sum = |pages: fn(&Held) -> u64| held.iter().flat_map(|spans| spans.values()).map(pages).sum::<u64>();
+                prop_assert_eq!((taken(&store), sum(Held::room)), (sum(Held::pages), store.room.load(Ordering::Relaxed)));
+                prop_assert!(taken(&store) <= store.capacity());
+            }
+            drop((one, two));
+            prop_assert_eq!((taken(&store), store.used()), (0, 0));
+        }
+
         /// Beside a plain table of pages.
         #[test]
         fn as_a_table_of_pages(steps in prop::collection::vec((0..3u64, prop::collection::vec(0..256usize, 0..40), 0..4u8, any::<bool>()), 1..40)) {

@@ -37,8 +37,8 @@ fn every_word_and_its_place_count() {
         let mut alone = [0; 512];
         alone[at] = 1;
         assert!(is_new(&alone), "1 as word {at}");
-        // In its column, and in the next.
-        for other in [at + 1, at + 8, at + 64].into_iter().filter(|other| *other < page.len()) {
+        // In its column, in the next, and with its key.
+        for other in [at + 1, at + 7, at + 8, at + 64].into_iter().filter(|other| *other < page.len()) {
             let mut swapped = page;
             swapped.swap(at, other);
             assert!(is_new(&swapped), "words {at} and {other}");

@@ -12,10 +12,10 @@ fn who_receives_gets_pages_that_are_there() {
     pool.give(Slot::full(taken[1].at));
     pool.give(Slot { at: taken[2].at, there: 60 });
     // As many as are wanted if there is such a part; else all; else what there is.
-    assert_eq!(pool.take_some(50).unwrap().there, 60);
-    assert_eq!(pool.take_some(50).unwrap().there, SPAN_PAGES);
-    assert_eq!(pool.take_some(50).unwrap().there, 30);
-    assert_eq!(pool.take_some(1), None);
+    assert_eq!(pool.take_some(50, false).unwrap().there, 60);
+    assert_eq!(pool.take_some(50, false).unwrap().there, SPAN_PAGES);
+    assert_eq!(pool.take_some(50, false).unwrap().there, 30);
+    assert_eq!(pool.take_some(1, false), None);
     // Whoever needs all of them gets an empty one then.
     assert_eq!(pool.take_any().unwrap().there, 0);
 }
@@ -41,7 +41,7 @@ fn as_much_is_kept_as_is_asked_for() {
             pool.give(Slot::full(slot.at));
         }
         assert_eq!(pool.take_surplus(), None);
-        let taken = core::iter::from_fn(|| pool.take_some(SPAN_PAGES)).collect::<Vec<_>>();
+        let taken = core::iter::from_fn(|| pool.take_some(SPAN_PAGES, false)).collect::<Vec<_>>();
         assert_eq!(taken.len(), kept);
         taken.iter().for_each(|slot| pool.give(Slot::empty(slot.at)));
     }

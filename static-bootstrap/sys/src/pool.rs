@@ -92,11 +92,11 @@ impl Pool {
         self.take_full().or_else(|| self.take_empty())
     }
 
-    /// One with so many pages, if possible without more; else the one with the most.
-    pub fn take_some(&mut self, pages: usize) -> Option<Slot> {
+    /// One with so many pages, if possible without more; else the one with the most. `again`: who asks has waited for it.
+    pub fn take_some(&mut self, pages: usize, again: bool) -> Option<Slot> {
         let enough = |slot: &Slot| usize::from((pages..SPAN_PAGES).contains(&slot.there));
         let found = self.take_by(enough).or_else(|| self.take_full());
-        self.note(found.is_some());
+        self.note(found.is_some() || again);
         found.or_else(|| self.take_by(|slot| slot.there))
     }
 

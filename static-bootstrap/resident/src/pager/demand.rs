@@ -30,8 +30,8 @@ pub(super) static ANSWERS: AtomicBool = AtomicBool::new(false);
 const MOVED: usize = 16;
 /// From so many pages on it is worth waking who helps to read them.
 const HELPED: usize = 64;
-/// Where there is no room to copy pages to, a full slot is waited for so often, a millisecond at most: to copy takes as long again as to make one.
-const SLOT_WAITS: usize = 8;
+/// Where there is no room to copy pages to, a full slot is waited for so often, a millisecond each time at most: to copy takes as long again as to make one.
+const SLOT_WAITS: usize = 4;
 /// Pages of which fewer than one in so many is wanted are not received together.
 const SPARSE: usize = 32;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
@@ -216,14 +216,16 @@ impl Demand {
 
     /// Brings `pages`, of which those in `away` are with the server and the others zero.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits) {
-        let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away));
+        let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away, false));
+        let lacks = |rest: &Bits| count(rest) >= HELPED && FREE.load(Ordering::Acquire) < count(rest) as i64;
+        let is_moved = |rest| runs(rest).any(|(_, count)| count >= MOVED);
         for _ in 0..SLOT_WAITS {
-            if !self.engine.uffd.moves || count(&rest) < HELPED || FREE.load(Ordering::Acquire) >= count(&rest) as i64 {
+            if !self.engine.uffd.moves || !lacks(&rest) || !is_moved(rest) {
                 break;
             }
             WANTED.tell();
             ROOM.wait(seen, 1);
-            (seen, rest) = (ROOM.now(), self.receive(number, rest));
+            (seen, rest) = (ROOM.now(), self.receive(number, rest, true));
         }
         self.engine.take_room(count(&pages) - count(&away) + count(&rest));
         if rest != NONE {
@@ -241,8 +243,8 @@ impl Demand {
         self.engine.uffd.copy(at, self.zeros, len)
     }
 
-    /// Receives pages of a span and moves them to their places, as far as there are many in a row and slots have as many; returns the others.
-    fn receive(&mut self, number: usize, away: Bits) -> Bits {
+    /// Receives pages of a span and moves them to their places, as far as there are many in a row and slots have as many; returns the others. `again`: after a wait for slots.
+    fn receive(&mut self, number: usize, away: Bits, again: bool) -> Bits {
         let engine = self.engine;
         if !engine.uffd.moves || count(&away) < MOVED {
             return away;
@@ -254,7 +256,7 @@ impl Demand {
         for (first, count) in runs(away) {
             let (mut page, end) = (first, first + count);
             while end - page >= MOVED {
-                let some = || engine.slots.lock().take_some(end - page).map(|slot| (slot.at, 0, slot.there));
+                let some = || engine.slots.lock().take_some(end - page, again).map(|slot| (slot.at, 0, slot.there));
                 let Some((slot, used, there)) = self.slot.take().or_else(some) else {
                     WANTED.tell();
                     return rest;
