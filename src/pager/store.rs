@@ -19,7 +19,7 @@ use crate::sys::span::Span;
 const SPARE: usize = 32;
 
 /// A span of which so many pages come to hold something gets [room](super::shared) for all, unless that would leave less than an eighth of what is lent.
-const WORTH: u64 = 32;
+const WORTH: usize = 32;
 const LEFT: u64 = 8;
 
 /// Spans that are copied at a time: so long nobody hears from the server.
@@ -46,7 +46,7 @@ pub struct Store {
 struct Pages {
     spans: Mutex<HashMap<u64, Kept>>,
     /// In its place, of a client of this host.
-    shared: OnceLock<Arc<Shared>>,
+    shared: OnceLock<Shared>,
     label: Bits,
     /// Pages that hold something.
     count: AtomicU64,
@@ -223,10 +223,9 @@ impl Store {
 
     /// Gives back room of what holds nothing, so many pages if there are; false if there is none. No more, since it takes time in which nobody is answered.
     fn squeeze(&self, wanted: u64) -> bool {
-        let shared = |known: &Known| known.pages.shared.get().cloned();
-        let all: Vec<_> = lock(&self.clients).values().filter_map(shared).collect();
+        let all: Vec<_> = lock(&self.clients).values().map(|known| Arc::clone(&known.pages)).collect();
         let mut freed = 0;
-        for shared in all {
+        for shared in all.iter().filter_map(|pages| pages.shared.get()) {
             let pages = shared.squeeze(wanted.saturating_sub(freed));
             self.room.fetch_sub(pages, Ordering::Relaxed);
             self.give_back(pages);
@@ -259,9 +258,9 @@ impl Lease {
     /// Has everything kept in a file from now on: where that is, if this client keeps nothing and the kernel allows it.
     pub fn share(&self) -> Option<Bits> {
         if self.pages.shared.get().is_none() && lock(&self.pages.spans).is_empty() {
-            let _ = self.pages.shared.set(Arc::new(Shared::new()?));
+            let _ = self.pages.shared.set(Shared::new()?);
         }
-        self.pages.shared.get().map(|shared| shared.address())
+        self.pages.shared.get().map(Shared::address)
     }
 
     /// A span, and which of these pages are in it; the others are zero.
@@ -295,7 +294,7 @@ impl Lease {
         };
         let surplus = before.pages() + counted - after.pages();
         let fresh = if before.roomy { Bits::default() } else { without(data, before.data) };
-        let grows = count(&before.data) < WORTH as usize && count(&after.data) >= WORTH as usize;
+        let grows = count(&before.data) < WORTH && count(&after.data) >= WORTH;
         if grows && !before.roomy && self.make_room(shared, &mut spans, number, &after) {
             after.roomy = true;
         } else if shared.reserve(number, fresh).is_err() {
