@@ -102,3 +102,26 @@ fn runs_at_constant_distances_come_together() {
         assert!(machine.waits < all / 6 && machine.fetched < all * 6 / 5, "{said}");
     }
 }
+
+/// NAS FT's class B: a row has two pages. Through all planes row by row, then plane by plane: of all rows the first page, and soon the second one, which units and
+/// steps are not to leave out, wherever they begin.
+#[test]
+fn rows_of_two_pages_come_whole() {
+    let (planes, rows) = (64, 256);
+    for begin in [1 << 20, (1 << 20) + 1] {
+        let (mut machine, mut waits) = (Machine::new(10_000), 0);
+        let at = |plane: u64, row: u64, half: u64| begin + (plane * rows + row) * 2 + half;
+        for _ in 0..4 {
+            for (row, half) in (0..rows).flat_map(|row| [(row, 0), (row, 1)]) {
+                (0..planes).for_each(|plane| machine.access(at(plane, row, half)));
+            }
+            let before = machine.waits;
+            for (plane, half) in (0..planes).flat_map(|plane| [(plane, 0), (plane, 1)]) {
+                (0..rows).for_each(|row| machine.access(at(plane, row, half)));
+            }
+            waits = machine.waits - before;
+            println!("from {begin}: {waits} waits");
+        }
+        assert!(waits < 800, "from {begin}: {waits} waits");
+    }
+}

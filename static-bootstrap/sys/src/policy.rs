@@ -123,9 +123,12 @@ struct Region {
     /// The one that was halved in vain, and how often: soon a run went on at once.
     proven: u8,
     patience: u8,
+    /// So often what was left out is taken for what comes next: others missed it soon after.
+    returns: u8,
 }
 
-const NO_REGION: Region = Region { raised: 0, trust: 0, scattered: 0, halved: false, proven: 0, patience: 0 };
+const NO_REGION: Region =
+    Region { raised: 0, trust: 0, scattered: 0, halved: false, proven: 0, patience: 0, returns: 0 };
 
 impl Region {
     fn order(&self) -> u8 {
@@ -143,6 +146,13 @@ impl Region {
         let doubt = if self.order() == 0 || self.trust > 0 { 0 } else { BEGINNING };
         self.trust = self.trust.saturating_sub(1);
         (self.order(), doubt)
+    }
+
+    /// Whether the program will return to what it left out, before that goes.
+    fn will_return(&mut self) -> bool {
+        let will = self.returns > 0;
+        self.returns = self.returns.saturating_sub(1);
+        will
     }
 
     fn halve(&mut self) {
@@ -223,6 +233,8 @@ pub struct Policy {
     /// First pages and those after the last; empty: none. And where the next is put when there are too many.
     hints: [(u64, u64, Hint); HINTS],
     oldest: usize,
+    /// The last page that was missed between two that were here.
+    between: u64,
     came: u64,
     /// Pages of whole spans that come to a run by themselves, before one that is missed again; and spans that are fetched ahead.
     reach: u64,
@@ -239,6 +251,7 @@ impl Policy {
         regions: [NO_REGION; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
         oldest: 0,
+        between: 0,
         came: 0,
         reach: 0,
         depth: 0,
@@ -289,6 +302,14 @@ impl Policy {
         let hint = hint.map_or(Hint::Nothing, |(_, _, hint)| *hint);
         if self.was_left_out(page) || hint == Hint::Random {
             return Choice { order: 0, hole: None, of_run: false, ahead: None, steps: None };
+        }
+        // Every other page came, and is still here when the others are missed.
+        let mut are_here = |apart: u64| here(page.saturating_sub(apart)) && here(page + apart);
+        if away && are_here(1) && !are_here(2) {
+            if page.abs_diff(self.between) < NEAR {
+                self.region(page).returns = TRUST;
+            }
+            self.between = page;
         }
         let sequential = hint == Hint::Sequential;
         let guesses = away && !sequential && comes.is_none();
@@ -364,6 +385,7 @@ impl Policy {
     /// What is to come in place of such a unit.
     fn step(&mut self, at: u64, order: u8, begins: bool, here: impl FnMut(u64) -> bool) -> Option<Steps> {
         let steps = if order > SHORT { None } else { self.strides.handle_fault(at, begins, 0, here) };
+        let steps = steps.filter(|steps| !steps.are_dense() || !self.region(at / PAGE as u64).will_return());
         self.came += steps.map_or(0, |steps| steps.count());
         steps
     }
@@ -388,7 +410,7 @@ impl Policy {
     }
 
     fn region(&mut self, page: u64) -> &mut Region {
-        &mut self.regions[(page / REGION) as usize % REGIONS]
+        &mut self.regions[region(page)]
     }
 
     /// A page that belongs to no run: one may begin there, either way.
@@ -439,6 +461,10 @@ impl Policy {
                 };
             }
         }
+        let in_time = self.came - run.came <= self.passing;
+        if used == Used::Some && in_time && self.regions[region(turned(page))].will_return() {
+            used = Used::All;
+        }
         Some((run, used))
     }
 
@@ -449,6 +475,10 @@ impl Policy {
             *oldest = run;
         }
     }
+}
+
+fn region(page: u64) -> usize {
+    (page / REGION) as usize % REGIONS
 }
 
 fn set(span: u64) -> usize {

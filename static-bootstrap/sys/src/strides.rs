@@ -17,8 +17,9 @@ const REACH: i64 = 100;
 /// Records that a stream may leave out before it is believed and then; and more, if they are here.
 const LEFT_OUT: [i64; 2] = [1, 8];
 const PASSED: i64 = 256;
-/// Bytes of a step: with less it is a run.
+/// Bytes of a step: with less it is a run; and with less what lies between is not much more.
 const LEAST: i64 = 2 * BYTES;
+const DENSE: i64 = 8 * BYTES;
 /// A record's faults are less than so many bytes from where it is expected, and less than an eighth of a step.
 const NEAR: i64 = BYTES + 1;
 /// Of a page.
@@ -107,6 +108,11 @@ impl Steps {
     /// Whether units are as far apart as those of runs beside each other.
     pub(super) fn are_apart(&self) -> bool {
         self.step.abs() >= BYTES << (self.order + 2)
+    }
+
+    /// Whether there is little between them.
+    pub(super) fn are_dense(&self) -> bool {
+        self.step.abs() < DENSE
     }
 
     /// Whether each is a unit of a run.
