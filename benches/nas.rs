@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+
 const HPCRT: &str = env!("CARGO_BIN_EXE_hpcrt");
 /// What is downloaded, and its name in the directory.
 const SOURCES: [(&str, &str); 3] = [
@@ -48,7 +50,13 @@ const CASES: [Case; 10] = [
     Case { name: "stream", ratios: &[(50, "4.4-5.5"), (25, "4.4-5.5"), (10, "4.4-5.5"), (4, "4.4-5.5")] },
 ];
 
+/// Bytes of stack that programs get: class B of IS has more on it than systems give by themselves.
+const STACK: u64 = 64 << 20;
+
 fn main() -> ExitCode {
+    if let Err(error) = setrlimit(Resource::RLIMIT_STACK, STACK, RLIM_INFINITY) {
+        eprintln!("the limit on stacks cannot be raised, IS of class B ends: {error}");
+    }
     // Cargo passes --bench.
     let named: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let chosen = CASES.iter().filter(|case| named.is_empty() || named.iter().any(|name| name == case.name));
