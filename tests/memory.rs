@@ -36,7 +36,7 @@ const BESIDE: u64 = 6 << 10;
 /// A place that every user can reach, with hpcrt and the program.
 fn place() -> Option<&'static Path> {
     static PLACE: OnceLock<Option<PathBuf>> = OnceLock::new();
-    PLACE.get_or_init(|| common::built("memory.c", &[("memory", &[])])).as_deref()
+    PLACE.get_or_init(|| common::built("memory.c", &[("memory", &[]), ("numbers", &["-static"])])).as_deref()
 }
 
 /// Where other hosts would reach this one.

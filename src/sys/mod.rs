@@ -50,6 +50,13 @@ mod places_tests;
 #[path = "../../static-bootstrap/sys/src/blake3.rs"]
 pub mod blake3;
 
+/// Which system calls it stops where the kernel does not tell its own faults; here for its test.
+#[cfg(all(test, target_arch = "x86_64"))]
+#[path = "../../static-bootstrap/sys/src/addresses.rs"]
+pub mod addresses;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod addresses_tests;
+
 /// How it knows whether a page has changed; here for its tests.
 #[cfg(all(test, target_arch = "x86_64"))]
 #[path = "../../static-bootstrap/sys/src/digest.rs"]

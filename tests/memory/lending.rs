@@ -353,25 +353,25 @@ fn status_tells_of_memory() {
             Command::new(&hpcrt).arg("status").args(words).env("XDG_RUNTIME_DIR", runtime.path()).output().unwrap();
         String::from_utf8_lossy(&out.stdout).into_owned()
     };
-    let run = exec("-q --memory far:300M --local-mb 20", ["triad", "250"]).env("XDG_RUNTIME_DIR", runtime.path());
+    let run = exec("-q --memory far:300M --local-mb 20", ["laps", "250"]).env("XDG_RUNTIME_DIR", runtime.path());
     let run = borrowing(run);
     let all: Value = serde_json::from_str(&ask(&["--json"])).unwrap();
     let id = all[0]["id"].as_str().unwrap().to_owned();
-    let one: Value = serde_json::from_str(&ask(&["--json", &id])).unwrap();
-    let memory = &one["jobs"][0]["memory"];
-    let away = memory["away"][0]["bytes"].as_u64().unwrap();
+    // The server may have room in huge pages before there are pages in it.
+    let memory = until(|| {
+        let one: Value = serde_json::from_str(&ask(&["--json", &id])).ok()?;
+        let memory = one["jobs"][0]["memory"].clone();
+        memory["away"][0]["bytes"].as_u64().filter(|away| *away > 30 << 20).map(|_| memory)
+    });
     let resident = memory["resident"].as_u64().unwrap();
-    assert!(
-        memory["away"][0]["server"] == "far" && away > 30 << 20 && resident > 5 << 20 && resident < 21 << 20,
-        "{memory}"
-    );
+    assert!(memory["away"][0]["server"] == "far" && resident > 5 << 20 && resident < 21 << 20, "{memory}");
     let text = ask(&[&id]);
     assert!(text.contains("  memory    1 program borrow") && text.contains(" with far"), "{text}");
     run.signal(Signal::SIGTERM);
     ended(run);
     // A server of its own, and who uses it.
     let server = Servers::start_in(everybody()[0], &[300], "127.0.0.1", Some(runtime.path()));
-    let run = server.run("triad", 250, 20).start();
+    let run = server.run("laps", 250, 20).start();
     let text = until(|| {
         let all: Value = serde_json::from_str(&ask(&["--json"])).unwrap();
         let one = all.as_array()?.iter().find(|one| one["kind"] == "memserver")?;

@@ -247,7 +247,15 @@ static void reserve(void)
     }
 }
 
-/* Other programs are started while memory is away; every descriptor is closed. */
+/* What a program executes may leave anything in registers that a system call does not read, and give it any numbers. */
+static void numbers(void)
+{
+    long any = 0x680012345678;
+    check(syscall(SYS_getppid, any, any, any, any, any, any) > 0, "a call with what was left in registers");
+    check(syscall(SYS_lseek, -1, any, any, any, any, any) < 0 && errno == EBADF, "a call with a number");
+}
+
+/* Other programs are started while memory is away, one of them linked statically; every descriptor is closed. */
 static void children(void)
 {
     size_t n = bytes / 8, i;
@@ -255,6 +263,7 @@ static void children(void)
     for (i = 0; i < n; i++)
         a[i] = mix(i);
     check(system("test \"$(echo x | cat)\" = x && ls / > /dev/null") == 0, "system");
+    check(system("\"$(dirname \"$(readlink /proc/$PPID/exe)\")\"/numbers numbers > /dev/null") == 0, "a program whose calls have numbers");
     for (i = 3; i < 1024; i++)
         close(i);
     for (i = 0; i < n; i++)
@@ -507,7 +516,7 @@ int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
         {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}, {"reserve", reserve},
-        {"laps", laps}, {"swap", swap}, {"hints", hints},
+        {"laps", laps}, {"swap", swap}, {"numbers", numbers}, {"hints", hints},
         {"columns", columns}, {"heirs", heirs}};
     size_t i;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;

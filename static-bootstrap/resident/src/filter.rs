@@ -1,11 +1,12 @@
-//! Filters of system calls: they stop those with addresses of captured memory. They stay in force with whatever the program executes, so the one
-//! names nothing but addresses in the window, where no program has anything else, and the other stops only what is called from where this
-//! program's libraries lie, since addresses of segments may be mere numbers elsewhere.
+//! Filters of system calls: they stop those with addresses of captured memory. They stay in force with whatever the program executes, which a call that is stopped
+//! would end. So only arguments count that are addresses ([`addresses`]): a number may be anything, as the processor's time, which the dynamic linker leaves in a
+//! register, is one of the window's addresses for some minutes of a machine's life. And the one names nothing but addresses in the window, where no program has
+//! anything else, and the other stops only what is called from where this program's libraries lie, since others have something at addresses of segments.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use sys::syscall::nr;
+use sys::addresses::{self, ARGUMENTS};
 
 use super::objects::{self, PARTS};
 use super::{call, segments, window};
@@ -27,70 +28,37 @@ const TRAP: u32 = 0x3_0000;
 /// Offsets in `struct seccomp_data`, and of the high half of a word.
 const NUMBER: u32 = 0;
 const POINTER: u32 = 8;
-const ARGUMENTS: u32 = 16;
+const ARGUMENT: u32 = 16;
 const HIGH: u32 = 4;
 
-/// Calls that go on elsewhere, or on another stack, are left alone: leftovers in registers would stop them.
-const LEFT_ALONE: [usize; 7] = [nr::RT_SIGRETURN, nr::CLONE, nr::CLONE3, nr::FORK, nr::VFORK, nr::EXIT, nr::EXIT_GROUP];
-const STEPS: usize = 1 + LEFT_ALONE.len() + 4 + 6 * 3 + 2;
-
-/// Stops calls with an address in the window, but for those of the gate.
-pub(super) fn of_window() -> [Step; STEPS] {
-    // The window as the high halves of its addresses: a power of two.
-    const MASK: u32 = !((window::SIZE >> 32) as u32 - 1);
-    const VALUE: u32 = (window::BASE >> 32) as u32;
-    let mut steps = [Step(RETURN, 0, 0, ALLOW); STEPS];
-    steps[STEPS - 1] = Step(RETURN, 0, 0, TRAP);
-    let (allow, trap) = (STEPS - 2, STEPS - 1);
-    let mut at = 0;
-    let mut put = |step: Step| {
-        steps[at] = step;
-        at += 1;
-        at
-    };
-    let mut next = put(Step(LOAD, 0, 0, NUMBER));
-    for number in LEFT_ALONE {
-        next = put(Step(EQUAL, (allow - next - 1) as u8, 0, number as u32));
-    }
-    put(Step(LOAD, 0, 0, POINTER));
-    put(Step(EQUAL, 0, 2, call::GATE_NEXT as u32));
-    next = put(Step(LOAD, 0, 0, POINTER + HIGH));
-    next = put(Step(EQUAL, (allow - next - 1) as u8, 0, (call::GATE_NEXT >> 32) as u32));
-    for argument in 0..6 {
-        put(Step(LOAD, 0, 0, ARGUMENTS + 8 * argument + HIGH));
-        next = put(Step(AND, 0, 0, MASK));
-        next = put(Step(EQUAL, (trap - next - 1) as u8, 0, VALUE));
-    }
-    let _ = next;
-    steps
-}
-
-/// Where the libraries lie with which the program starts.
-static LIBRARIES: [[AtomicUsize; 2]; PARTS] = [const { [const { AtomicUsize::new(0) }; 2] }; PARTS];
-
-/// Before any library can be opened.
-pub(super) fn learn() {
-    for (place, part) in LIBRARIES.iter().zip(objects::libraries()) {
-        place[0].store(part.start, Ordering::Relaxed);
-        place[1].store(part.end, Ordering::Relaxed);
-    }
-}
-
-/// Steps of a comparison.
+/// Steps of a comparison of two words.
 const BLOCK: usize = 10;
-const MOST: usize = 2 * LEFT_ALONE.len() + 1 + PARTS * (BLOCK + 1) + 1 + segments::MOST * 6 * (BLOCK + 1) + 1;
+/// Calls of which one argument is an address, at most: a jump over them has eight bits.
+const CALLS: usize = 240;
+/// The other stops what the window's does, and has comparisons.
+const MOST: usize = 6 + ARGUMENTS * (CALLS + 6) + (PARTS + segments::MOST * ARGUMENTS) * (BLOCK + 2);
 
-struct Long {
+struct Filter {
     steps: [Step; MOST],
     len: usize,
 }
 
-impl Long {
+impl Filter {
+    const fn new() -> Filter {
+        Filter { steps: [Step(RETURN, 0, 0, ALLOW); MOST], len: 0 }
+    }
+
     fn put(&mut self, step: Step) {
         if let Some(place) = self.steps.get_mut(self.len) {
             *place = step;
             self.len += 1;
         }
+    }
+
+    /// With what it does at the end, unless it stopped the call.
+    fn complete(&mut self) -> &[Step] {
+        self.put(Step(RETURN, 0, 0, ALLOW));
+        &self.steps[..self.len]
     }
 
     /// If the word at this offset is in the range, this step is next, else that behind it.
@@ -114,20 +82,64 @@ impl Long {
             self.put(step);
         }
     }
+
+    /// Stops the calls of which this argument is an address; the step before goes here where it is one of ours, or else `over` so many steps.
+    fn stop(&mut self, argument: usize, before: impl FnOnce(&mut Filter, usize)) {
+        let calls = || addresses::calls_with(argument);
+        let count = calls().count();
+        before(self, count + 4);
+        self.put(Step(LOAD, 0, 0, NUMBER));
+        self.put(Step(NOT_LESS, count as u8 + 1, 0, addresses::UNKNOWN as u32));
+        for (nth, call) in calls().enumerate() {
+            self.put(Step(EQUAL, (count - nth) as u8, 0, call as u32));
+        }
+        self.put(Step(JUMP, 0, 0, 1));
+        self.put(Step(RETURN, 0, 0, TRAP));
+    }
+}
+
+const fn offset(argument: usize) -> u32 {
+    ARGUMENT + 8 * argument as u32
+}
+
+/// Makes the one that stops calls with an address in the window, but for those of the gate.
+pub(super) fn of_window<T>(set: impl FnOnce(&[Step]) -> T) -> T {
+    // The window as the high halves of its addresses: a power of two.
+    const MASK: u32 = !((window::SIZE >> 32) as u32 - 1);
+    const VALUE: u32 = (window::BASE >> 32) as u32;
+    let mut filter = Filter::new();
+    filter.put(Step(LOAD, 0, 0, POINTER));
+    filter.put(Step(EQUAL, 0, 3, call::GATE_NEXT as u32));
+    filter.put(Step(LOAD, 0, 0, POINTER + HIGH));
+    filter.put(Step(EQUAL, 0, 1, (call::GATE_NEXT >> 32) as u32));
+    filter.put(Step(RETURN, 0, 0, ALLOW));
+    for argument in 0..ARGUMENTS {
+        filter.put(Step(LOAD, 0, 0, offset(argument) + HIGH));
+        filter.put(Step(AND, 0, 0, MASK));
+        filter.stop(argument, |filter, over| filter.put(Step(EQUAL, 0, over as u8, VALUE)));
+    }
+    set(filter.complete())
+}
+
+/// Where the libraries lie with which the program starts.
+static LIBRARIES: [[AtomicUsize; 2]; PARTS] = [const { [const { AtomicUsize::new(0) }; 2] }; PARTS];
+
+/// Before any library can be opened.
+pub(super) fn learn() {
+    for (place, part) in LIBRARIES.iter().zip(objects::libraries()) {
+        place[0].store(part.start, Ordering::Relaxed);
+        place[1].store(part.end, Ordering::Relaxed);
+    }
 }
 
 /// Makes the one that stops calls with an address in a segment, if there are any.
 pub(super) fn of_segments<T>(set: impl FnOnce(&[Step]) -> T) -> T {
-    let mut filter = Long { steps: [Step(RETURN, 0, 0, ALLOW); MOST], len: 0 };
+    let mut filter = Filter::new();
     let libraries = LIBRARIES.each_ref().map(|[from, to]| from.load(Ordering::Relaxed)..to.load(Ordering::Relaxed));
     let parts = libraries.iter().filter(|part| !part.is_empty());
-    if segments::bounds().next().is_none() {
+    let count = segments::bounds().count();
+    if count == 0 {
         return set(&[]);
-    }
-    filter.put(Step(LOAD, 0, 0, NUMBER));
-    for number in LEFT_ALONE {
-        filter.put(Step(EQUAL, 0, 1, number as u32));
-        filter.put(Step(RETURN, 0, 0, ALLOW));
     }
     for (nth, part) in parts.clone().enumerate() {
         // To behind the others and the end.
@@ -135,11 +147,14 @@ pub(super) fn of_segments<T>(set: impl FnOnce(&[Step]) -> T) -> T {
         filter.within(POINTER, part, Step(JUMP, 0, 0, left as u32));
     }
     filter.put(Step(RETURN, 0, 0, ALLOW));
-    for (start, end) in segments::bounds() {
-        for argument in 0..6 {
-            filter.within(ARGUMENTS + 8 * argument, &(start..end), Step(RETURN, 0, 0, TRAP));
-        }
+    for argument in 0..ARGUMENTS {
+        filter.stop(argument, |filter, over| {
+            for (nth, (start, end)) in segments::bounds().enumerate() {
+                let left = (count - nth - 1) * (BLOCK + 1) + 1;
+                filter.within(offset(argument), &(start..end), Step(JUMP, 0, 0, left as u32));
+            }
+            filter.put(Step(JUMP, 0, 0, over as u32));
+        });
     }
-    filter.put(Step(RETURN, 0, 0, ALLOW));
-    set(&filter.steps[..filter.len])
+    set(filter.complete())
 }

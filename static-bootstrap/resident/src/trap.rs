@@ -232,11 +232,12 @@ extern "C" fn stopped(_: i32, _: usize, frame: *mut usize) {
     unsafe {
         let at = |nth: usize| frame.add(REGISTERS + nth);
         let number = *at(13);
-        if number == PROBE {
+        let args = [*at(8), *at(9), *at(12), *at(2), *at(0), *at(1)];
+        if (number, args[1]) == (PROBE, 0) {
             STOPPED.store(true, Ordering::Relaxed);
+            *at(13) = (call::EINVAL as usize).wrapping_neg();
             return;
         }
-        let args = [*at(8), *at(9), *at(12), *at(2), *at(0), *at(1)];
         *at(13) = match resolve(number, args) {
             Ok(value) => value,
             Err(errno) => (errno as usize).wrapping_neg(),
@@ -250,19 +251,19 @@ pub(super) extern "C" fn restore() {
     core::arch::naked_asm!("mov eax, {sigreturn}", "syscall", sigreturn = const nr::RT_SIGRETURN)
 }
 
-/// A call that does nothing, to see whether it is stopped.
-const PROBE: usize = nr::GETPPID;
+/// A call that fails, since there is no room at the address that it is given, to see whether it is stopped.
+const PROBE: usize = nr::SCHED_GETAFFINITY;
 
 /// Sees to it that what the filter stops is made, and finds out whether there is one.
 fn catch() -> Result<bool, u32> {
     let action = [stopped as *const () as usize, FLAGS, restore as *const () as usize, 0];
     let unblocked = NEVER_BLOCKED;
     const UNBLOCK: usize = 1;
-    // SAFETY: a `struct sigaction` as the kernel takes it; a set of signals; a call that takes no arguments.
+    // SAFETY: a `struct sigaction` as the kernel takes it; a set of signals; a call that does nothing.
     unsafe {
         syscall(nr::RT_SIGACTION, [SIGSYS, action.as_ptr() as usize, 0, 8, 0, 0])?;
         syscall(nr::RT_SIGPROCMASK, [UNBLOCK, &raw const unblocked as usize, 0, 8, 0, 0])?;
-        let _ = syscall(PROBE, [window::BASE, 0, 0, 0, 0, 0]);
+        let _ = syscall(PROBE, [0, 0, window::BASE, 0, 0, 0]);
     }
     Ok(STOPPED.load(Ordering::Relaxed))
 }
@@ -286,7 +287,7 @@ pub(super) fn install() -> Result<(), u32> {
     }
     // Who executed this program may have put the window's in force, but not that of its segments.
     if !catch()? {
-        set(&filter::of_window())?;
+        filter::of_window(set)?;
     }
     filter::of_segments(|filter| if filter.is_empty() { Ok(()) } else { set(filter) })
 }

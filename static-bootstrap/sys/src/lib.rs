@@ -2,6 +2,8 @@
 //! allocator, no TLS. hpcrt compiles `plan`, `rank` and `syscall` into itself, too (`src/sys/mod.rs`).
 #![no_std]
 
+#[cfg(target_arch = "x86_64")]
+pub mod addresses;
 pub mod blake3;
 pub mod counts;
 #[cfg(target_arch = "x86_64")]
