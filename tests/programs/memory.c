@@ -252,6 +252,7 @@ static void numbers(void)
 {
     long any = 0x680012345678;
     check(syscall(SYS_getppid, any, any, any, any, any, any) > 0, "a call with what was left in registers");
+    check(syscall(SYS_prctl, 3 /* PR_GET_DUMPABLE */, 0, any, any, any, any) >= 0, "a call of which libraries pass on what was left");
     check(syscall(SYS_lseek, -1, any, any, any, any, any) < 0 && errno == EBADF, "a call with a number");
 }
 

@@ -8,7 +8,8 @@ pub const ARGUMENTS: usize = 6;
 /// Calls from here on are not known.
 pub const UNKNOWN: usize = 470;
 
-/// Bits of the arguments, and the calls of which these are addresses. `ioctl`, `fcntl`, `prctl`, `ptrace`, `keyctl` and `semctl` have some that may be.
+/// Bits of the arguments, and the calls of which these are addresses. `ioctl`, `fcntl`, `ptrace`, `keyctl` and `semctl` have some that may be, and the first that `prctl` has
+/// beside what it is to do: libraries pass on what was left in registers as its others.
 const CALLS: [(u8, &[u16]); 27] = [
     (
         0b000001,
@@ -22,9 +23,9 @@ const CALLS: [(u8, &[u16]); 27] = [
         0b000010,
         &[
             0, 1, 5, 17, 18, 19, 20, 30, 36, 42, 46, 47, 49, 65, 69, 70, 78, 97, 98, 103, 115, 116, 136, 138, 142, 143,
-            148, 154, 158, 160, 196, 199, 206, 217, 224, 227, 228, 229, 232, 238, 244, 254, 257, 258, 259, 260, 263,
-            268, 269, 278, 282, 287, 289, 295, 296, 304, 305, 307, 313, 314, 315, 321, 327, 328, 425, 428, 433, 439,
-            440, 452, 460,
+            148, 154, 157, 158, 160, 196, 199, 206, 217, 224, 227, 228, 229, 232, 238, 244, 254, 257, 258, 259, 260,
+            263, 268, 269, 278, 282, 287, 289, 295, 296, 304, 305, 307, 313, 314, 315, 321, 327, 328, 425, 428, 433,
+            439, 440, 452, 460,
         ],
     ),
     (0b000011, &[4, 6, 35, 82, 86, 88, 89, 96, 131, 132, 137, 155, 164, 194, 195, 197, 198, 235, 457, 458, 461]),
@@ -51,7 +52,7 @@ const CALLS: [(u8, &[u16]); 27] = [
     (0b011001, &[202]),
     (0b011010, &[243, 441, 463, 464]),
     (0b011100, &[279]),
-    (0b011110, &[23, 157, 250]),
+    (0b011110, &[23, 250]),
     (0b110010, &[45]),
     (0b111000, &[333]),
     (0b111110, &[270]),

@@ -40,6 +40,8 @@ static SINCE: AtomicU64 = AtomicU64::new(0);
 /// Faults so far; and when who makes room looked last.
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);
+/// The program has missed nothing for a while: what it missed before decides nothing any more.
+static RESTED: AtomicBool = AtomicBool::new(false);
 static STATE: Lock<State> = Lock::new(State { thread: 0, own: Processors::NONE, here: Processors::NONE });
 
 /// The program's thread, what it may use, and the one that it uses now.
@@ -91,7 +93,9 @@ impl Judge {
         FAULTS.fetch_add(1, Ordering::Relaxed);
         let (moves, pages) = (MOVES.load(Ordering::Relaxed), PAGES.load(Ordering::Relaxed));
         let made = moves.wrapping_sub(self.moves);
-        if made >= SAMPLE {
+        if RESTED.swap(false, Ordering::Relaxed) {
+            (self.moves, self.pages, self.few) = (moves, pages, false);
+        } else if made >= SAMPLE {
             self.few = pages.wrapping_sub(self.pages) < made * if self.few { MANY } else { FEW };
             (self.moves, self.pages) = (moves, pages);
         }
@@ -144,6 +148,7 @@ pub(super) fn spread() {
 pub(super) fn rest() {
     let faults = FAULTS.load(Ordering::Relaxed);
     if SEEN.swap(faults, Ordering::Relaxed) == faults {
+        RESTED.store(true, Ordering::Relaxed);
         spread();
     }
 }
