@@ -359,8 +359,7 @@ fn status_tells_of_memory() {
     let id = all[0]["id"].as_str().unwrap().to_owned();
     // The server may have room in huge pages before there are pages in it.
     let memory = until(|| {
-        let one: Value = serde_json::from_str(&ask(&["--json", &id])).ok()?;
-        let memory = one["jobs"][0]["memory"].clone();
+        let memory = status(runtime.path(), &["--json", &id])?["jobs"][0]["memory"].clone();
         memory["away"][0]["bytes"].as_u64().filter(|away| *away > 30 << 20).map(|_| memory)
     });
     let resident = memory["resident"].as_u64().unwrap();

@@ -61,25 +61,29 @@ impl Filter {
         &self.steps[..self.len]
     }
 
-    /// If the word at this offset is in the range, this step is next, else that behind it.
-    fn within(&mut self, offset: u32, range: &Range<usize>, step: Step) {
-        let (from, to) = (range.start, range.end - 1);
+    /// If the word at this offset is in one of the ranges, the step behind the next one is next.
+    fn within(&mut self, offset: u32, ranges: impl Iterator<Item = Range<usize>> + Clone) {
         let high = |at: usize| (at >> 32) as u32;
         const NO: u8 = BLOCK as u8;
-        for step in [
-            Step(LOAD, 0, 0, offset + HIGH),
-            Step(GREATER, NO - 1, 0, high(to)),
-            Step(NOT_LESS, 0, NO - 2, high(from)),
-            Step(EQUAL, 0, 2, high(from)),
-            Step(LOAD, 0, 0, offset),
-            Step(NOT_LESS, 0, NO - 5, from as u32),
-            Step(LOAD, 0, 0, offset + HIGH),
-            Step(EQUAL, 0, 2, high(to)),
-            Step(LOAD, 0, 0, offset),
-            Step(GREATER, 1, 0, to as u32),
-            step,
-        ] {
-            self.put(step);
+        let count = ranges.clone().count();
+        for (nth, range) in ranges.enumerate() {
+            let (from, to) = (range.start, range.end - 1);
+            let others = (count - nth - 1) * (BLOCK + 1);
+            for step in [
+                Step(LOAD, 0, 0, offset + HIGH),
+                Step(GREATER, NO - 1, 0, high(to)),
+                Step(NOT_LESS, 0, NO - 2, high(from)),
+                Step(EQUAL, 0, 2, high(from)),
+                Step(LOAD, 0, 0, offset),
+                Step(NOT_LESS, 0, NO - 5, from as u32),
+                Step(LOAD, 0, 0, offset + HIGH),
+                Step(EQUAL, 0, 2, high(to)),
+                Step(LOAD, 0, 0, offset),
+                Step(GREATER, 1, 0, to as u32),
+                Step(JUMP, 0, 0, others as u32 + 1),
+            ] {
+                self.put(step);
+            }
         }
     }
 
@@ -134,25 +138,16 @@ pub(super) fn learn() {
 
 /// Makes the one that stops calls with an address in a segment, if there are any.
 pub(super) fn of_segments<T>(set: impl FnOnce(&[Step]) -> T) -> T {
-    let mut filter = Filter::new();
-    let libraries = LIBRARIES.each_ref().map(|[from, to]| from.load(Ordering::Relaxed)..to.load(Ordering::Relaxed));
-    let parts = libraries.iter().filter(|part| !part.is_empty());
-    let count = segments::bounds().count();
-    if count == 0 {
+    if segments::bounds().next().is_none() {
         return set(&[]);
     }
-    for (nth, part) in parts.clone().enumerate() {
-        // To behind the others and the end.
-        let left = (parts.clone().count() - nth - 1) * (BLOCK + 1) + 1;
-        filter.within(POINTER, part, Step(JUMP, 0, 0, left as u32));
-    }
+    let mut filter = Filter::new();
+    let libraries = LIBRARIES.each_ref().map(|[from, to]| from.load(Ordering::Relaxed)..to.load(Ordering::Relaxed));
+    filter.within(POINTER, libraries.into_iter().filter(|part| !part.is_empty()));
     filter.put(Step(RETURN, 0, 0, ALLOW));
     for argument in 0..ARGUMENTS {
         filter.stop(argument, |filter, over| {
-            for (nth, (start, end)) in segments::bounds().enumerate() {
-                let left = (count - nth - 1) * (BLOCK + 1) + 1;
-                filter.within(offset(argument), &(start..end), Step(JUMP, 0, 0, left as u32));
-            }
+            filter.within(offset(argument), segments::bounds());
             filter.put(Step(JUMP, 0, 0, over as u32));
         });
     }

@@ -3,6 +3,7 @@
 //!
 //! Libraries that are opened later stay where they are: they may be closed, of which nobody would tell us.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use sys::page::{PAGE, SPAN};
@@ -68,8 +69,8 @@ pub(super) fn ranges() -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// The segment's first byte and its end.
-pub(super) fn bounds() -> impl Iterator<Item = (usize, usize)> {
-    all().iter().map(|segment| (get(&segment.start), get(&segment.end)))
+pub(super) fn bounds() -> impl Iterator<Item = Range<usize>> + Clone {
+    all().iter().map(|segment| get(&segment.start)..get(&segment.end))
 }
 
 pub(super) fn contains(at: usize) -> bool {
