@@ -88,6 +88,9 @@ pub mod pool;
 #[cfg(test)]
 mod pool_tests;
 
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/afresh.rs"]
+mod afresh;
 /// What it keeps; here for its tests.
 #[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/retention.rs"]

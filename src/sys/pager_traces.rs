@@ -26,7 +26,7 @@ impl Machine {
         let (mut policy, mut retention) = (Policy::NEW, Retention::NEW);
         let most = room / 2;
         let runs = (room / 8 + 3 * SPAN_PAGES).min(most);
-        retention.fit(room, room / 8, runs, (room / 6 + 2 * SPAN_PAGES).min(most));
+        retention.fit(room, room, [room / 8, runs, (room / 6 + 2 * SPAN_PAGES).min(most)]);
         policy.fit(1, 1, runs);
         let (here, passing, kept, went) = Default::default();
         Machine { policy, retention, room, here, passing, kept, went, waits: 0, fetched: 0 }

@@ -4,6 +4,7 @@
 
 #[cfg(target_arch = "x86_64")]
 pub mod addresses;
+mod afresh;
 pub mod blake3;
 pub mod counts;
 #[cfg(target_arch = "x86_64")]

@@ -39,11 +39,19 @@ pub struct Pool {
     most: usize,
     unused: u32,
     left: usize,
+    is_narrow: bool,
 }
 
 impl Pool {
-    pub const NEW: Pool =
-        Pool { slots: [Slot::empty(0); MOST], len: 0, wanted: SPAN_PAGES, most: 0, unused: 0, left: 0 };
+    pub const NEW: Pool = Pool {
+        slots: [Slot::empty(0); MOST],
+        len: 0,
+        wanted: SPAN_PAGES,
+        most: 0,
+        unused: 0,
+        left: 0,
+        is_narrow: false,
+    };
 
     /// So many slots, without pages, of which a third may be kept full while nobody has them.
     pub fn new(slots: impl ExactSizeIterator<Item = usize>) -> Pool {
@@ -82,8 +90,16 @@ impl Pool {
     /// Whether what was asked for was there.
     fn note(&mut self, found: bool) {
         self.unused = 0;
-        if !found {
+        if !found && !self.is_narrow {
             self.wanted = (self.wanted + SPAN_PAGES).min(self.most);
+        }
+    }
+
+    /// Whether pages of one slot are kept and no more, whatever is asked for.
+    pub fn narrow(&mut self, is: bool) {
+        self.is_narrow = is;
+        if is {
+            self.wanted = self.wanted.min(SPAN_PAGES);
         }
     }
 

@@ -7,6 +7,8 @@
 
 use core::ops::Range;
 
+use super::afresh::Afresh;
+
 /// Of so many pieces that are not kept one has something kept go.
 const TRIAL_EVERY: u32 = 16;
 /// Kept pieces that went and were not missed yet, or were the last that were.
@@ -20,6 +22,9 @@ const LARGE_EVERY: u64 = 8;
 const STEPS_EVERY: u64 = 4;
 /// What went before as much went as fits so many times begins to be used anew.
 const ANEW: u64 = 2;
+/// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
+const BACK_EVERY: u64 = 4;
+const FAR: u64 = 2;
 /// Times in which as much goes as fits, divided.
 const GRAINS: u64 = 64;
 
@@ -55,14 +60,18 @@ pub enum Source {
 /// See the module. Amounts are pages.
 #[derive(Debug)]
 pub struct Retention {
-    /// All that fits, and what may be kept of it: while hardly any large pieces or parts of runs come; while they do; while pages come with steps.
+    /// All that fits beside slots, and beside as few of them as can be; and what may be kept of it: while hardly any large pieces or parts of runs come; while they do; while
+    /// pages come with steps.
     room: u64,
+    most: u64,
     limits: [u64; 3],
     kept: u64,
-    /// What came lately, what of that in large pieces, and what with steps.
+    /// What came lately, what of that in large pieces, what with steps, and what came back; and the sum, of those, of how much came since they came before.
     came: u64,
     large: u64,
     stepped: u64,
+    back: u64,
+    aparts: u64,
     /// What came back of columns and was not kept.
     passed: u64,
     /// What has gone so far; of that, until what fits changed last; and the time then, since time is told in parts of what fits.
@@ -72,16 +81,20 @@ pub struct Retention {
     refused: u32,
     trials: [Option<Trial>; TRIALS],
     oldest: usize,
+    afresh: Afresh,
 }
 
 impl Retention {
     pub const NEW: Retention = Retention {
         room: 0,
+        most: 0,
         limits: [0; 3],
         kept: 0,
         came: 0,
         large: 0,
         stepped: 0,
+        back: 0,
+        aparts: 0,
         passed: 0,
         gone: 0,
         gone_then: 0,
@@ -89,17 +102,27 @@ impl Retention {
         refused: 0,
         trials: [None; TRIALS],
         oldest: 0,
+        afresh: Afresh::NEW,
     };
 
-    /// So much fits, of which `passing` at least is not kept, or `runs` while large pieces or parts of runs come, or `columns` while pages come with steps.
-    pub fn fit(&mut self, room: usize, passing: usize, runs: usize, columns: usize) {
+    /// So much fits, and at `most` so much when few slots are used. Of it these amounts at least are not kept: usually, while large pieces or parts of runs come, and while pages come
+    /// with steps.
+    pub fn fit(&mut self, room: usize, most: usize, passing: [usize; 3]) {
         (self.then, self.gone_then) = (self.now(), self.gone);
-        self.room = room as u64;
-        self.limits = [passing, runs, columns].map(|passing| room.saturating_sub(passing) as u64);
+        (self.room, self.most) = (room as u64, most as u64);
+        self.limits = passing.map(|passing| room.saturating_sub(passing) as u64);
     }
 
     fn limit(&self) -> u64 {
+        if self.is_afresh() {
+            return 0;
+        }
         self.limits[if self.has_columns() { 2 } else { usize::from(LARGE_EVERY * self.large >= self.came) }]
+    }
+
+    /// Nothing is kept now, and all that can be is to be room.
+    pub fn is_afresh(&self) -> bool {
+        self.afresh.now
     }
 
     fn has_columns(&self) -> bool {
@@ -127,15 +150,23 @@ impl Retention {
         self.came += pages as u64;
         self.large += if large { pages as u64 } else { 0 };
         self.stepped += if steps { pages as u64 } else { 0 };
+        if went != 0 {
+            self.back += pages as u64;
+            self.aparts += pages as u64 * self.apart(went).min(FAR * self.most);
+            self.afresh.count(pages as u64, gone, self.grains(went) * self.grain());
+        }
         if self.came > self.room / 2 {
-            [self.came, self.large, self.stepped] = [self.came, self.large, self.stepped].map(|pages| pages / 2);
+            let all = [&mut self.came, &mut self.large, &mut self.stepped, &mut self.back, &mut self.aparts];
+            all.into_iter().for_each(|pages| *pages /= 2);
         }
         for trial in
             self.trials.iter_mut().flatten().filter(|trial| comes.contains(&trial.page) && trial.took.is_none())
         {
             trial.took = Some(gone - trial.since);
         }
-        let keep = if steps || self.has_columns() && !large {
+        let keep = if self.is_afresh() {
+            false
+        } else if steps || self.has_columns() && !large {
             self.keeps_of_columns(pages as u64, went)
         } else {
             went != 0 && self.keeps_of_what_came_back(pages as u64, went)
@@ -157,11 +188,25 @@ impl Retention {
 
     /// There is room, or it came back sooner than what is kept does.
     fn keeps_of_what_came_back(&mut self, pages: u64, went: u16) -> bool {
-        // From when it came the last time: it passed through what is not kept.
-        let apart = self.grains(went) * self.grain() + self.room.saturating_sub(self.kept);
-        let keep = self.kept + pages <= self.limit() || apart * 4 < self.missed() * 3;
+        let keep = self.kept + pages <= self.limit() || self.apart(went) * 4 < self.missed() * 3;
         self.refused += u32::from(!keep);
         keep
+    }
+
+    /// How much came since something came that went at this time: it passed through what is not kept.
+    fn apart(&self, went: u16) -> u64 {
+        self.grains(went) * self.grain() + self.room.saturating_sub(self.kept)
+    }
+
+    /// How much is used, if nearly all that comes had been here before: what comes until the same comes again, and what is kept, but for that of which nothing is missed when it goes.
+    fn used(&self) -> Option<u64> {
+        let trials = self.trials.iter().flatten();
+        let missed = trials.clone().filter(|trial| trial.took.is_some()).count() as u64;
+        let dead = trials.filter(|trial| trial.took.is_none() && self.gone - trial.since > self.room).count() as u64;
+        let doubt = TRIALS as u64 / 4;
+        let kept = self.kept * (missed + doubt) / (missed + dead + doubt);
+        let is_known = BACK_EVERY * (self.came - self.back) < self.came && !self.has_columns();
+        is_known.then(|| self.aparts / self.back.max(1) + kept)
     }
 
     /// How much went since this time, in grains.
@@ -204,6 +249,10 @@ impl Retention {
             }
         }
         self.gone += pages as u64;
+        let used = self.used();
+        if self.afresh.begins(self.gone, self.most, used) {
+            self.trials = [None; TRIALS];
+        }
     }
 
     /// Pages that are here are kept from now on.

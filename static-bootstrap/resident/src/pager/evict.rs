@@ -210,6 +210,8 @@ struct Evictor {
     /// Pages that fit beside slots, as was told last to who decides what comes and stays; and the most that slots had of late.
     room: usize,
     staged: usize,
+    /// What is used may all fit, if nothing else takes room.
+    narrow: bool,
     healer: Healer,
     returns: Returns,
 }
@@ -220,8 +222,9 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     gather::join(gather::BACK);
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
+    let open = [Gift::NONE; OPEN];
     let mut evictor =
-        Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, room: 0, staged: 0, healer, returns };
+        Evictor { engine, open, len: 0, budget, known, room: 0, staged: 0, narrow: false, healer, returns };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -244,13 +247,13 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         }
         let free = FREE.load(Ordering::Acquire);
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
-        behind = free < if behind { 2 * engine.reserve } else { engine.reserve };
+        behind = free < if behind && !evictor.narrow { 2 * engine.reserve } else { engine.reserve };
         if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
         }
         // What goes in pieces leaves no slot of which all is there: then enough is free.
         let plenty = 2 * engine.reserve + SPAN_PAGES as i64;
-        behind |= engine.uffd.moves && free < plenty && engine.slots.lock().is_short();
+        behind |= engine.uffd.moves && !evictor.narrow && free < plenty && engine.slots.lock().is_short();
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
@@ -291,12 +294,15 @@ impl Evictor {
             FREE.fetch_add(fits as i64 - most, Ordering::AcqRel);
             ROOM.tell();
         }
+        self.narrow = self.engine.queue.lock().retention.is_afresh();
+        self.engine.slots.lock().narrow(self.narrow);
         // What slots have is not the program's; of what they had it gets a page a turn, since what is kept here goes as soon as less fits.
         self.staged = slots::staged().max(self.staged.saturating_sub(1));
         let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
         if room != self.room {
             self.room = room;
-            super::fit(room, self.engine.group, self.engine.depth);
+            let most = fits.saturating_sub(SPAN_PAGES + 2 * self.engine.reserve as usize);
+            super::fit(room, most, self.engine.group, self.engine.depth);
         }
     }
 

@@ -166,7 +166,7 @@ fn start() {
     let reserve = (pages / 48).clamp(64, 8 * SPAN_PAGES) as i64;
     let depth = (pages / SPAN_PAGES / 16).clamp(1, 8);
     let group = (depth / 2).max(1);
-    fit(pages.saturating_sub(SLOTS_LEAST * SPAN_PAGES).max(SPAN_PAGES), group, depth);
+    fit(pages.saturating_sub(SLOTS_LEAST * SPAN_PAGES).max(SPAN_PAGES), pages, group, depth);
     gather::allow(heirs::watch());
     begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
     if uffd.traps {
@@ -174,14 +174,14 @@ fn start() {
     }
 }
 
-/// So many pages fit.
-fn fit(pages: usize, group: usize, depth: usize) {
+/// So many pages fit, and so many while few slots are used.
+fn fit(pages: usize, most: usize, group: usize, depth: usize) {
     /// Runs whose spans are not to go before they are used.
     const RUNS: usize = 3;
     let runs = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
     // A span that is used, and the one that comes next.
     let columns = (pages / 6 + 2 * SPAN_PAGES).min(pages / 2);
-    QUEUE.lock().retention.fit(pages, pages / 8, runs, columns);
+    QUEUE.lock().retention.fit(pages, most, [pages / 8, runs, columns]);
     demand::fit(group, depth, runs);
 }
 
