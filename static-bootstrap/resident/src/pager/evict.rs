@@ -247,7 +247,8 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         }
         let free = FREE.load(Ordering::Acquire);
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
-        behind = free < if behind && !evictor.narrow { 2 * engine.reserve } else { engine.reserve };
+        let least = if evictor.narrow { SPAN_PAGES as i64 } else { engine.reserve };
+        behind = free < if behind && !evictor.narrow { 2 * least } else { least };
         if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
         }
@@ -301,7 +302,7 @@ impl Evictor {
         let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
         if room != self.room {
             self.room = room;
-            let most = fits.saturating_sub(SPAN_PAGES + 2 * self.engine.reserve as usize);
+            let most = fits.saturating_sub(2 * SPAN_PAGES);
             super::fit(room, most, self.engine.group, self.engine.depth);
         }
     }
