@@ -112,7 +112,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     }
 }
 
-/// Stays awake while faults come soon one after the other; false when they do not any more.
+/// Stays awake while faults come soon one after the other; false when they do not any more. Where it is bound, that is to another processor than the program's.
 fn was_awake(seen: u32) -> bool {
     /// Faults between two looks at where the program runs.
     const LOOK: u32 = 256;
@@ -132,7 +132,7 @@ fn was_awake(seen: u32) -> bool {
             break false;
         }
         // Not on the processor that the program uses.
-        if looked.is_none_or(|looked| faults.wrapping_sub(looked) > LOOK) {
+        if !gather::is_bound() && looked.is_none_or(|looked| faults.wrapping_sub(looked) > LOOK) {
             looked = Some(faults);
             if let Some(processor) = processors::used_by(demand::THREAD.load(Ordering::Relaxed)) {
                 let Some(others) = allowed.without(processor) else { break false };
@@ -147,7 +147,7 @@ fn was_awake(seen: u32) -> bool {
             break false;
         }
     };
-    if !gather::is_gathered() {
+    if !gather::is_bound() {
         allowed.use_by_this_thread();
     }
     awake

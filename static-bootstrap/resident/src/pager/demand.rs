@@ -98,7 +98,8 @@ impl Demand {
         self.resolve(at, begun);
         if ANSWERS.swap(false, Ordering::Relaxed) {
             COUNT.fetch_add(1, Ordering::Relaxed);
-            if begun.wrapping_sub(self.last) < SOON {
+            // Where the program's thread is bound, to wake it interrupts no other processor.
+            if begun.wrapping_sub(self.last) < SOON && !gather::is_bound() {
                 ahead::wake();
             }
         }

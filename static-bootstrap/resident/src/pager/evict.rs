@@ -271,7 +271,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             continue;
         }
         // Nothing can be taken, or need be.
-        let rest = if gather::is_gathered() { gather::LOOK } else { LOOK };
+        let rest = if gather::is_bound() { gather::LOOK } else { LOOK };
         WANTED.wait(seen, if enough { rest } else { 1 });
         if enough && WANTED.now() == seen {
             gather::rest();

@@ -1,11 +1,12 @@
 //! Where the program's thread and ours run. To move a page out of a program interrupts every processor that has that program's memory, whichever of its threads
 //! runs there, and to wake a thread on another processor interrupts that one, too. Where pages come and go one by one that takes longer than all else: then the
-//! program's thread and ours are gathered on one processor, and nobody is interrupted. Where they come and go many at a time, all work beside each other.
+//! program's thread and ours are gathered on one processor, and nobody is interrupted. Where they come and go many at a time, who makes room and who fetches ahead work
+//! elsewhere; but who answers faults never works while the thread does that waits for him, and is paired with it on one processor: neither wakes another for the other.
 //!
-//! A program with threads of its own is left alone. What is started by the gathered thread would inherit its one processor: it gets its own ones back before
+//! A program with threads of its own is left alone. What is started by the bound thread would inherit its one processor: it gets its own ones back before
 //! ([`crate::heirs`]), and now and then anyway, so that it is not held where others are busy.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use sys::page::{self, Bits, runs};
 use sys::syscall::{nr, syscall};
@@ -20,7 +21,9 @@ const FEW: u32 = 24;
 const MANY: u32 = 48;
 /// Moves from one look to the next.
 const SAMPLE: u32 = 128;
-/// Ticks of the processor's counter, 10 to 40 milliseconds, for which they are gathered in one place, and for which they are not after the program started something.
+/// Faults after a rest from which on they are bound.
+const SOME: u32 = 32;
+/// Ticks of the processor's counter, 10 to 40 milliseconds, for which they are bound to one place, and for which they are not after the program started something.
 const STAYS: u64 = 40_000_000;
 /// Milliseconds after which who makes room looks whether they need be.
 pub(super) const LOOK: u64 = 20;
@@ -34,8 +37,12 @@ static MOVES: AtomicU32 = AtomicU32::new(0);
 static PAGES: AtomicU32 = AtomicU32::new(0);
 static OURS: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
 static ALLOWED: AtomicBool = AtomicBool::new(false);
-static GATHERED: AtomicBool = AtomicBool::new(false);
-/// When they were gathered, or parted for the program; [`counts::now`].
+/// How they are bound now.
+static BOUND: AtomicU8 = AtomicU8::new(FREE);
+const FREE: u8 = 0;
+const PAIRED: u8 = 1;
+const GATHERED: u8 = 2;
+/// When they were bound, or parted for the program; [`counts::now`].
 static SINCE: AtomicU64 = AtomicU64::new(0);
 /// Faults so far; and when who makes room looked last.
 static FAULTS: AtomicU32 = AtomicU32::new(0);
@@ -63,8 +70,14 @@ pub(super) fn join(which: usize) {
     OURS[which].store(own.unwrap_or(0) as u32, Ordering::Relaxed);
 }
 
+/// All use one processor.
 pub(super) fn is_gathered() -> bool {
-    GATHERED.load(Ordering::Relaxed)
+    BOUND.load(Ordering::Relaxed) == GATHERED
+}
+
+/// The program's thread uses one, with us or not.
+pub(super) fn is_bound() -> bool {
+    BOUND.load(Ordering::Relaxed) != FREE
 }
 
 /// These pages are moved out of the program's memory.
@@ -83,10 +96,12 @@ pub(super) struct Judge {
     moves: u32,
     pages: u32,
     few: bool,
+    /// Faults since the last rest.
+    faults: u32,
 }
 
 impl Judge {
-    pub(super) const NEW: Judge = Judge { moves: 0, pages: 0, few: false };
+    pub(super) const NEW: Judge = Judge { moves: 0, pages: 0, few: false, faults: 0 };
 
     /// A thread of the program waits for a page.
     pub(super) fn fault(&mut self, thread: u32) {
@@ -94,31 +109,40 @@ impl Judge {
         let (moves, pages) = (MOVES.load(Ordering::Relaxed), PAGES.load(Ordering::Relaxed));
         let made = moves.wrapping_sub(self.moves);
         if RESTED.swap(false, Ordering::Relaxed) {
-            (self.moves, self.pages, self.few) = (moves, pages, false);
+            (self.moves, self.pages, self.few, self.faults) = (moves, pages, false, 0);
         } else if made >= SAMPLE {
             self.few = pages.wrapping_sub(self.pages) < made * if self.few { MANY } else { FEW };
             (self.moves, self.pages) = (moves, pages);
         }
+        self.faults = self.faults.saturating_add(1);
         let stayed = counts::now().wrapping_sub(SINCE.load(Ordering::Relaxed)) > STAYS;
-        match (self.few, is_gathered()) {
-            (true, false) if stayed => gather(thread),
-            (true, true) if stayed => spread(),
-            (false, true) => spread(),
-            _ => {}
+        let (bound, wanted) = (BOUND.load(Ordering::Relaxed), if self.few { GATHERED } else { PAIRED });
+        if bound == FREE {
+            if stayed && self.faults >= SOME {
+                bind(wanted, thread);
+            }
+        } else if stayed || bound != wanted {
+            spread();
         }
     }
 }
 
-/// Has all use the processor that this thread of the program, which waits, used last.
-fn gather(waiting: u32) {
+/// Has this thread of the program, which waits, and who answers faults use the processor that it used last, and the others that one or all but that one.
+fn bind(how: u8, waiting: u32) {
     SINCE.store(counts::now(), Ordering::Relaxed);
     let alone = ALLOWED.load(Ordering::Relaxed) && thread::count() == Some(1 + THREADS);
     let Some(processor) = processors::used_by(waiting).filter(|_| alone) else { return };
+    let (own, here) = (Processors::allowed_to(waiting), Processors::one(processor));
+    let others = if how == GATHERED { Some(here) } else { own.without(processor) };
+    let Some(others) = others else { return };
     let mut state = STATE.lock();
-    *state = State { thread: waiting, own: Processors::allowed_to(waiting), here: Processors::one(processor) };
-    state.here.use_by(waiting);
-    OURS.iter().for_each(|thread| state.here.use_by(thread.load(Ordering::Relaxed)));
-    GATHERED.store(true, Ordering::Release);
+    *state = State { thread: waiting, own, here };
+    here.use_by(waiting);
+    for (which, thread) in OURS.iter().enumerate() {
+        let place = if which == DEMAND { here } else { others };
+        place.use_by(thread.load(Ordering::Relaxed));
+    }
+    BOUND.store(how, Ordering::Release);
     // Who makes room looks whether they stay.
     WANTED.tell();
 }
@@ -126,7 +150,7 @@ fn gather(waiting: u32) {
 /// The program's thread is about to do something for which it has to have its own processors.
 pub(crate) fn part() {
     SINCE.store(counts::now(), Ordering::Relaxed);
-    if is_gathered() {
+    if is_bound() {
         entry::enter_elsewhere(spread);
     }
 }
@@ -134,7 +158,7 @@ pub(crate) fn part() {
 /// Has all use what the program's thread may.
 pub(super) fn spread() {
     let state = STATE.lock();
-    if !GATHERED.swap(false, Ordering::AcqRel) {
+    if BOUND.swap(FREE, Ordering::AcqRel) == FREE {
         return;
     }
     // Somebody else may have changed it.
