@@ -53,3 +53,25 @@ fn as_much_is_kept_as_is_asked_for() {
     assert!(given_up.len() == 5 && given_up.iter().all(|slot| slot.there == SPAN_PAGES), "{given_up:?}");
     assert!(!pool.is_short());
 }
+
+/// One slot is kept for who asks, also after nobody did for long, and no more.
+#[test]
+fn a_narrow_pool_keeps_one() {
+    let mut pool = Pool::new((1..17usize).collect::<Vec<_>>().into_iter());
+    pool.narrow(true);
+    assert_eq!((0..100).filter_map(|_| pool.take_surplus()).count(), 0);
+    assert!(!pool.is_short());
+    for _ in 0..3 {
+        assert_eq!(pool.take_some(SPAN_PAGES, false), None);
+        assert!(pool.is_short());
+    }
+    let slot = pool.take_empty().unwrap();
+    pool.give(Slot::full(slot.at));
+    assert!(!pool.is_short());
+    pool.narrow(false);
+    assert_eq!(pool.take_some(SPAN_PAGES, false).unwrap().there, SPAN_PAGES);
+    assert_eq!(pool.take_some(SPAN_PAGES, false), None);
+    let slot = pool.take_empty().unwrap();
+    pool.give(Slot::full(slot.at));
+    assert!(pool.is_short());
+}

@@ -32,9 +32,9 @@ impl Afresh {
     pub(crate) fn begins(&mut self, gone: u64, most: u64, used: Option<u64>) -> bool {
         let since = gone - self.since;
         if self.now {
-            // All that is used goes and comes back once. If more does, it does not fit; if more goes and does not, the program does something else now.
+            // All that is used goes and comes back once. If more does, it does not fit; if more goes and does not, or what comes is new, the program does something else now.
             let vain = self.back > most + most / 4;
-            if vain || since > 2 * most {
+            if vain || since > 2 * most || used.is_none() {
                 let patience = if vain { (self.patience * 2).min(PATIENCE) } else { 1 };
                 *self = Afresh { now: false, since: gone, back: 0, patience };
             }

@@ -90,12 +90,13 @@ impl Pool {
     /// Whether what was asked for was there.
     fn note(&mut self, found: bool) {
         self.unused = 0;
-        if !found && !self.is_narrow {
-            self.wanted = (self.wanted + SPAN_PAGES).min(self.most);
+        if !found {
+            let most = if self.is_narrow { SPAN_PAGES.min(self.most) } else { self.most };
+            self.wanted = (self.wanted + SPAN_PAGES).min(most);
         }
     }
 
-    /// Whether pages of one slot are kept and no more, whatever is asked for.
+    /// Whether pages of one slot are kept at most, whatever is asked for.
     pub fn narrow(&mut self, is: bool) {
         self.is_narrow = is;
         if is {

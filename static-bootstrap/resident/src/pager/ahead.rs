@@ -112,15 +112,15 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     }
 }
 
-/// Stays awake while faults come soon one after the other; false when they do not any more. Where it is bound, that is to another processor than the program's.
+/// Stays awake while faults come soon one after the other; false when they do not any more. Unless it is bound, it leaves the program's processor meanwhile.
 fn was_awake(seen: u32) -> bool {
     /// Faults between two looks at where the program runs.
     const LOOK: u32 = 256;
     if gather::is_gathered() {
         return false;
     }
-    let allowed = Processors::allowed();
-    let (mut faults, mut since, mut looked) = (demand::COUNT.load(Ordering::Relaxed), counts::now(), None);
+    let (mut own, mut looked) = (None, None);
+    let (mut faults, mut since) = (demand::COUNT.load(Ordering::Relaxed), counts::now());
     let awake = loop {
         if WORK.now() != seen {
             break true;
@@ -131,11 +131,12 @@ fn was_awake(seen: u32) -> bool {
         if is_in_the_way() {
             break false;
         }
-        // Not on the processor that the program uses.
         if !gather::is_bound() && looked.is_none_or(|looked| faults.wrapping_sub(looked) > LOOK) {
             looked = Some(faults);
-            if let Some(processor) = processors::used_by(demand::THREAD.load(Ordering::Relaxed)) {
-                let Some(others) = allowed.without(processor) else { break false };
+            let (used, allowed) = (processors::used_by(demand::THREAD.load(Ordering::Relaxed)), Processors::allowed());
+            // Else they may be those that it was bound to meanwhile.
+            if let Some(processor) = used.filter(|_| !gather::is_bound()) {
+                let Some(others) = own.get_or_insert(allowed).without(processor) else { break false };
                 others.use_by_this_thread();
             }
         }
@@ -147,8 +148,8 @@ fn was_awake(seen: u32) -> bool {
             break false;
         }
     };
-    if !gather::is_bound() {
-        allowed.use_by_this_thread();
+    if let Some(own) = own.filter(|_| !gather::is_bound()) {
+        own.use_by_this_thread();
     }
     awake
 }

@@ -1,5 +1,5 @@
-//! Answers faults. While they come soon one after the other, another thread keeps a processor awake ([`super::ahead`], or [`super::evict`]): then the kernel leaves the
-//! program's thread and this one where they are, and neither has to be woken elsewhere, which takes longer than all that is done here.
+//! Answers faults. While they come soon one after the other, this thread and the program's are bound to one processor ([`super::gather`]), or else another thread keeps one awake
+//! ([`super::ahead`], or [`super::evict`]) and the kernel leaves the two where they are: that neither has to be woken elsewhere, which takes longer than all that is done here.
 
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -67,7 +67,7 @@ pub(super) fn run(engine: Engine) -> ! {
     let zeros = zeros.unwrap_or_else(|errno| refused(step::MEMORY, errno));
     gather::join(gather::DEMAND);
     let mut demand = Demand { engine, buffer, zeros, slot: None, last: 0 };
-    let mut judge = gather::Judge::NEW;
+    let mut judge = gather::Judge::new();
     let mut place = [Message::default(); 8];
     loop {
         for message in engine.uffd.faults(&mut place).iter().filter(|message| message.is_fault()) {
@@ -98,7 +98,7 @@ impl Demand {
         self.resolve(at, begun);
         if ANSWERS.swap(false, Ordering::Relaxed) {
             COUNT.fetch_add(1, Ordering::Relaxed);
-            // Where the program's thread is bound, to wake it interrupts no other processor.
+            // Where the program's thread is bound, nobody need be awake for the next.
             if begun.wrapping_sub(self.last) < SOON && !gather::is_bound() {
                 ahead::wake();
             }

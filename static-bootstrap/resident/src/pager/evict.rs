@@ -9,7 +9,7 @@ use sys::retention::{Retention, Source};
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
+use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{NONE, TABLE, address, both, range, with, without};
 use crate::{call, counts, digest, processors, settings, trap};
@@ -210,7 +210,7 @@ struct Evictor {
     /// Pages that fit beside slots, as was told last to who decides what comes and stays; and the most that slots had of late.
     room: usize,
     staged: usize,
-    /// What is used may all fit, if nothing else takes room.
+    /// As little as can be is kept in slots, and free: all that is used may fit.
     narrow: bool,
     healer: Healer,
     returns: Returns,
@@ -247,7 +247,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         }
         let free = FREE.load(Ordering::Acquire);
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
-        let least = if evictor.narrow { SPAN_PAGES as i64 } else { engine.reserve };
+        let least = LEAST.load(Ordering::Relaxed);
         behind = free < if behind && !evictor.narrow { 2 * least } else { least };
         if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
@@ -297,12 +297,15 @@ impl Evictor {
         }
         self.narrow = self.engine.queue.lock().retention.is_afresh();
         self.engine.slots.lock().narrow(self.narrow);
+        // Of one span: who fetches one whole would wait for a slot, otherwise.
+        LEAST.store(if self.narrow { SPAN_PAGES as i64 } else { self.engine.reserve }, Ordering::Relaxed);
         // What slots have is not the program's; of what they had it gets a page a turn, since what is kept here goes as soon as less fits.
         self.staged = slots::staged().max(self.staged.saturating_sub(1));
         let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
         if room != self.room {
             self.room = room;
-            let most = fits.saturating_sub(2 * SPAN_PAGES);
+            // A slot, where those are not left out already, and what is to be free.
+            let most = fits.saturating_sub(if self.engine.uffd.moves { 2 } else { 1 } * SPAN_PAGES);
             super::fit(room, most, self.engine.group, self.engine.depth);
         }
     }

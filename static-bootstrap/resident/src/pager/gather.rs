@@ -1,7 +1,7 @@
 //! Where the program's thread and ours run. To move a page out of a program interrupts every processor that has that program's memory, whichever of its threads
 //! runs there, and to wake a thread on another processor interrupts that one, too. Where pages come and go one by one that takes longer than all else: then the
 //! program's thread and ours are gathered on one processor, and nobody is interrupted. Where they come and go many at a time, who makes room and who fetches ahead work
-//! elsewhere; but who answers faults never works while the thread does that waits for him, and is paired with it on one processor: neither wakes another for the other.
+//! elsewhere; but who answers faults never works while the thread does that waits for him, and is paired with it on one processor: neither has to wake an idle one for the other.
 //!
 //! A program with threads of its own is left alone. What is started by the bound thread would inherit its one processor: it gets its own ones back before
 //! ([`crate::heirs`]), and now and then anyway, so that it is not held where others are busy.
@@ -44,6 +44,8 @@ const PAIRED: u8 = 1;
 const GATHERED: u8 = 2;
 /// When they were bound, or parted for the program; [`counts::now`].
 static SINCE: AtomicU64 = AtomicU64::new(0);
+/// How often they were parted for the program.
+static PARTED: AtomicU32 = AtomicU32::new(0);
 /// Faults so far; and when who makes room looked last.
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);
@@ -101,7 +103,10 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    pub(super) const NEW: Judge = Judge { moves: 0, pages: 0, few: false, faults: 0 };
+    /// From what was moved so far: by the parent, in a child.
+    pub(super) fn new() -> Judge {
+        Judge { moves: MOVES.load(Ordering::Relaxed), pages: gone(), few: false, faults: 0 }
+    }
 
     /// A thread of the program waits for a page.
     pub(super) fn fault(&mut self, thread: u32) {
@@ -115,11 +120,12 @@ impl Judge {
             (self.moves, self.pages) = (moves, pages);
         }
         self.faults = self.faults.saturating_add(1);
+        let parted = PARTED.load(Ordering::SeqCst);
         let stayed = counts::now().wrapping_sub(SINCE.load(Ordering::Relaxed)) > STAYS;
         let (bound, wanted) = (BOUND.load(Ordering::Relaxed), if self.few { GATHERED } else { PAIRED });
         if bound == FREE {
             if stayed && self.faults >= SOME {
-                bind(wanted, thread);
+                bind(wanted, thread, parted);
             }
         } else if stayed || bound != wanted {
             spread();
@@ -127,8 +133,9 @@ impl Judge {
     }
 }
 
-/// Has this thread of the program, which waits, and who answers faults use the processor that it used last, and the others that one or all but that one.
-fn bind(how: u8, waiting: u32) {
+/// Has this thread of the program and who answers its faults use the processor that it used last, and the others that one or all but that one. The thread waits, or has been
+/// woken by somebody else meanwhile: then it may have been parted since `parted`, and is left alone.
+fn bind(how: u8, waiting: u32, parted: u32) {
     SINCE.store(counts::now(), Ordering::Relaxed);
     let alone = ALLOWED.load(Ordering::Relaxed) && thread::count() == Some(1 + THREADS);
     let Some(processor) = processors::used_by(waiting).filter(|_| alone) else { return };
@@ -137,12 +144,16 @@ fn bind(how: u8, waiting: u32) {
     let Some(others) = others else { return };
     let mut state = STATE.lock();
     *state = State { thread: waiting, own, here };
+    // Who parts them from now on waits for the lock.
+    BOUND.store(how, Ordering::SeqCst);
+    if PARTED.load(Ordering::SeqCst) != parted {
+        return BOUND.store(FREE, Ordering::SeqCst);
+    }
     here.use_by(waiting);
     for (which, thread) in OURS.iter().enumerate() {
         let place = if which == DEMAND { here } else { others };
         place.use_by(thread.load(Ordering::Relaxed));
     }
-    BOUND.store(how, Ordering::Release);
     // Who makes room looks whether they stay.
     WANTED.tell();
 }
@@ -150,7 +161,8 @@ fn bind(how: u8, waiting: u32) {
 /// The program's thread is about to do something for which it has to have its own processors.
 pub(crate) fn part() {
     SINCE.store(counts::now(), Ordering::Relaxed);
-    if is_bound() {
+    PARTED.fetch_add(1, Ordering::SeqCst);
+    if BOUND.load(Ordering::SeqCst) != FREE {
         entry::enter_elsewhere(spread);
     }
 }
@@ -158,7 +170,7 @@ pub(crate) fn part() {
 /// Has all use what the program's thread may.
 pub(super) fn spread() {
     let state = STATE.lock();
-    if BOUND.swap(FREE, Ordering::AcqRel) == FREE {
+    if BOUND.load(Ordering::SeqCst) == FREE {
         return;
     }
     // Somebody else may have changed it.
@@ -166,6 +178,8 @@ pub(super) fn spread() {
         state.own.use_by(state.thread);
     }
     OURS.iter().for_each(|thread| state.own.use_by(thread.load(Ordering::Relaxed)));
+    // Not before: the program would go on with one processor.
+    BOUND.store(FREE, Ordering::SeqCst);
 }
 
 /// Of who makes room, when there is enough: a program that misses nothing need not stay where it is.

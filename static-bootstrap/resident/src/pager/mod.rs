@@ -33,6 +33,8 @@ static RUNS: AtomicBool = AtomicBool::new(false);
 /// Pages that may be here, and of those how many may still come, in slots or in the program; negative while too many are.
 static MOST: AtomicI64 = AtomicI64::new(0);
 static FREE: AtomicI64 = AtomicI64::new(0);
+/// Below so many room is to be made.
+static LEAST: AtomicI64 = AtomicI64::new(0);
 /// Room is wanted; there is more room; nobody has this page in his hands any more.
 static WANTED: Event = Event::new();
 static ROOM: Event = Event::new();
@@ -47,7 +49,7 @@ struct Engine {
     uffd: Uffd,
     slots: &'static Lock<Pool>,
     queue: &'static Lock<Queue>,
-    /// Pages that are always to be free.
+    /// Pages that are to be free, unless nearly all is needed.
     reserve: i64,
     /// Bytes of slots that are taken to be there always: of the one that is being filled, and of all where pages are copied.
     staged: usize,
@@ -164,6 +166,7 @@ fn start() {
     MOST.store(pages as i64, Ordering::Relaxed);
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 48).clamp(64, 8 * SPAN_PAGES) as i64;
+    LEAST.store(reserve, Ordering::Relaxed);
     let depth = (pages / SPAN_PAGES / 16).clamp(1, 8);
     let group = (depth / 2).max(1);
     fit(pages.saturating_sub(SLOTS_LEAST * SPAN_PAGES).max(SPAN_PAGES), pages, group, depth);
@@ -265,7 +268,7 @@ impl Engine {
     fn take_room(&self, pages: usize) {
         /// Tenths of a second in which nothing at all was evicted: a server that hangs ends the program before.
         const STALLED: usize = 100;
-        if FREE.fetch_sub(pages as i64, Ordering::AcqRel) - (pages as i64) < self.reserve {
+        if FREE.fetch_sub(pages as i64, Ordering::AcqRel) - (pages as i64) < LEAST.load(Ordering::Relaxed) {
             WANTED.tell();
         }
         if pages == 0 || FREE.load(Ordering::Acquire) >= 0 {
