@@ -153,7 +153,7 @@ impl Retention {
         if went != 0 {
             self.back += pages as u64;
             self.aparts += pages as u64 * self.apart(went).min(FAR * self.most);
-            self.afresh.count(pages as u64, gone, self.grains(went) * self.grain());
+            self.afresh.count(pages as u64, gone, self.since(went));
         }
         if self.came > self.room / 2 {
             let all = [&mut self.came, &mut self.large, &mut self.stepped, &mut self.back, &mut self.aparts];
@@ -195,21 +195,28 @@ impl Retention {
 
     /// How much came since something came that went at this time: it passed through what is not kept.
     fn apart(&self, went: u16) -> u64 {
-        self.grains(went) * self.grain() + self.room.saturating_sub(self.kept)
+        self.since(went) + self.room.saturating_sub(self.kept)
     }
 
     /// How much is used, if nearly all that comes had been here before: what comes until the same comes again, and what is kept, but for that of which nothing is missed when it goes.
     fn used(&self) -> Option<u64> {
+        if self.has_columns() || BACK_EVERY * (self.came - self.back) >= self.came {
+            return None;
+        }
         let trials = self.trials.iter().flatten();
         let missed = trials.clone().filter(|trial| trial.took.is_some()).count() as u64;
         let dead = trials.filter(|trial| trial.took.is_none() && self.gone - trial.since > self.room).count() as u64;
         let doubt = TRIALS as u64 / 4;
         let kept = self.kept * (missed + doubt) / (missed + dead + doubt);
-        let is_known = BACK_EVERY * (self.came - self.back) < self.came && !self.has_columns();
-        is_known.then(|| self.aparts / self.back.max(1) + kept)
+        Some(self.aparts / self.back.max(1) + kept)
     }
 
-    /// How much went since this time, in grains.
+    /// How much went since this time.
+    fn since(&self, went: u16) -> u64 {
+        self.grains(went) * self.grain()
+    }
+
+    /// The same in grains.
     fn grains(&self, went: u16) -> u64 {
         let turns = u64::from(u16::MAX);
         (u64::from(self.time()) + turns - u64::from(went)) % turns

@@ -210,8 +210,6 @@ struct Evictor {
     /// Pages that fit beside slots, as was told last to who decides what comes and stays; and the most that slots had of late.
     room: usize,
     staged: usize,
-    /// As little as can be is kept in slots, and free: all that is used may fit.
-    narrow: bool,
     healer: Healer,
     returns: Returns,
 }
@@ -222,14 +220,14 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     gather::join(gather::BACK);
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
-    let open = [Gift::NONE; OPEN];
     let mut evictor =
-        Evictor { engine, open, len: 0, budget, known, room: 0, staged: 0, narrow: false, healer, returns };
+        Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, room: 0, staged: 0, healer, returns };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
         let seen = WANTED.now();
         evictor.follow_budget();
+        let narrow = evictor.follow_use();
         if GATE.is_closed() {
             while evictor.len > 0 {
                 evictor.complete();
@@ -248,13 +246,13 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         let free = FREE.load(Ordering::Acquire);
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
         let least = LEAST.load(Ordering::Relaxed);
-        behind = free < if behind && !evictor.narrow { 2 * least } else { least };
+        behind = free < if behind && !narrow { 2 * least } else { least };
         if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
         }
         // What goes in pieces leaves no slot of which all is there: then enough is free.
         let plenty = 2 * engine.reserve + SPAN_PAGES as i64;
-        behind |= engine.uffd.moves && !evictor.narrow && free < plenty && engine.slots.lock().is_short();
+        behind |= engine.uffd.moves && !narrow && free < plenty && engine.slots.lock().is_short();
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
@@ -295,10 +293,6 @@ impl Evictor {
             FREE.fetch_add(fits as i64 - most, Ordering::AcqRel);
             ROOM.tell();
         }
-        self.narrow = self.engine.queue.lock().retention.is_afresh();
-        self.engine.slots.lock().narrow(self.narrow);
-        // Of one span: who fetches one whole would wait for a slot, otherwise.
-        LEAST.store(if self.narrow { SPAN_PAGES as i64 } else { self.engine.reserve }, Ordering::Relaxed);
         // What slots have is not the program's; of what they had it gets a page a turn, since what is kept here goes as soon as less fits.
         self.staged = slots::staged().max(self.staged.saturating_sub(1));
         let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
@@ -308,6 +302,15 @@ impl Evictor {
             let most = fits.saturating_sub(if self.engine.uffd.moves { 2 } else { 1 } * SPAN_PAGES);
             super::fit(room, most, self.engine.group, self.engine.depth);
         }
+    }
+
+    /// Whether all that is used may fit: as little as can be is kept in slots, and free, then.
+    fn follow_use(&self) -> bool {
+        let narrow = self.engine.queue.lock().retention.is_afresh();
+        self.engine.slots.lock().narrow(narrow);
+        // Of one span: who fetches one whole would wait for a slot, otherwise.
+        LEAST.store(if narrow { SPAN_PAGES as i64 } else { self.engine.reserve }, Ordering::Relaxed);
+        narrow
     }
 
     /// Tells servers what they need not keep.

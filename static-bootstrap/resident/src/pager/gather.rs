@@ -98,33 +98,37 @@ pub(super) struct Judge {
     moves: u32,
     pages: u32,
     few: bool,
-    /// Faults since the last rest.
-    faults: u32,
+    /// Faults until the last rest.
+    rested: u32,
 }
 
 impl Judge {
     /// From what was moved so far: by the parent, in a child.
     pub(super) fn new() -> Judge {
-        Judge { moves: MOVES.load(Ordering::Relaxed), pages: gone(), few: false, faults: 0 }
+        Judge {
+            moves: MOVES.load(Ordering::Relaxed),
+            pages: gone(),
+            few: false,
+            rested: FAULTS.load(Ordering::Relaxed),
+        }
     }
 
     /// A thread of the program waits for a page.
     pub(super) fn fault(&mut self, thread: u32) {
-        FAULTS.fetch_add(1, Ordering::Relaxed);
+        let before = FAULTS.fetch_add(1, Ordering::Relaxed);
         let (moves, pages) = (MOVES.load(Ordering::Relaxed), PAGES.load(Ordering::Relaxed));
         let made = moves.wrapping_sub(self.moves);
         if RESTED.swap(false, Ordering::Relaxed) {
-            (self.moves, self.pages, self.few, self.faults) = (moves, pages, false, 0);
+            (self.moves, self.pages, self.few, self.rested) = (moves, pages, false, before);
         } else if made >= SAMPLE {
             self.few = pages.wrapping_sub(self.pages) < made * if self.few { MANY } else { FEW };
             (self.moves, self.pages) = (moves, pages);
         }
-        self.faults = self.faults.saturating_add(1);
         let parted = PARTED.load(Ordering::SeqCst);
         let stayed = counts::now().wrapping_sub(SINCE.load(Ordering::Relaxed)) > STAYS;
         let (bound, wanted) = (BOUND.load(Ordering::Relaxed), if self.few { GATHERED } else { PAIRED });
         if bound == FREE {
-            if stayed && self.faults >= SOME {
+            if stayed && before.wrapping_sub(self.rested) >= SOME - 1 {
                 bind(wanted, thread, parted);
             }
         } else if stayed || bound != wanted {
