@@ -6,12 +6,8 @@ use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, has, runs};
 use super::lock::Lock;
 use super::{call, segments, window};
 
-/// Pages of which it is noted together when they went.
-pub(super) const GRANULE: usize = 16;
-
 /// A span of the window.
 #[repr(C)]
-#[derive(Default)]
 pub(super) struct Span {
     /// The program has these; and can reach these of them.
     pub(super) given: Bits,
@@ -24,8 +20,8 @@ pub(super) struct Span {
     pub(super) busy: Bits,
     /// Of those that are here, what is to stay longer than others.
     pub(super) kept: Bits,
-    /// When each [`GRANULE`] of pages, or one of them, went the last time; 0: never.
-    pub(super) went: [u16; SPAN_PAGES / GRANULE],
+    /// When each page went the last time; 0: never.
+    pub(super) went: [u16; SPAN_PAGES],
     /// Something else was put here: not 0, and never given again.
     pub(super) foreign: u64,
     /// Not 0 if some of its digests are there.
@@ -35,12 +31,12 @@ pub(super) struct Span {
 impl Span {
     /// When the first of these pages went.
     pub(super) fn went(&self, pages: Bits) -> u16 {
-        runs(pages).next().map_or(0, |(first, _)| self.went[first / GRANULE])
+        runs(pages).next().map_or(0, |(first, _)| self.went[first])
     }
 
     pub(super) fn note(&mut self, pages: Bits, time: u16) {
         for (first, count) in runs(pages) {
-            self.went[first / GRANULE..(first + count).div_ceil(GRANULE)].fill(time);
+            self.went[first..first + count].fill(time);
         }
     }
 }

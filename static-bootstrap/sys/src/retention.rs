@@ -4,6 +4,8 @@
 //! rest passes through what is left. Now and then something kept goes, too: by when it is missed, it is known how much sooner something else must have come back to be kept instead.
 //!
 //! Through the columns of a matrix, of each page a little is used for some columns, and then no more: those pages are kept from the first time on, and what was kept first goes for them.
+//! One that went before it was used up is seldom kept again: less is left of its use. What else comes back beside them, as large pieces that cost less to bring than as many pages one by one,
+//! is kept only if nothing at all of what goes for it is missed sooner.
 
 use core::ops::Range;
 
@@ -17,9 +19,11 @@ const TRIALS: usize = 16;
 const TURNS: u64 = 8;
 /// Pages of a piece that is as one of a run, if runs are, unless it comes with steps: such pieces are to stay until they are used.
 const LARGE: usize = 32;
-/// Of so many pages that come, one is to be in such a piece, or of a run; and one is to come with steps where columns are gone through.
+/// Of so many pages that come, one is to be in such a piece, or of a run; and one is to come with steps where columns begin to be gone through, and where they still are.
 const LARGE_EVERY: u64 = 8;
-const STEPS_EVERY: u64 = 4;
+const STEPS_EVERY: [u64; 2] = [4, 12];
+/// Of so many pages of columns that come back one is kept where no more fits.
+const AGAIN: u64 = 4;
 /// What went before as much went as fits so many times begins to be used anew.
 const ANEW: u64 = 2;
 /// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
@@ -72,7 +76,8 @@ pub struct Retention {
     stepped: u64,
     back: u64,
     aparts: u64,
-    /// What came back of columns and was not kept.
+    /// Whether columns are gone through; and what came back of them and was not kept.
+    columns: bool,
     passed: u64,
     /// What has gone so far; of that, until what fits changed last; and the time then, since time is told in parts of what fits.
     gone: u64,
@@ -95,6 +100,7 @@ impl Retention {
         stepped: 0,
         back: 0,
         aparts: 0,
+        columns: false,
         passed: 0,
         gone: 0,
         gone_then: 0,
@@ -105,28 +111,25 @@ impl Retention {
         afresh: Afresh::NEW,
     };
 
-    /// So much fits, and at `most` so much when few slots are used. Of it these amounts at least are not kept: usually, while large pieces or parts of runs come, and while pages come
-    /// with steps.
+    /// So much fits, and at `most` so much when few slots are used. These amounts at least are not kept: of what fits usually, and while large pieces or parts of runs come; and of the most
+    /// while columns are gone through, where what slots take is to come from what is not kept.
     pub fn fit(&mut self, room: usize, most: usize, passing: [usize; 3]) {
         (self.then, self.gone_then) = (self.now(), self.gone);
         (self.room, self.most) = (room as u64, most as u64);
-        self.limits = passing.map(|passing| room.saturating_sub(passing) as u64);
+        let of = [room, room, most];
+        self.limits = core::array::from_fn(|nth| of[nth].saturating_sub(passing[nth]) as u64);
     }
 
     fn limit(&self) -> u64 {
         if self.is_afresh() {
             return 0;
         }
-        self.limits[if self.has_columns() { 2 } else { usize::from(LARGE_EVERY * self.large >= self.came) }]
+        self.limits[if self.columns { 2 } else { usize::from(LARGE_EVERY * self.large >= self.came) }]
     }
 
     /// Nothing is kept now, and all that can be is to be room.
     pub fn is_afresh(&self) -> bool {
         self.afresh.now
-    }
-
-    fn has_columns(&self) -> bool {
-        STEPS_EVERY * self.stepped > self.came
     }
 
     /// Now, to note it of what goes; never 0.
@@ -150,6 +153,7 @@ impl Retention {
         self.came += pages as u64;
         self.large += if large { pages as u64 } else { 0 };
         self.stepped += if steps { pages as u64 } else { 0 };
+        self.columns = STEPS_EVERY[usize::from(self.columns)] * self.stepped > self.came;
         if went != 0 {
             self.back += pages as u64;
             self.aparts += pages as u64 * self.apart(went).min(FAR * self.most);
@@ -166,7 +170,7 @@ impl Retention {
         }
         let keep = if self.is_afresh() {
             false
-        } else if steps || self.has_columns() && !large {
+        } else if steps || self.columns && !large {
             self.keeps_of_columns(pages as u64, went)
         } else {
             went != 0 && self.keeps_of_what_came_back(pages as u64, went)
@@ -175,14 +179,14 @@ impl Retention {
         keep
     }
 
-    /// Of what is used anew all is kept. Of what came back every other page is: if more is used than fits, each would go just before it is used, otherwise.
+    /// What is used anew is kept, and of what came back as much as there is room for, and little more.
     fn keeps_of_columns(&mut self, pages: u64, went: u16) -> bool {
         if went == 0 || self.grains(went) > ANEW * GRAINS || self.keeps_of_what_came_back(pages, went) {
             return true;
         }
         self.passed += pages;
-        let keep = self.passed >= 2 * pages;
-        self.passed -= if keep { 2 * pages } else { 0 };
+        let keep = self.passed >= AGAIN * pages;
+        self.passed -= if keep { AGAIN * pages } else { 0 };
         keep
     }
 
@@ -200,7 +204,7 @@ impl Retention {
 
     /// How much is used, if nearly all that comes had been here before: what comes until the same comes again, and what is kept, but for that of which nothing is missed when it goes.
     fn used(&self) -> Option<u64> {
-        if self.has_columns() || BACK_EVERY * (self.came - self.back) >= self.came {
+        if self.columns || BACK_EVERY * (self.came - self.back) >= self.came {
             return None;
         }
         let trials = self.trials.iter().flatten();
@@ -222,7 +226,7 @@ impl Retention {
         (u64::from(self.time()) + turns - u64::from(went)) % turns
     }
 
-    /// How much goes until something kept that went is missed, typically.
+    /// How much goes until something kept that went is missed: typically, or of columns at least.
     fn missed(&self) -> u64 {
         let mut all = [0; TRIALS];
         let mut len = 0;
@@ -231,7 +235,7 @@ impl Retention {
             len += 1;
         }
         all[..len].sort_unstable();
-        if len < TRIALS / 2 { 0 } else { all[len / 2] }
+        if len < TRIALS / 2 { 0 } else { all[if self.columns { 0 } else { len / 2 }] }
     }
 
     /// Where the next is that goes.
@@ -240,9 +244,10 @@ impl Retention {
         if self.kept > self.limit() || tries && self.kept > 0 { Source::Kept } else { Source::Passing }
     }
 
-    /// Whether the oldest trial has come to an end.
+    /// Whether the oldest trial has come to an end. Pages of columns are missed in the next one, or not any more.
     fn is_free(&self) -> bool {
-        self.trials[self.oldest].is_none_or(|trial| trial.took.is_some() || self.gone - trial.since > TURNS * self.room)
+        let most = if self.columns { 1 } else { TURNS } * self.room;
+        self.trials[self.oldest].is_none_or(|trial| trial.took.is_some() || self.gone - trial.since > most)
     }
 
     /// So many pages from this one on went from there.

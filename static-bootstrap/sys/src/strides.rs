@@ -14,7 +14,7 @@ const MOST: i64 = 48;
 const MOST_PAGES: i64 = 192;
 /// Records among which those are looked for.
 const REACH: i64 = 100;
-/// Records that a stream may leave out before it is believed and then; and more, if they are here.
+/// Records that a stream may leave out before it is believed and then; and those that it may pass then, of which no more are not here.
 const LEFT_OUT: [i64; 2] = [1, 8];
 const PASSED: i64 = 256;
 /// Bytes of a step: with less it is a run; and with less what lies between is not much more.
@@ -53,9 +53,10 @@ impl Stream {
         let (ahead, size) = ((at - self.next) * self.step.signum(), self.step.abs());
         let nth = (ahead + size / 2).div_euclid(size);
         let offset = at - self.next - nth * self.step;
-        let mut passed = |nth: i64| here(((self.next + nth * self.step) / BYTES).cast_unsigned());
-        let reached = nth <= LEFT_OUT[usize::from(self.is_believed())]
-            || self.is_believed() && nth <= PASSED && (0..nth).all(&mut passed);
+        let is_left_out = |nth: &i64| !here(((self.next + nth * self.step) / BYTES).cast_unsigned());
+        let most = LEFT_OUT[usize::from(self.is_believed())];
+        let mut left_out = (0..nth).filter(is_left_out);
+        let reached = nth <= most || self.is_believed() && nth <= PASSED && left_out.nth(most as usize).is_none();
         (nth >= -self.came.max(1) && reached && offset.abs() < near(self.step)).then_some((nth, offset))
     }
 
@@ -129,8 +130,12 @@ impl Steps {
 
     /// Records up to the last of so many that are not here, and which of them are not. The first is missed.
     fn reach(&self, depth: i64, mut here: impl FnMut(u64) -> bool) -> (i64, u128) {
-        let page = |nth: i64| ((self.first + nth * self.step) / BYTES).cast_unsigned();
-        let missing = (0..REACH).filter(|nth| *nth == 0 || !here(page(*nth)));
+        let mut lacks = |at: i64| !here((at / BYTES).cast_unsigned());
+        let missing = (0..REACH).filter(|nth| {
+            let at = self.first + nth * self.step;
+            // The end of one may be missed where its beginning was used for columns before.
+            *nth == 0 || lacks(at) || !self.are_of_runs() && lacks(at + self.len)
+        });
         let most = usize::try_from(self.most(depth)).unwrap_or(0);
         missing.take(most).fold((0, 0), |(_, wanted), nth| (nth + 1, wanted | 1 << nth))
     }

@@ -183,7 +183,7 @@ fn fit(pages: usize, most: usize, group: usize, depth: usize) {
     const RUNS: usize = 3;
     let runs = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
     // A span that is used, and the one that comes next.
-    let columns = (pages / 6 + 2 * SPAN_PAGES).min(pages / 2);
+    let columns = (most / 10 + SPAN_PAGES).min(most / 2);
     QUEUE.lock().retention.fit(pages, most, [pages / 8, runs, columns]);
     demand::fit(group, depth, runs);
 }
