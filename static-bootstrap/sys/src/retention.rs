@@ -171,7 +171,7 @@ impl Retention {
         let keep = if self.is_afresh() {
             false
         } else if steps || self.columns && !large {
-            self.keeps_of_columns(pages as u64, went)
+            self.keeps_of_columns(pages as u64, went, steps)
         } else {
             went != 0 && self.keeps_of_what_came_back(pages as u64, went)
         };
@@ -179,22 +179,33 @@ impl Retention {
         keep
     }
 
-    /// What is used anew is kept, and of what came back as much as there is room for, and little more.
-    fn keeps_of_columns(&mut self, pages: u64, went: u16) -> bool {
-        if went == 0 || self.grains(went) > ANEW * GRAINS || self.keeps_of_what_came_back(pages, went) {
+    /// What is used anew is kept, and of what came back as much as there is room for, and little more; in place of others only what comes without steps.
+    fn keeps_of_columns(&mut self, pages: u64, went: u16, steps: bool) -> bool {
+        let anew = went == 0 || self.grains(went) > ANEW * GRAINS;
+        if anew || self.fits(pages) || !steps && self.is_sooner(went) {
             return true;
         }
+        self.refused += 1;
         self.passed += pages;
         let keep = self.passed >= AGAIN * pages;
         self.passed -= if keep { AGAIN * pages } else { 0 };
         keep
     }
 
-    /// There is room, or it came back sooner than what is kept does.
     fn keeps_of_what_came_back(&mut self, pages: u64, went: u16) -> bool {
-        let keep = self.kept + pages <= self.limit() || self.apart(went) * 4 < self.missed() * 3;
+        let keep = self.fits(pages) || self.is_sooner(went);
         self.refused += u32::from(!keep);
         keep
+    }
+
+    /// There is room for so much more that is kept.
+    fn fits(&self, pages: u64) -> bool {
+        self.kept + pages <= self.limit()
+    }
+
+    /// What went then came back sooner than what is kept does.
+    fn is_sooner(&self, went: u16) -> bool {
+        self.apart(went) * 4 < self.missed() * 3
     }
 
     /// How much came since something came that went at this time: it passed through what is not kept.
