@@ -171,10 +171,11 @@ fn start() {
     let group = (depth / 2).max(1);
     fit(pages.saturating_sub(SLOTS_LEAST * SPAN_PAGES).max(SPAN_PAGES), pages, group, depth);
     gather::allow(heirs::watch());
-    begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
+    // Nothing goes before what other threads ask the kernel for is stopped.
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
     }
+    begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
 }
 
 /// So many pages fit, and so many while few slots are used.
@@ -182,7 +183,7 @@ fn fit(pages: usize, most: usize, group: usize, depth: usize) {
     /// Runs whose spans are not to go before they are used.
     const RUNS: usize = 3;
     let runs = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
-    // A span that is used, and the one that comes next.
+    // A span that is used, and what comes without steps until it is.
     let columns = (most / 10 + SPAN_PAGES).min(most / 2);
     QUEUE.lock().retention.fit(pages, most, [pages / 8, runs, columns]);
     demand::fit(group, depth, runs);
