@@ -53,11 +53,14 @@ impl Stream {
         let (ahead, size) = ((at - self.next) * self.step.signum(), self.step.abs());
         let nth = (ahead + size / 2).div_euclid(size);
         let offset = at - self.next - nth * self.step;
+        if nth < -self.came.max(1) || offset.abs() >= near(self.step) {
+            return None;
+        }
         let is_left_out = |nth: &i64| !here(((self.next + nth * self.step) / BYTES).cast_unsigned());
         let most = LEFT_OUT[usize::from(self.is_believed())];
         let mut left_out = (0..nth).filter(is_left_out);
         let reached = nth <= most || self.is_believed() && nth <= PASSED && left_out.nth(most as usize).is_none();
-        (nth >= -self.came.max(1) && reached && offset.abs() < near(self.step)).then_some((nth, offset))
+        reached.then_some((nth, offset))
     }
 
     /// It goes on with this record: what is to be fetched.
