@@ -10,7 +10,7 @@ mod site;
 mod slurm;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -84,6 +84,7 @@ fn all_three_ways() {
     signals_and_losses(&slurm, &format!("{hpcrt}"));
     slurms_own_launcher(&slurm, &format!("{hpcrt}"));
     processes_of_a_step(&slurm, &format!("{hpcrt}"));
+    what_is_started_hears_signals(&slurm, &format!("{hpcrt}"));
     if site::tool("mpicc.mpich") {
         mpi(&slurm, &format!("{hpcrt}"));
     }
@@ -304,6 +305,22 @@ fn processes_of_a_step(slurm: &Slurm<'_>, hpcrt: &str) {
         .map(|host| host.ops.open)
         .sum();
     assert_eq!(opens, 0, "only the front end's host opened files");
+}
+
+/// What `exec` blocks to read it is blocked in no other launcher, not in one that it becomes either, and in no task of one.
+fn what_is_started_hears_signals(slurm: &Slurm<'_>, hpcrt: &str) {
+    // A shell would unblock all by itself.
+    let program = "#!/usr/bin/python3\nimport resource, signal\n\
+         print(*signal.pthread_sigmask(0, []), resource.getrlimit(resource.RLIMIT_NOFILE)[0], 'blocked')\n";
+    let path = slurm.site.backing("job/mpiexec");
+    fs::write(&path, program).unwrap();
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    let script = format!(
+        "ulimit -Sn 77\n{hpcrt} exec -q -- ./mpiexec -n 1 ./grep x\n\
+         {hpcrt} exec -q -- ./mpiexec -n 1 /bin/true\nsrun -n 2 {hpcrt} exec -q -- ./mpiexec",
+    );
+    let (code, output) = slurm.batch(USER, [2, 2], "/shared/job", &script);
+    assert_eq!((code, output.as_str()), (0, "77 blocked\n".repeat(4).as_str()));
 }
 
 /// An MPI program: its own launcher's PMI stays its own. UCX of this MPICH hangs now and then in `MPI_Finalize` over these links, without

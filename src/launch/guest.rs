@@ -163,6 +163,7 @@ pub struct Own<'a> {
 pub fn become_program(job: Option<&str>, own: &Own<'_>, env: &[(&str, String)], parent: Pid) -> Result<u8> {
     let mut command = Command::new(&own.path);
     command.arg0(&own.words[0]).args(&own.words[1..]);
+    process::as_given(&mut command);
     command.envs(own.env.iter().map(|(name, value)| (name, value))).envs(env.iter().map(|(name, value)| (name, value)));
     if let Some(cwd) = &own.cwd {
         std::env::set_current_dir(cwd).op_on("enter the working directory", cwd)?;

@@ -41,7 +41,7 @@ pub async fn run(
     mut failed: impl AsyncFnMut(),
 ) -> Result<u8> {
     let mut command = command(words, job)?;
-    let child = process::with_given_nofile(|| command.spawn()).op_on("run", &words[0])?;
+    let child = command.spawn().op_on("run", &words[0])?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
     // What is typed at a terminal reaches it without us: it is in our group.
@@ -94,6 +94,7 @@ fn command(words: &[OsString], job: &JobSpec) -> Result<Command> {
     fs::metadata(cwd).map_err(|error| Error::usage("enter the working directory", error).on(cwd))?;
     command.args(&words[1..]).current_dir(cwd);
     guest::set_variables(&mut command, &job.blocks[0].env);
+    process::as_given(&mut command);
     Ok(command)
 }
 

@@ -7,6 +7,8 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -171,6 +173,19 @@ pub fn with_given_nofile<T>(start: impl FnOnce() -> T) -> T {
     let started = start();
     let _ = rustix::process::setrlimit(resource, raised);
     started
+}
+
+/// Has a program be started as this process was: with that soft RLIMIT_NOFILE, and with no signal blocked. What is blocked here stays so in
+/// what is started, which would not hear it if it does not unblock it by itself.
+pub fn as_given(command: &mut Command) {
+    let (resource, given) = (rustix::process::Resource::Nofile, nofile());
+    let set = move || {
+        let limit = rustix::process::Rlimit { current: given.0.into(), maximum: given.1.into() };
+        let _ = rustix::process::setrlimit(resource, limit);
+        Ok(SigSet::empty().thread_set_mask()?)
+    };
+    // SAFETY: two system calls and no allocation, which is all that a child of a process with threads may do.
+    unsafe { command.pre_exec(set) };
 }
 
 /// Leaves without running anything that belongs to the parent this process was forked from.
