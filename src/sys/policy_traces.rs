@@ -24,7 +24,7 @@ impl Machine {
     pub(super) fn new(room: usize) -> Machine {
         let (here, order, foreseen) = Default::default();
         let mut policy = Policy::NEW;
-        policy.fit(1, DEPTH as usize, room);
+        policy.fit(1, DEPTH as usize, [room; 2]);
         Machine { policy, here, order, room, foreseen, waits: 0, fetched: 0 }
     }
 

@@ -23,7 +23,7 @@ struct Machine {
 impl Machine {
     fn new(room: usize, passing: usize) -> Machine {
         let mut retention = Retention::NEW;
-        retention.fit(room * PIECE, room * PIECE, [passing, room / 2, passing].map(|pieces| pieces * PIECE));
+        retention.fit(room * PIECE, room * PIECE, [passing, room / 2, room / 2, passing].map(|pieces| pieces * PIECE));
         let (here, went) = Default::default();
         let (passing, kept) = Default::default();
         Machine { retention, room, here, passing, kept, went, misses: 0 }
@@ -194,11 +194,11 @@ fn columns_are_kept_until_they_are_used_up() {
 #[test]
 fn time_goes_on_while_what_fits_changes() {
     let mut retention = Retention::NEW;
-    retention.fit(2560, 2560, [300, 1000, 500]);
+    retention.fit(2560, 2560, [300, 1000, 1000, 500]);
     (0..1000).for_each(|nth| retention.leave(nth, 1000, Source::Passing));
     let went = retention.time();
     for turn in 0..100 {
-        retention.fit(if turn % 2 == 0 { 2304 } else { 2560 }, 2560, [300, 1000, 500]);
+        retention.fit(if turn % 2 == 0 { 2304 } else { 2560 }, 2560, [300, 1000, 1000, 500]);
         retention.leave(0, 40, Source::Passing);
     }
     // 4,000 pages of grains of 36 to 40; what remains of each part is not counted.

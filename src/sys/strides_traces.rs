@@ -140,7 +140,7 @@ fn runs_have_no_steps() {
 /// Of which faults were scattered before.
 fn small_units() -> Policy {
     let (mut policy, mut rng) = (Policy::NEW, fastrand::Rng::with_seed(12));
-    policy.fit(1, 3, 4_000);
+    policy.fit(1, 3, [4_000; 2]);
     for _ in 0..200_000 {
         policy.handle_fault(rng.u64(..8 << 33), true, |_| false);
     }

@@ -26,8 +26,12 @@ const SHORT: u8 = 2;
 /// And in those of so many runs beside each other, with units up to the other one.
 const BESIDE: u64 = 8;
 const WIDE: u8 = 5;
+/// Runs are crowded where one page in so many that come is of those whose units, up to [`WIDE`], could be larger if less were kept; and until so many are not.
+const CROWDED_EVERY: [u64; 2] = [2, 4];
 /// A run may leave out a few pages.
 const NEAR: u64 = 8;
+/// What a run skipped is returned to at once, if it is here before so many pages have come.
+const SOON: u64 = 2 * PAGES;
 /// Of so many units of a run, or foreseen spans that were missed, one is probed.
 const PROBE_EVERY: u8 = 16;
 /// Probes in a row that are missed until a run is believed to use all that comes: of one that began, and of one that left out pages.
@@ -235,12 +239,18 @@ pub struct Policy {
     oldest: usize,
     /// The last page that was missed between two that were here.
     between: u64,
+    /// The pages that a run skipped last, but for those that came with its next; and what had come then.
+    skipped: (Range<u64>, u64),
     came: u64,
     /// Pages of whole spans that come to a run by themselves, before one that is missed again; and spans that are fetched ahead.
     reach: u64,
     depth: u64,
-    /// Pages that come until one goes that is not kept.
-    passing: u64,
+    /// Pages that come until one goes that is not kept: usually, and while runs are crowded.
+    passing: [u64; 2],
+    crowded: bool,
+    /// What had come when that was decided, and what has come since to runs that are.
+    decided: u64,
+    held: u64,
 }
 
 impl Policy {
@@ -252,10 +262,14 @@ impl Policy {
         hints: [(0, 0, Hint::Nothing); HINTS],
         oldest: 0,
         between: 0,
+        skipped: (0..0, 0),
         came: 0,
         reach: 0,
         depth: 0,
-        passing: 0,
+        passing: [0; 2],
+        crowded: false,
+        decided: 0,
+        held: 0,
     };
 
     /// The program says something of the pages from `first` up to `end`; it replaces what it said of them before.
@@ -291,9 +305,29 @@ impl Policy {
         self.probes[probe(page)] = Probe { page, missed: false, came: self.came };
     }
 
-    /// Of so many spans of a run one is missed, so many are fetched ahead, and what comes goes after so many pages.
-    pub fn fit(&mut self, group: usize, depth: usize, passing: usize) {
-        (self.reach, self.depth, self.passing) = ((group as u64 - 1) * PAGES, depth as u64, passing as u64);
+    /// Of so many spans of a run one is missed, so many are fetched ahead, and what comes goes after so many pages: usually, and while runs are crowded.
+    pub fn fit(&mut self, group: usize, depth: usize, passing: [usize; 2]) {
+        (self.reach, self.depth) = ((group as u64 - 1) * PAGES, depth as u64);
+        self.passing = passing.map(|pages| pages as u64);
+    }
+
+    /// So many runs go on beside each other that their units are small, but would not be if less were kept.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
+    fn passing(&self) -> u64 {
+        self.passing[usize::from(self.crowded)]
+    }
+
+    /// So much came to a run and to those beside it; `held`: it is crowded.
+    fn crowd(&mut self, pages: u64, held: bool) {
+        self.held += if held { pages } else { 0 };
+        let came = self.came - self.decided;
+        if came > self.passing[0] {
+            self.crowded = CROWDED_EVERY[usize::from(self.crowded)] * self.held >= came;
+            (self.decided, self.held) = (self.came, 0);
+        }
     }
 
     fn handle(&mut self, at: u64, away: bool, comes: Option<Range<u64>>, mut here: impl FnMut(u64) -> bool) -> Choice {
@@ -315,7 +349,7 @@ impl Policy {
         let guesses = away && !sequential && comes.is_none();
         let upwards = self.follow(page, false, &mut here).map(|found| (found, false));
         let found = upwards.or_else(|| self.follow(page, true, &mut here).map(|found| (found, true)));
-        let Some(((mut run, used), down)) = found else {
+        let Some(((mut run, used, gap), down)) = found else {
             let choice = self.begin(page, comes, sequential);
             let steps = if guesses { self.step(at, choice.order, true, here) } else { None };
             return Choice { steps, ..choice };
@@ -325,12 +359,17 @@ impl Policy {
         // As many go on beside each other as come to all while one comes to it.
         let place = if down { mirror(page) } else { page };
         let runs = flow / (place - run.at).max(1);
-        let spans = (self.passing / (runs * PAGES).max(1)).min(self.depth);
-        run.step(used, flow, self.passing, sequential);
+        let spans = (self.passing() / (runs * PAGES).max(1)).min(self.depth);
+        run.step(used, flow, self.passing(), sequential);
         self.region(page).learn(&run, used, run.hits == 1 && flow == 0);
-        let foreseen = comes.is_some();
+        let held = run.hits >= CONFIDENT && run.order <= WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
+        let (foreseen, before) = (comes.is_some(), self.came);
         let comes = comes.unwrap_or(unit(page, run.order));
         let Range { start, end } = comes;
+        if let Some(gap) = gap {
+            let rest = if down { gap.start.max(end)..gap.end } else { gap.start..gap.end.min(start) };
+            self.skipped = (rest, self.came);
+        }
         self.came += end - start + if foreseen { self.reach } else { 0 };
         (run.at, run.came) = (place, self.came);
         run.next = if down { mirror(start) + 1 } else { end };
@@ -350,13 +389,14 @@ impl Policy {
         self.put(run);
         let ahead = from.map(|page| Ahead { page, down, spans, probe: left });
         // What comes to a run that leaves out nothing stays until it is used: no need for more.
-        let begins = used == Used::Some || flow > self.passing;
+        let begins = used == Used::Some || flow > self.passing();
         let beside = runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
         let steps = match guesses {
             true if beside => self.step_beside(at, run.order, here),
             true => self.step(at, run.order, begins, here),
             false => None,
         };
+        self.crowd(self.came - before, held);
         Choice { order: run.order, hole, of_run: run.hits >= CONFIDENT && run.order > 0, ahead, steps }
     }
 
@@ -365,9 +405,9 @@ impl Policy {
         let steps = self.strides.handle_fault(at, true, order, &mut here);
         let mut steps = steps.filter(Steps::are_apart)?;
         steps.retain(|page| {
-            let Some((mut run, used)) = self.follow(page, false, &mut here) else { return false };
+            let Some((mut run, used, _)) = self.follow(page, false, &mut here) else { return false };
             if used == Used::Some {
-                run.step(used, 0, self.passing, false);
+                run.step(used, 0, self.passing(), false);
             }
             if run.order < order {
                 self.put(run);
@@ -426,8 +466,13 @@ impl Policy {
         Choice { order, hole: None, of_run: false, ahead, steps: None }
     }
 
-    /// The run that goes on with this page, taken out, and what it used of what it was given.
-    fn follow(&mut self, page: u64, down: bool, here: &mut impl FnMut(u64) -> bool) -> Option<(Run, Used)> {
+    /// The run that goes on with this page, taken out; what it used of what it was given; and what it skips now, if any of that is not here.
+    fn follow(
+        &mut self,
+        page: u64,
+        down: bool,
+        here: &mut impl FnMut(u64) -> bool,
+    ) -> Option<(Run, Used, Option<Range<u64>>)> {
         let turned = |page| if down { mirror(page) } else { page };
         let mut here = |page| here(turned(page));
         let (page, most) = (turned(page), self.reach + NEAR);
@@ -446,6 +491,14 @@ impl Policy {
         let mut run = core::mem::replace(&mut self.runs[set][way], NO_RUN);
         let from = if page - run.next < NEAR { run.next } else { page - page % PAGES };
         let gap = (from.max(run.next)..page).any(|page| !here(page));
+        let in_time = self.came - run.came <= self.passing();
+        let (Range { start, end }, then) = self.skipped.clone();
+        // All that was skipped last has been missed since: the program returns to it as soon as it is past it.
+        let place = region(turned(page));
+        let soon = start < end && region(start) == place && self.came - then <= SOON;
+        if gap && in_time && soon && (start..end).all(|page| here(turned(page))) {
+            self.regions[place].returns = TRUST;
+        }
         let mut used = if gap { Used::Some } else { Used::Unknown };
         if let Some(left) = run.probe.filter(|left| turned(*left) < page) {
             run.probe = None;
@@ -461,11 +514,12 @@ impl Policy {
                 };
             }
         }
-        let in_time = self.came - run.came <= self.passing;
-        if used == Used::Some && in_time && self.regions[region(turned(page))].will_return() {
+        if used == Used::Some && in_time && self.regions[place].will_return() {
             used = Used::All;
         }
-        Some((run, used))
+        let [one, other] = [from.max(run.next), page].map(turned);
+        let skips = if down { other + 1..one + 1 } else { one..other };
+        Some((run, used, Some(skips).filter(|_| gap && in_time)))
     }
 
     fn put(&mut self, run: Run) {

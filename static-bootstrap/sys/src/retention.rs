@@ -23,7 +23,7 @@ const LARGE: usize = 32;
 const LARGE_EVERY: u64 = 8;
 const STEPS_EVERY: [u64; 2] = [4, 12];
 /// Of so many pages of columns that come back one is kept where no more fits.
-const AGAIN: u64 = 4;
+const AGAIN: u64 = 12;
 /// What went before as much went as fits so many times begins to be used anew.
 const ANEW: u64 = 2;
 /// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
@@ -64,11 +64,12 @@ pub enum Source {
 /// See the module. Amounts are pages.
 #[derive(Debug)]
 pub struct Retention {
-    /// All that fits beside slots, and beside as few of them as can be; and what may be kept of it: while hardly any large pieces or parts of runs come; while they do; while
-    /// pages come with steps.
+    /// All that fits beside slots, and beside as few of them as can be; and what may be kept of it: while hardly any large pieces or parts of runs come; while they do, and are
+    /// not crowded, or are; while pages come with steps.
     room: u64,
     most: u64,
-    limits: [u64; 3],
+    limits: [u64; 4],
+    crowded: bool,
     kept: u64,
     /// What came lately, what of that in large pieces, what with steps, and what came back; and the sum, of those, of how much came since they came before.
     came: u64,
@@ -93,7 +94,8 @@ impl Retention {
     pub const NEW: Retention = Retention {
         room: 0,
         most: 0,
-        limits: [0; 3],
+        limits: [0; 4],
+        crowded: false,
         kept: 0,
         came: 0,
         large: 0,
@@ -111,20 +113,30 @@ impl Retention {
         afresh: Afresh::NEW,
     };
 
-    /// So much fits, and at `most` so much when few slots are used. These amounts at least are not kept: of what fits usually, and while large pieces or parts of runs come; and of the most
-    /// while columns are gone through, where what slots take is to come from what is not kept.
-    pub fn fit(&mut self, room: usize, most: usize, passing: [usize; 3]) {
+    /// So much fits, and at `most` so much when few slots are used. These amounts at least are not kept: of what fits usually, and while large pieces or parts of runs come, or crowded ones;
+    /// and of the most while columns are gone through, where what slots take is to come from what is not kept.
+    pub fn fit(&mut self, room: usize, most: usize, passing: [usize; 4]) {
         (self.then, self.gone_then) = (self.now(), self.gone);
         (self.room, self.most) = (room as u64, most as u64);
-        let of = [room, room, most];
+        let of = [room, room, room, most];
         self.limits = core::array::from_fn(|nth| of[nth].saturating_sub(passing[nth]) as u64);
+    }
+
+    /// Whether runs are crowded ([`super::policy::Policy::is_crowded`]).
+    pub fn crowd(&mut self, crowded: bool) {
+        self.crowded = crowded;
     }
 
     fn limit(&self) -> u64 {
         if self.is_afresh() {
             return 0;
         }
-        self.limits[if self.columns { 2 } else { usize::from(LARGE_EVERY * self.large >= self.came) }]
+        self.limits[match LARGE_EVERY * self.large >= self.came {
+            _ if self.columns => 3,
+            true if self.crowded => 2,
+            true => 1,
+            false => 0,
+        }]
     }
 
     /// Nothing is kept now, and all that can be is to be room.
