@@ -320,9 +320,8 @@ impl Policy {
         self.passing[usize::from(self.crowded)]
     }
 
-    /// So much came to a run and to those beside it; `held`: it is crowded.
-    fn crowd(&mut self, pages: u64, held: bool) {
-        self.held += if held { pages } else { 0 };
+    /// Decides now and then whether runs are crowded.
+    fn judge(&mut self) {
         let came = self.came - self.decided;
         if came > self.passing[0] {
             self.crowded = CROWDED_EVERY[usize::from(self.crowded)] * self.held >= came;
@@ -352,6 +351,7 @@ impl Policy {
         let Some(((mut run, used, gap), down)) = found else {
             let choice = self.begin(page, comes, sequential);
             let steps = if guesses { self.step(at, choice.order, true, here) } else { None };
+            self.judge();
             return Choice { steps, ..choice };
         };
         // What comes to it has to be here until it is used.
@@ -396,7 +396,8 @@ impl Policy {
             true => self.step(at, run.order, begins, here),
             false => None,
         };
-        self.crowd(self.came - before, held);
+        self.held += if held { self.came - before } else { 0 };
+        self.judge();
         Choice { order: run.order, hole, of_run: run.hits >= CONFIDENT && run.order > 0, ahead, steps }
     }
 

@@ -66,7 +66,7 @@ pub(super) fn run(engine: Engine) -> ! {
     let zeros = call::map(0, SPAN_PAGES * PAGE, call::READ_WRITE, 0);
     let zeros = zeros.unwrap_or_else(|errno| refused(step::MEMORY, errno));
     gather::join(gather::DEMAND);
-    let mut demand = Demand { engine, buffer, zeros, slot: None, crowded: false, last: 0 };
+    let mut demand = Demand { engine, buffer, zeros, slot: None, last: 0 };
     let mut judge = gather::Judge::new();
     let mut place = [Message::default(); 8];
     loop {
@@ -87,8 +87,6 @@ struct Demand {
     zeros: usize,
     /// One to receive into what is moved: its pages that have been, and up to where there are any.
     slot: Option<(usize, usize, usize)>,
-    /// What was told last.
-    crowded: bool,
     /// When the last fault was answered.
     last: u64,
 }
@@ -146,9 +144,7 @@ impl Demand {
         let choice = policy.handle_fault((index * PAGE + offset) as u64, is_away, |page| table.is_here(page));
         let crowded = policy.is_crowded();
         drop(policy);
-        if core::mem::replace(&mut self.crowded, crowded) != crowded {
-            engine.queue.lock().retention.crowd(crowded);
-        }
+        engine.queue.lock().retention.crowd(crowded);
         if let Some(steps) = choice.steps {
             self.fetch_steps(table, (number, page), steps, choice.hole);
             return counts::fault(counts::FETCHED, Some(begun));
