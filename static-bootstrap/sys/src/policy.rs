@@ -483,12 +483,12 @@ impl Policy {
             above < NEAR || leaps || above < PAGES && (run.next..page).rev().all(&mut here)
         };
         let span = page / PAGES;
-        let place = (span.saturating_sub(1 + self.reach / PAGES)..=span).rev().find_map(|span| {
+        let found = (span.saturating_sub(1 + self.reach / PAGES)..=span).rev().find_map(|span| {
             let set = set(span);
             let goes_on = |run: &Run| run.next != 0 && run.next / PAGES == span && goes_on(run);
             Some((set, self.runs[set].iter().position(goes_on)?))
         });
-        let (set, way) = place?;
+        let (set, way) = found?;
         let mut run = core::mem::replace(&mut self.runs[set][way], NO_RUN);
         let from = if page - run.next < NEAR { run.next } else { page - page % PAGES };
         let gap = (from.max(run.next)..page).any(|page| !here(page));
