@@ -17,7 +17,7 @@ use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::page::label;
 use crate::net::wire::session::{SessionAsk, SessionTell};
 use crate::pager::store::{Store, Use};
-use crate::sys::page::PAGE;
+use crate::sys::page::bytes;
 
 /// Whoever comes asks within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -49,7 +49,6 @@ pub fn answer_at(door: Door, id: String, addresses: Vec<String>, store: Arc<Stor
 }
 
 fn status(id: &str, addresses: &[String], store: &Store, begun: Instant) -> Value {
-    let bytes = |pages: u64| pages.saturating_mul(PAGE as u64);
     let mut uses = store.uses();
     uses.sort_by_key(|one| std::cmp::Reverse(one.pages));
     let client = |Use { label: bits, pages }: &Use| json!({ "client": label(bits), "bytes": bytes(*pages) });

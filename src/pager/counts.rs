@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use crate::net::memory_file;
 use crate::net::wire::facts::{Paging, Part};
 use crate::sys::counts::{Counts, REGION_PAGES, REGIONS, TIMES, UNIT_SHIFT, UNITS, time_bucket, time_of};
-use crate::sys::page::PAGE;
+use crate::sys::page::bytes;
 use crate::sys::resident::{SERVERS, WINDOW};
 
 const WORDS: usize = size_of::<Counts>() / 8;
@@ -73,7 +73,6 @@ macro_rules! field {
 }
 
 fn understand(words: &[u64; WORDS]) -> Paging {
-    let bytes = |pages: u64| pages.saturating_mul(PAGE as u64);
     let clocks = field!(words, clocks, 4);
     let (ticks, nanoseconds) = (clocks[2].saturating_sub(clocks[0]), clocks[3].saturating_sub(clocks[1]));
     // Before the second look at the clocks: as of a processor of 2.5 GHz.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::shared::{Held, Shared, Spans};
 use crate::net::wire::page::Client;
-use crate::sys::page::{ALL, Bits, PAGE, SPAN_PAGES, count, runs};
+use crate::sys::page::{ALL, Bits, PAGE, SPAN_PAGES, both, count, runs, without};
 use crate::sys::span::Span;
 
 /// Spans kept to be filled next, at most: pages of fresh ones have to be zeroed by the kernel first.
@@ -498,14 +498,6 @@ fn copy(to: &mut Span, from: &Span, pages: Bits) {
         let range = first * PAGE..(first + count) * PAGE;
         to.bytes_mut()[range.clone()].copy_from_slice(&from.bytes()[range]);
     }
-}
-
-fn both(a: Bits, b: Bits) -> Bits {
-    std::array::from_fn(|at| a[at] & b[at])
-}
-
-fn without(a: Bits, b: Bits) -> Bits {
-    std::array::from_fn(|at| a[at] & !b[at])
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,7 +1,7 @@
 //! What is known of each page of the window, under one lock.
 
 pub(super) use sys::page::ALL;
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, has, runs};
+use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, has, runs, without};
 
 use super::lock::Lock;
 use super::{call, segments, window};
@@ -115,20 +115,6 @@ pub(super) fn range(from: usize, to: usize) -> Bits {
         })
     };
     without(below(to), below(from))
-}
-
-pub(super) const NONE: Bits = [0; 4];
-
-pub(super) fn with(a: Bits, b: Bits) -> Bits {
-    core::array::from_fn(|at| a[at] | b[at])
-}
-
-pub(super) fn without(a: Bits, b: Bits) -> Bits {
-    core::array::from_fn(|at| a[at] & !b[at])
-}
-
-pub(super) fn both(a: Bits, b: Bits) -> Bits {
-    core::array::from_fn(|at| a[at] & b[at])
 }
 
 /// Where a page of a span is, or would be.

@@ -5,12 +5,12 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use sys::page::{Bits, PAGE, SPAN_PAGES};
+use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, with};
 use sys::syscall::{nr, syscall};
 
 use super::filter::{self, Step};
 use super::signals::{self, NEVER_BLOCKED, SIGSYS};
-use super::table::{NONE, range, with};
+use super::table::range;
 use super::{call, calls, entry, settings, window};
 
 /// SA_SIGINFO, SA_RESTORER, SA_RESTART, SA_NODEFER.

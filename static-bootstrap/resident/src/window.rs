@@ -1,10 +1,10 @@
 //! A part of the address space in which nothing else ever is: what the program asks for is given to it here, in whole spans. By
 //! its addresses alone the kernel (a filter of system calls) and we can tell this memory from all other, also in what the program executes.
 
-use sys::page::{PAGE, SPAN, count, runs};
+use sys::page::{PAGE, SPAN, both, count, runs, with, without};
 use sys::resident::WINDOW_BYTES;
 
-use super::table::{TABLE, Table, both, spans, with, without};
+use super::table::{TABLE, Table, spans};
 use super::{call, pager, segments};
 
 /// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.

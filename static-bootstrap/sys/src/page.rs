@@ -18,6 +18,7 @@ pub const TAG: usize = 16;
 pub type Bits = [u64; SPAN_PAGES / 64];
 /// All of them.
 pub const ALL: Bits = [u64::MAX; SPAN_PAGES / 64];
+pub const NONE: Bits = [0; SPAN_PAGES / 64];
 
 /// What is asked, and what is answered. Answers come in the order of their questions.
 pub mod op {
@@ -72,6 +73,23 @@ pub fn prefix(body: usize) -> [u8; PREFIX] {
     bytes[8..12].copy_from_slice(&(HEAD as u32).to_le_bytes());
     bytes[12..].copy_from_slice(&(body as u32).to_le_bytes());
     bytes
+}
+
+pub fn with(a: Bits, b: Bits) -> Bits {
+    core::array::from_fn(|at| a[at] | b[at])
+}
+
+pub fn without(a: Bits, b: Bits) -> Bits {
+    core::array::from_fn(|at| a[at] & !b[at])
+}
+
+pub fn both(a: Bits, b: Bits) -> Bits {
+    core::array::from_fn(|at| a[at] & b[at])
+}
+
+/// Bytes of so many pages.
+pub const fn bytes(pages: u64) -> u64 {
+    pages.saturating_mul(PAGE as u64)
 }
 
 /// How many pages.

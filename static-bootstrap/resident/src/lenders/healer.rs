@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use sys::page::count;
+use sys::page::{NONE, count};
 use sys::places::{NOBODY, PLACES, Place, gap};
 use sys::resident::{SERVERS, cause};
 
@@ -10,7 +10,7 @@ use super::{
     BACK, BARE, CHANGE, CONNECTIONS, FULL, KEPT, LOST, MAP, WEIGHTS, epoch, get, lose, name, pack, servers, tell_bare,
     unpack, write,
 };
-use crate::table::{NONE, TABLE};
+use crate::table::TABLE;
 
 /// Makes copies of what has none, a span at a time.
 pub(crate) struct Healer {

@@ -12,14 +12,13 @@ mod returns;
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use sys::page::{Bits, PAGE, SPAN, count, runs};
+use sys::page::{Bits, NONE, PAGE, SPAN, count, runs, without};
 use sys::places::{NOBODY, PLACES, Place};
 use sys::resident::{DESCRIPTORS, Failure, LINKS, SERVERS, cause};
 use sys::syscall::{nr, syscall};
 
 use super::link::{Gone, Link};
 use super::lock::Lock;
-use super::table::{NONE, without};
 use super::{call, counts, door, fatal, window};
 pub(super) use healer::Healer;
 pub(super) use pieces::help;

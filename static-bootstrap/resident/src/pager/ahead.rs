@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, SPAN_PAGES, count, has, runs};
+use sys::page::{Bits, NONE, SPAN_PAGES, both, count, has, runs, with, without};
 use sys::policy::Ahead;
 use sys::pool::Slot;
 use sys::resident::step;
@@ -16,7 +16,7 @@ use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
 use crate::processors::{self, Processors};
-use crate::table::{NONE, TABLE, both, range, spans, with, without};
+use crate::table::{TABLE, range, spans};
 
 /// Spans that wait or are on their way, at most.
 const MOST: usize = 32;

@@ -4,7 +4,7 @@
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use sys::page::{Bits, PAGE, SPAN_PAGES, count, has, runs};
+use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, count, has, runs, with, without};
 use sys::policy::{Hint, Policy};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
@@ -14,7 +14,7 @@ use sys::strides::Steps;
 use super::fork::Gate;
 use super::{Engine, FREE, ROOM, WANTED, ahead, bounds, fatal, gather, refused, slots};
 use crate::lock::{Guard, Lock};
-use crate::table::{ALL, NONE, TABLE, Table, address, both, range, with, without};
+use crate::table::{ALL, TABLE, Table, address, range};
 use crate::uffd::Message;
 use crate::window;
 use crate::{call, counts, lenders};

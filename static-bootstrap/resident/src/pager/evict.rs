@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, PAGE, SPAN_PAGES, count, runs};
+use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, count, runs, with, without};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
 use sys::retention::{Retention, Source};
@@ -11,7 +11,7 @@ use sys::syscall::{nr, syscall};
 use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
-use crate::table::{NONE, TABLE, address, both, range, with, without};
+use crate::table::{TABLE, address, range};
 use crate::{call, counts, digest, processors, settings, trap};
 
 /// Entries of the queue, and of a part whose memory is given back when all of it went; powers of two.

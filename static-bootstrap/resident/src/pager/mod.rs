@@ -13,7 +13,7 @@ mod slots;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, count, runs};
+use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, both, count, runs, with, without};
 use sys::policy::Hint;
 use sys::pool::{Pool, Slot};
 use sys::resident::{DESCRIPTORS, SERVERS, cause, step};
@@ -21,7 +21,7 @@ use sys::retention::Comes;
 
 use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
-use super::table::{NONE, TABLE, address, both, range, spans, with, without};
+use super::table::{TABLE, address, range, spans};
 use super::uffd::Uffd;
 use super::{call, counts, digest, door, fatal, heirs, segments, settings, thread, trap, window};
 use evict::Queue;
