@@ -27,8 +27,11 @@ use crate::{Error, Result};
     error_code(125, "hpcrt itself failed, or a host was lost")
 )]
 struct Command {
+    /// print the version
+    #[argh(switch, short = 'V')]
+    version: bool,
     #[argh(subcommand)]
-    mode: Mode,
+    mode: Option<Mode>,
 }
 
 #[derive(FromArgs, ArgsInfo, Debug)]
@@ -62,8 +65,8 @@ macro_rules! flags {
     #[argh(option)]
     pub agent: Option<AgentKind>,
     /// children of a node in the control tree, at most (default 32)
-    #[argh(option, default = "32")]
-    pub fan_out: u32,
+    #[argh(option, default = "NonZeroU32::MIN.saturating_add(31)")]
+    pub fan_out: NonZeroU32,
     /// put each node's store into this directory instead of a private RAM disk
     #[argh(option)]
     pub store: Option<PathBuf>,
@@ -143,6 +146,9 @@ macro_rules! flags {
     /// keep everything with two of the memory servers: when one is lost the program goes on (with --memory)
     #[argh(switch)]
     pub mirror: bool,
+    /// file with the key of memory servers that run (with --memory; default: ~/.config/hpcrt/key)
+    #[argh(option)]
+    pub key: Option<PathBuf>,
     /// gather the small writes of programs and write them in large pieces, from a process of their own (docs/ASYNC-IO.md)
     #[argh(switch)]
     pub async_io: bool,
@@ -369,7 +375,7 @@ pub struct Enter {
 #[argh(
     subcommand,
     name = "doctor",
-    note = "HPCRT_WITHOUT=userns,fuse,memfd,exec,ram,tcp,ssh,uffd,uffd-kernel,uffd-move,shared takes abilities away, to try a fallback or to work around a fault.",
+    note = "HPCRT_WITHOUT=userns,fuse,memfd,exec,ram,tcp,ssh,uffd,uffd-kernel,uffd-move,shared,pace takes abilities away, to try a fallback or to work around a fault.",
     error_code(1, "no job can run on this node")
 )]
 pub struct Doctor {
@@ -431,7 +437,7 @@ pub enum Options {
     Sdk(PathBuf),
     /// The completion script, ready to print.
     Completions(String),
-    /// Help was asked for.
+    /// Help was asked for, or the version.
     Help(String),
 }
 
@@ -507,7 +513,11 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
     let words = cut_values(words);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mode = match Command::from_args(&["hpcrt"], &words) {
-        Ok(command) => command.mode,
+        Ok(Command { version: true, .. }) => {
+            return Ok(Options::Help(concat!("hpcrt ", env!("CARGO_PKG_VERSION"), "\n").to_owned()));
+        }
+        Ok(Command { mode: Some(mode), .. }) => mode,
+        Ok(Command { mode: None, .. }) => return Err(misunderstood(&words, "no mode is named")),
         Err(exit) if exit.status.is_ok() => return Ok(Options::Help(exit.output)),
         Err(exit) => return Err(misunderstood(&words, &exit.output)),
     };
@@ -525,6 +535,9 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Options> {
         Mode::Exec(flags) => {
             let parts = parts(program, flags.configfile.as_deref(), "hpcrt exec [FLAGS] -- PROGRAM [ARGS]")?;
             Ok(Options::Exec(Box::new(flags), parts))
+        }
+        Mode::Status(Status { pids: true, id: None, .. }) => {
+            Err(Error::usage("show processes", "--pids is for one job").remedy("hpcrt status --pids ID"))
         }
         Mode::Status(flags) => Ok(Options::Status(flags)),
         Mode::Memserver(flags) => Ok(Options::Memserver(flags)),
@@ -786,6 +799,9 @@ mod tests {
             (&["exec", "--laybel", "--", "x"], "did you mean --label?"),
             (&["exec", "-n", "0", "--", "x"], "-n"),
             (&["exec"], "no program is named"),
+            (&[], "no mode is named"),
+            (&["status", "--pids"], "--pids ID"),
+            (&["exec", "--fan-out", "0", "--", "x"], "--fan-out"),
             (&["exce"], "hpcrt --help lists the modes"),
             (&["exec", "--view", "x", "--", "y"], "none of auto, namespace, audit, none"),
         ] {

@@ -59,7 +59,7 @@ fn made_directory() -> Result<PathBuf> {
 
 fn check(name: &str) -> Result<()> {
     if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric()) {
-        return Err(Error::usage("find the session", "that is not a session's name").on(name));
+        return Err(Error::usage("find it", "that is no name of a session, a job or a memory server").on(name));
     }
     Ok(())
 }
@@ -71,7 +71,7 @@ fn check(name: &str) -> Result<()> {
 pub fn connect(name: &str) -> Result<Seqpacket> {
     check(name)?;
     let none = || {
-        let no = Error::usage("find the session", "there is no such session on this host").on(name);
+        let no = Error::usage("find it", "there is no such session, job or memory server on this host").on(name);
         Err(no.remedy("hpcrt status shows yours"))
     };
     let Some(path) = directory()?.map(|directory| directory.join(name)) else { return none() };

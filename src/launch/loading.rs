@@ -19,7 +19,7 @@ use super::node::feed_arrivals;
 use super::overlay::{Children, Spawner};
 use super::subtree::Arrivals;
 use crate::Result;
-use crate::error::{Context, Error};
+use crate::error::Error;
 use crate::loader::capture::{self, Capture};
 use crate::loader::catalog::as_path;
 use crate::loader::closure::{self, Environment, How};
@@ -284,9 +284,10 @@ pub fn resolve(
     };
     let mut prefixes = Vec::new();
     for prefix in wishes.prefixes.iter().map(|prefix| as_path(prefix)) {
-        let prefix = prefix.canonicalize().op_on("capture the directory", prefix)?;
+        let missing = |error| Error::usage("capture the directory", error).on(prefix);
+        let prefix = prefix.canonicalize().map_err(missing)?;
         if !prefix.is_dir() {
-            return Err(Error::new("capture the directory", "it is none")
+            return Err(Error::usage("capture the directory", "it is none")
                 .on(prefix)
                 .remedy("name the directory it is in"));
         }

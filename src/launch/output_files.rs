@@ -9,7 +9,7 @@ use smol::Task;
 
 use super::output::file_name;
 use crate::net::wire::control::Stream;
-use crate::{Error, Result, error::Context};
+use crate::{Error, Result};
 
 /// What a rank wrote.
 type Chunk = (u32, Stream, Vec<u8>);
@@ -42,7 +42,7 @@ impl OutputFiles {
     pub async fn create(directory: &Path, ranks: u32) -> Result<OutputFiles> {
         let at = directory.to_owned();
         let cleared = smol::unblock(move || clear(&at)).await;
-        cleared.op_on("use the output directory", directory)?;
+        cleared.map_err(|error| Error::usage("use the output directory", error).on(directory))?;
         let files = Some(Files { directory: directory.to_owned(), ranks, open: HashMap::new() });
         Ok(OutputFiles { waiting: Vec::new(), bytes: 0, under_way: 0, files, writing: None })
     }

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -111,6 +112,8 @@ pub struct Root {
     children: Rc<Children>,
     subtree: Subtree,
     hosts: Vec<String>,
+    /// Nodes up to this one run ranks; the others lend memory or write files.
+    last: NodeId,
     /// Where this process listens.
     addresses: Vec<String>,
     arrivals: Arrivals,
@@ -192,6 +195,7 @@ impl Root {
             children,
             subtree,
             hosts: setup.hosts.clone(),
+            last: count - NodeId::try_from(setup.lenders).op("number the hosts")?,
             addresses,
             arrivals,
             roots: setup.roots.max(1),
@@ -281,11 +285,15 @@ impl Root {
     /// Says which hosts are missing.
     ///
     /// # Errors
-    /// They are too many: fewer than `min_hosts` are up (`None`: all are needed).
+    /// They are too many: of those that run ranks fewer than `min_hosts` are up (`None`: all are needed), or one of the others is not.
     pub fn enough(&self, min_hosts: Option<u32>, say: impl Fn(String)) -> Result<()> {
-        let up = self.count(|s| matches!(s, State::Up { .. }));
-        let all = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
-        let errors = self.lost();
+        if let Some(error) = self.lost_of(self.last + 1..=NodeId::MAX).pop() {
+            return Err(Error::new("start the job", error).remedy("name others for --memory and --io-forward"));
+        }
+        let is_up = |(_, state): (_, &State)| matches!(state, State::Up { .. });
+        let up = self.nodes.borrow().range(1..=self.last).filter(|node| is_up(*node)).count();
+        let (up, all) = (u32::try_from(up).unwrap_or(u32::MAX), self.last);
+        let errors = self.lost_of(1..=self.last);
         if up >= min_hosts.unwrap_or(all).max(1) {
             for error in errors {
                 say(format!("going on without a host: {error}"));
@@ -299,7 +307,7 @@ impl Root {
         let more = if errors.len() > SHOWN { format!(" and {} more", errors.len() - SHOWN) } else { String::new() };
         let cause =
             format!("{} of {all} hosts are missing{more}: {}", all - up, errors.first().cloned().unwrap_or_default());
-        Err(Error::new("start the job", cause).remedy("--min-hosts N goes on with those that do"))
+        Err(Error::new("start the job", cause).remedy("--min-hosts N goes on with N of them"))
     }
 
     /// The nodes that are up, with their host's place in the list.
@@ -319,12 +327,16 @@ impl Root {
 
     /// Why nodes are not up.
     pub fn lost(&self) -> Vec<String> {
+        self.lost_of(1..=NodeId::MAX)
+    }
+
+    fn lost_of(&self, meant: RangeInclusive<NodeId>) -> Vec<String> {
         let nodes = self.nodes.borrow();
         let error = |state: &State| match state {
             State::Gone { error } => Some(error.clone()),
             _ => None,
         };
-        nodes.values().filter_map(error).collect()
+        nodes.range(meant).filter_map(|(_, state)| error(state)).collect()
     }
 
     /// Nodes on this machine, as containers are.

@@ -6,6 +6,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -24,21 +25,21 @@ pub struct StartCost {
 
 impl StartCost {
     /// What ssh costs on usual machines: a quarter of a second, of which the starter is busy for a few milliseconds.
-    pub fn of_ssh(cap: u32) -> StartCost {
-        StartCost { remote: Duration::from_millis(250), sequential: Duration::from_millis(7), cap: cap.max(1) }
+    pub fn of_ssh(cap: NonZeroU32) -> StartCost {
+        StartCost { remote: Duration::from_millis(250), sequential: Duration::from_millis(7), cap: cap.get() }
     }
 
     /// `REMOTE,SEQUENTIAL` in milliseconds, as somebody measured them.
     ///
     /// # Errors
     /// That is not what it says.
-    pub fn parse(text: &str, cap: u32) -> Result<StartCost> {
+    pub fn parse(text: &str, cap: NonZeroU32) -> Result<StartCost> {
         let read = |text: &str| text.trim().parse().ok().map(Duration::from_millis);
         let both = text.split_once(',').and_then(|(remote, sequential)| Some((read(remote)?, read(sequential)?)));
         let (remote, sequential) = both.ok_or_else(|| {
             Error::usage("understand the cost of a start", "it is not REMOTE,SEQUENTIAL in milliseconds").on(text)
         })?;
-        Ok(StartCost { remote, sequential, cap: cap.max(1) })
+        Ok(StartCost { remote, sequential, cap: cap.get() })
     }
 }
 

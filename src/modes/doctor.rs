@@ -27,7 +27,7 @@ enum State {
     Limited,
     /// Jobs do not run.
     Broken,
-    /// Nothing depends on it yet.
+    /// Only some features use it.
     Note,
 }
 
@@ -86,21 +86,40 @@ fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
     let fuse = found.fuse.as_ref().map(|version| format!("mounted in a namespace, protocol {version}"));
     let memfd = found.memfd.as_ref().map(|()| "programs can be executed from memory".to_owned());
     let store = found.store.as_ref().map(|size| format!("a RAM disk for the files of programs, of at most {size}"));
-    let uffd = match (without.denies(Ability::Userfaultfd), node::userfaultfd()) {
-        (Some(cause), _) => Check::new("userfaultfd", State::Note, cause),
-        (None, Ok(())) => Check::new("userfaultfd", State::Note, "can be used, for memory of other nodes"),
-        (None, Err(error)) => {
-            Check::new("userfaultfd", State::Note, format!("{error}; needed for memory of other nodes"))
-        }
-    };
     vec![
         Check::probed("namespaces", namespaces, State::Limited),
         Check::probed("fuse", fuse, State::Limited),
         Check::probed("store", store, State::Limited),
         Check::probed("audit", found.audit.as_ref().cloned(), State::Note),
         Check::probed("memfd", memfd, State::Limited),
-        uffd,
+        userfaultfd(without),
     ]
+}
+
+/// How memory of other nodes (`--memory`) is watched.
+fn userfaultfd(without: &Without) -> Check {
+    let check = |detail: &str| Check::new("userfaultfd", State::Note, format!("{detail}, for memory of other nodes"));
+    if let Some(cause) = without.denies(Ability::Userfaultfd) {
+        return check(&format!("not used ({cause})")).or(format!("take uffd out of {VARIABLE}"));
+    }
+    let found = match node::userfaultfd() {
+        Ok(found) => found,
+        Err(error) => {
+            return check(&format!("cannot be used ({error})"))
+                .or("it takes Linux 5.11 with CONFIG_USERFAULTFD, and a container that allows the system call");
+        }
+    };
+    let moves = found.moves && !without.has(Ability::Move);
+    let pages = if moves { "pages are moved" } else { "pages are copied, more slowly than Linux 6.8 moves them" };
+    if moves && found.of_kernel && !without.has(Ability::KernelFaults) {
+        return check(&format!("all faults are told, {pages}"));
+    }
+    let check = check(&format!("system calls on memory that is away take longer, {pages}"));
+    if found.of_kernel {
+        check
+    } else {
+        check.or("sysctl vm.unprivileged_userfaultfd=1 has the kernel tell its faults")
+    }
 }
 
 fn directories() -> Vec<Check> {

@@ -62,6 +62,9 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     let lending = job::lenders(flags.memory.as_deref(), flags.io_forward.as_deref())?;
     let Where { hosts, lenders, agent, here } =
         job::place(named.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), lending)?;
+    if flags.pull && flags.view == View::None {
+        return Err(Error::usage("use --pull", "with --view none nothing is sent"));
+    }
     let launcher = job::launcher(&mut parts, flags.view, job::not_ours!(flags))?;
     let mut spec = job::spec!(flags, &parts, &agent)?;
     if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
@@ -82,8 +85,7 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
     if !flags.quiet {
         placement.notes.iter().for_each(say);
     }
-    let mut setup = job::setup!(flags, &hosts, agent);
-    setup.lenders = lenders;
+    let mut setup = job::setup!(flags, &hosts, lenders, agent);
     // Nobody logs in where he is.
     setup.first_here = here && lenders > 0 && !setup.agent.come();
     // Else the agents prepare no view, and nobody needs to know what the program loads.
@@ -155,7 +157,7 @@ fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
         let tasks = Rc::new(LocalExecutor::new());
         smol::block_on(tasks.run(async {
             let hosts: Vec<Host> = party.hosts.iter().map(Host::named).collect();
-            let mut setup = job::setup!(flags, &hosts, AgentKind::Launched);
+            let mut setup = job::setup!(flags, &hosts, 0, AgentKind::Launched);
             setup.meeting = Some(party.meeting);
             let console = Console::own(&tasks, signals, Progress::new(When::Never), None)?;
             let reading = Reading::start(flags.compress, true, flags.pull)?;

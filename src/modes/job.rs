@@ -18,13 +18,10 @@ use crate::launch::hostlist::{self, Host};
 use crate::launch::start_tree::StartCost;
 use crate::loader::catalog::as_path;
 use crate::net::auth::SessionKey;
-use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::control::{AgentKind, View};
 use crate::net::wire::files::{Forward, IoHost};
 use crate::net::wire::session::{Block, JobSpec};
-use crate::pager::{budget, key, list};
 use crate::sys::process;
-use crate::sys::resident::SERVERS;
 use crate::{Error, Result, error::Context};
 
 /// Variables of this process that mean nothing, or something wrong, on another host or in another launcher's job.
@@ -90,7 +87,7 @@ fn is_this(host: &str) -> bool {
 }
 
 /// What it costs to start an agent: as `HPCRT_START_COST` says, else as ssh usually does.
-pub(super) fn start_cost(fan_out: u32) -> Result<StartCost> {
+pub(super) fn start_cost(fan_out: NonZeroU32) -> Result<StartCost> {
     match env::var("HPCRT_START_COST") {
         Ok(text) => StartCost::parse(&text, fan_out),
         Err(_) => Ok(StartCost::of_ssh(fan_out)),
@@ -107,16 +104,16 @@ pub(super) fn min_hosts(least: Option<u32>, hosts: usize) -> Result<Option<u32>>
     }
 }
 
-/// How a session is set up, from flags of `exec` or `session start`.
+/// How a session is set up, from flags of `exec` or `session start`. The last `$lenders` hosts run no ranks.
 macro_rules! setup {
-    ($flags:expr, $hosts:expr, $agent:expr) => {
+    ($flags:expr, $hosts:expr, $lenders:expr, $agent:expr) => {
         $crate::launch::root::Setup {
             hosts: $hosts.iter().map($crate::launch::hostlist::Host::login).collect(),
-            lenders: 0,
+            lenders: $lenders,
             first_here: false,
             agent: $agent,
             start: $crate::modes::job::start_cost($flags.fan_out)?,
-            min_hosts: $crate::modes::job::min_hosts($flags.min_hosts, $hosts.len())?,
+            min_hosts: $crate::modes::job::min_hosts($flags.min_hosts, $hosts.len() - $lenders)?,
             view: $flags.view,
             roots: $flags.roots.get(),
             fresh: $flags.fresh,
@@ -150,14 +147,19 @@ macro_rules! spec {
                 keep_going: $flags.keep_going,
                 view: $flags.view,
                 prefixes: job::prefixes(&here, &$flags.prefix, $flags.view)?,
-                excludes: $flags.exclude.iter().flat_map(|list| here.excludes(list)).collect(),
+                excludes: job::excludes(&here, $flags.exclude.as_deref(), $flags.view)?,
                 report: $flags.report.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 stats: $flags.stats.as_ref().map(|d| job::bytes(&here.own.join(d))),
                 files: job::files(&here, $flags.async_io, $flags.io_roots.as_deref(), $flags.memory.is_some())?,
                 forward: job::forward($flags.async_io, $flags.io_forward.as_deref())?,
-                memory: job::memory($flags.memory.as_deref(), $flags.local_mb, $flags.mirror)?,
+                memory: $crate::modes::borrow::memory(
+                    $flags.memory.as_deref(),
+                    $flags.local_mb,
+                    $flags.mirror,
+                    $flags.key.as_deref(),
+                )?,
                 quiet: $flags.quiet,
-                verbose: $flags.verbose,
+                verbose: job::verbose($flags.verbose, $flags.quiet)?,
             })
         })()
     };
@@ -209,6 +211,21 @@ pub(super) fn prefixes(here: &Here, trees: &[PathBuf], view: View) -> Result<Vec
         }
         trees => Ok(trees.iter().map(|tree| bytes(here.own.join(tree))).collect()),
     }
+}
+
+/// The words of `--exclude`: names as they are, paths absolute.
+pub(super) fn excludes(here: &Here, list: Option<&str>, view: View) -> Result<Vec<Vec<u8>>> {
+    if let Some(list) = list.filter(|_| view == View::None) {
+        return Err(Error::usage("use --exclude", "with --view none nothing is captured").on(list));
+    }
+    let words = list.into_iter().flat_map(|list| list.split(',')).map(str::trim).filter(|word| !word.is_empty());
+    let whole = |word: &str| if word.contains('/') { bytes(here.own.join(word)) } else { word.into() };
+    Ok(words.map(whole).collect())
+}
+
+/// The value of `--verbose`.
+pub(super) fn verbose(verbose: bool, quiet: bool) -> Result<bool> {
+    if verbose && quiet { Err(Error::usage("use --verbose", "--quiet says the opposite")) } else { Ok(verbose) }
 }
 
 /// A flag of what only a job with agents of its own can do, if one is given.
@@ -332,13 +349,6 @@ impl Here {
         Ok(Here { own, job })
     }
 
-    /// The words of `--exclude`: names as they are, paths absolute.
-    pub(super) fn excludes(&self, list: &str) -> Vec<Vec<u8>> {
-        let words = list.split(',').map(str::trim).filter(|word| !word.is_empty());
-        let whole = |word: &str| if word.contains('/') { bytes(self.own.join(word)) } else { word.into() };
-        words.map(whole).collect()
-    }
-
     /// The program as an absolute path, found as a shell would. A path that does not exist here may exist on the nodes.
     pub(super) fn program(&self, word: &OsStr) -> Result<Vec<u8>> {
         if word.as_bytes().contains(&b'/') {
@@ -433,57 +443,13 @@ pub(super) fn files(here: &Here, wanted: bool, list: Option<&str>, memory: bool)
     let real = |word: &str| {
         let path = here.own.join(word);
         // What the kernel calls an open file by.
-        fs::canonicalize(&path).map(bytes).op_on("use --io-roots", path)
+        fs::canonicalize(&path).map(bytes).map_err(|error| Error::usage("use --io-roots", error).on(path))
     };
     let roots: Vec<_> = words.map(real).collect::<Result<_>>()?;
     match list {
         Some(list) if roots.is_empty() => Err(Error::usage("use --io-roots", "it names no directory").on(list)),
         _ => Ok(Some(roots)),
     }
-}
-
-/// The memory that programs are to use.
-pub(super) fn memory(list: Option<&str>, local_mb: Option<u32>, mirror: bool) -> Result<Option<Borrow>> {
-    let Some(list) = list else {
-        let flag = if mirror { "use --mirror" } else { "use --local-mb" };
-        let error =
-            Error::usage(flag, "there is no other memory to use").remedy("name hosts that lend some with --memory");
-        return if mirror || local_mb.is_some() { Err(error) } else { Ok(None) };
-    };
-    let local = local_mb.map(|mb| u64::from(mb) * 1_000_000 / 4096 * 4096);
-    if let Some(mb) = local_mb.filter(|mb| u64::from(*mb) * 1_000_000 < budget::LEAST) {
-        let least = budget::LEAST.div_ceil(1_000_000);
-        let cause = format!("it is less than {least}, which each program needs for what comes and goes");
-        let error = Error::usage("use --local-mb", cause).remedy(format!("say {least} or more"));
-        return Err(error.on(mb.to_string()));
-    }
-    let donors = donors::parse(list)?;
-    let lender = |donor: &Donor| {
-        Ok(match donor {
-            Donor::Running { host, port } => {
-                let name = if *port == list::PORT { host.clone() } else { format!("{host}:{port}") };
-                Lender { name, addresses: vec![list::address(host, *port)?.to_string()], lend: 0 }
-            }
-            Donor::Started { host, bytes } => Lender { name: host.login(), addresses: Vec::new(), lend: *bytes },
-        })
-    };
-    let servers = donors.iter().map(lender).collect::<Result<Vec<_>>>()?;
-    if servers.len() > SERVERS {
-        let cause = format!("it names {} servers, {SERVERS} can be used", servers.len());
-        return Err(Error::usage("use --memory", cause).on(list));
-    }
-    if mirror && servers.len() < 2 {
-        let error = Error::usage("use --mirror", "copies take two memory servers, and one is named");
-        return Err(error.on(list));
-    }
-    // Those that the job starts take any key; those that run have the user's.
-    let running = servers.iter().any(|server| server.lend == 0);
-    let SessionKey(key) = if running { key::read(&key::place()?).map_err(no_key)? } else { SessionKey::random() };
-    Ok(Some(Borrow { servers, local, mirror, key, nonce: [0; 32] }))
-}
-
-fn no_key(error: Error) -> Error {
-    error.remedy("the first hpcrt memserver of yours makes it; it must be the same on all hosts")
 }
 
 pub(super) fn bytes(text: impl AsRef<OsStr>) -> Vec<u8> {

@@ -1,5 +1,6 @@
 //! One file per mode. A mode turns options into one call of a subsystem and its outcome into an exit code.
 
+mod borrow;
 mod doctor;
 mod exec;
 mod job;

@@ -46,7 +46,7 @@ pub(super) fn start(flags: &SessionStart) -> Result<u8> {
     let signals = catch_signals()?;
     let Where { hosts, agent, .. } =
         job::place(flags.hosts.as_deref(), flags.hostfile.as_deref(), flags.agent.clone(), Vec::new())?;
-    let setup = job::setup!(flags, &hosts, agent);
+    let setup = job::setup!(flags, &hosts, 0, agent);
     let name = door::session_name();
     // It is not for the session's processes to hold the caller's locks and pipes.
     process::close_inherited().op("close what was inherited")?;

@@ -13,7 +13,7 @@ use crate::net::direct::{Direct, connect};
 use crate::net::link::LinkError;
 use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::page::Page;
-use crate::sys::page::{Bits, PAGE, op};
+use crate::sys::page::{self, Bits, op};
 use crate::sys::places::deal;
 use crate::sys::resident::{ASK, DESCRIPTORS, Failure, Grant, LINKS, SERVERS, Settings, WINDOW_BYTES, cause, step};
 use crate::sys::without::{Ability, Without};
@@ -190,7 +190,7 @@ impl Servers {
     /// Why a program ended, for the user.
     pub fn explain(&self, failure: &Failure) -> Error {
         let name = self.all.get(failure.server as usize).map_or("?", |lender| &lender.name);
-        let bytes = |pages: u64| HumanBytes(pages.saturating_mul(PAGE as u64));
+        let bytes = |pages| HumanBytes(page::bytes(pages));
         let [first, second] = failure.detail;
         let errno = || std::io::Error::from_raw_os_error(i32::try_from(second).unwrap_or(0));
         match failure.cause {

@@ -15,7 +15,8 @@ use crate::net::auth::SessionKey;
 pub fn place() -> Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let config = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
-    let config = config.ok_or_else(|| Error::usage("find the key", "HOME is not set").remedy("name a file with --key"));
+    let config =
+        config.ok_or_else(|| Error::usage("find the key", "HOME is not set").remedy("name its file with --key"));
     Ok(config?.join("hpcrt/key"))
 }
 
@@ -24,16 +25,20 @@ pub fn place() -> Result<PathBuf> {
 /// # Errors
 /// There is none, others can read it, or it holds something else.
 pub fn read(path: &Path) -> Result<SessionKey> {
-    let mut file = fs::File::open(path).op_on("read the key", path)?;
+    let missing = |error| {
+        let error = Error::usage("read the key", error).on(path);
+        error.remedy("hpcrt memserver makes it where there is none; it must be the same on all hosts")
+    };
+    let mut file = fs::File::open(path).map_err(missing)?;
     let meta = file.metadata().op_on("read the key", path)?;
     if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o077 != 0 || !meta.is_file() {
-        let error = Error::new("use the key", "it is not a file that only you can read").on(path);
-        return Err(error.remedy("chmod 600, or name another file with --key"));
+        let error = Error::usage("use the key", "it is not a file that only you can read").on(path);
+        return Err(error.remedy("chmod 600 makes it one"));
     }
     let mut text = String::new();
     Read::take(&mut file, 128).read_to_string(&mut text).op_on("read the key", path)?;
     let hash = blake3::Hash::from_hex(text.trim());
-    let hash = hash.map_err(|_| Error::new("use the key", "it is not 64 hexadecimal digits").on(path))?;
+    let hash = hash.map_err(|_| Error::usage("use the key", "it is not 64 hexadecimal digits").on(path))?;
     Ok(SessionKey(*hash.as_bytes()))
 }
 

@@ -5,7 +5,7 @@ use indicatif::HumanBytes;
 use crate::error::{Error, Result};
 use crate::sys::memory::{self, Limit};
 
-/// What the server needs beside what it lends: its own code, a thread and a span for each connection.
+/// What the server needs beside what it lends: its own code, threads of connections, and spans of those that give pages just now.
 const OWN: u64 = 64 << 20;
 
 /// Checks that `bytes` can be lent here.

@@ -18,10 +18,11 @@ use crate::net::wire::frame::FrameError;
 use crate::net::wire::hello::Purpose;
 use crate::net::wire::page::{Ask, Page};
 use crate::sys::page::{Bits, PAGE, op, runs};
+use crate::sys::resident::LINKS;
 use crate::sys::span::Span;
 
-/// Connections at a time: each costs a thread and up to two spans.
-const CONNECTIONS: usize = 512;
+/// Connections at a time: each costs a thread, and while it gives pages a span.
+const CONNECTIONS: usize = 512 * LINKS;
 
 /// One connection: nothing is answered before it said whose it is.
 #[derive(Debug)]

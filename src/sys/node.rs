@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Error};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Access, Mode, OFlags, StatVfsMountFlags};
@@ -85,16 +85,41 @@ fn map_as_program(file: &OwnedFd) -> io::Result<()> {
 /// Whether this user may handle page faults of programs (faults of the kernel itself excluded).
 ///
 /// # Errors
-/// userfaultfd(2)'s.
-pub fn userfaultfd() -> io::Result<()> {
+/// What userfaultfd(2) can do for this user.
+#[derive(Debug, Clone, Copy)]
+pub struct Userfaultfd {
+    /// Faults of the kernel itself, in system calls, are told as well.
+    pub of_kernel: bool,
+    /// Pages can be moved (Linux 6.8), which copying takes longer than.
+    pub moves: bool,
+}
+
+/// Tries it.
+///
+/// # Errors
+/// userfaultfd(2)'s, and those of `UFFDIO_API`.
+pub fn userfaultfd() -> io::Result<Userfaultfd> {
+    /// linux/userfaultfd.h
     const USER_MODE_ONLY: i32 = 1;
-    let flags = nix::libc::O_CLOEXEC | USER_MODE_ONLY;
-    // SAFETY: integer arguments only.
-    let fd = unsafe { nix::libc::syscall(nix::libc::SYS_userfaultfd, flags) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(Error::last_os_error)?;
-    // SAFETY: the kernel made the descriptor just now; nobody else owns it.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(())
+    const API: nix::libc::Ioctl = 0xc018_aa3f_u32 as nix::libc::Ioctl;
+    const MOVE: u64 = 1 << 16;
+    let open = |flags: i32| {
+        // SAFETY: integer arguments only.
+        let fd = unsafe { nix::libc::syscall(nix::libc::SYS_userfaultfd, nix::libc::O_CLOEXEC | flags) };
+        let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(Error::last_os_error)?;
+        // SAFETY: the kernel made the descriptor just now; nobody else owns it.
+        Ok::<_, Error>(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    let full = open(0);
+    let of_kernel = full.is_ok();
+    let fd = full.or_else(|_| open(USER_MODE_ONLY))?;
+    // `struct uffdio_api`: what is asked for, of which the kernel makes what it has.
+    let mut api = [0xaa_u64, 0, 0];
+    // SAFETY: the structure of this request, which lives until it returns.
+    if unsafe { nix::libc::ioctl(fd.as_raw_fd(), API, &raw mut api) } < 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(Userfaultfd { of_kernel, moves: api[1] & MOVE != 0 })
 }
 
 /// Version of the node's own glibc ("2.36"), read from its file; `None` when there is none in the usual places.

@@ -61,7 +61,7 @@ pub fn let_go_of_streams() -> io::Result<fs::File> {
 pub fn inherited(number: u32) -> io::Result<OwnedFd> {
     let number = i32::try_from(number).map_err(|_| io::ErrorKind::InvalidInput)?;
     if !fs::exists(format!("/proc/self/fd/{number}"))? {
-        return Err(io::ErrorKind::NotFound.into());
+        return Err(io::Error::other("it is not open"));
     }
     // SAFETY: it is open, and as nothing else in this process knows of it (the caller promises), nobody else closes it.
     let fd: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };

@@ -14,6 +14,7 @@ use super::Node;
 use super::door::{self, Door, peer, send};
 use crate::net::wire::control::{JobId, Launch, Place, Report};
 use crate::net::wire::facts::Paging;
+use crate::net::wire::page::LABEL;
 use crate::pager::borrow::{self, Servers};
 use crate::pager::budget;
 use crate::pager::counts::Page;
@@ -38,6 +39,8 @@ struct Programs {
     servers: Servers,
     /// Bytes that each may keep here: as was said, and now.
     local: u64,
+    /// What the node's limits allowed each when the job began.
+    bound: u64,
     budget: Cell<u64>,
     /// What those that run count.
     running: RefCell<Vec<Rc<Page>>>,
@@ -53,11 +56,12 @@ impl Programs {
         (all.programs > 0).then_some(all)
     }
 
-    /// Has them keep less where the node's limits have become tighter, and as much as before when they are not any more. Never ends.
+    /// Has them keep less while the node's limits are tighter than they were when the job began. Never ends.
     async fn follow_limits(self: Rc<Self>, count: u32) {
         loop {
             Timer::after(LOOK).await;
-            let budget = self.local.min(budget::bound(count)).max(budget::LEAST.min(self.local));
+            let now = Some(budget::bound(count)).filter(|now| *now < self.bound);
+            let budget = now.map_or(self.local, |now| self.local.min(now).max(budget::LEAST.min(self.local)));
             if self.budget.replace(budget) != budget {
                 self.running.borrow().iter().for_each(|page| drop(page.set_budget(budget)));
             }
@@ -85,6 +89,7 @@ impl Memory {
         let programs = Rc::new(Programs {
             servers,
             local,
+            bound: budget::bound(place.locals),
             budget: Cell::new(local),
             running: RefCell::default(),
             ended: RefCell::default(),
@@ -157,9 +162,27 @@ async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Pr
     ended
 }
 
-/// What a memory server shows of a program.
+/// What a memory server shows of a program: of the host's name as much as fits, without its domain if that does not.
 fn label(host: &str, pid: Pid) -> String {
     let pid = pid.as_raw_nonzero();
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    format!("{host} {pid} {}", name.trim_end())
+    let program = format!("{pid} {}", name.trim_end());
+    let room = LABEL.saturating_sub(program.len() + 1);
+    let short = host.split('.').next().filter(|_| host.len() > room).unwrap_or(host);
+    format!("{short:.room$} {program}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_shown_on_hosts_with_long_names() {
+        let name = |host| label(host, rustix::process::getpid());
+        let own = name("n");
+        let program = own.strip_prefix("n ").unwrap();
+        assert!(program.starts_with(&std::process::id().to_string()), "{own}");
+        let host = &"compute-0123"[..12.min(LABEL - 1 - program.len())];
+        assert_eq!(name("compute-0123.cluster.example.edu"), format!("{host} {program}"));
+    }
 }

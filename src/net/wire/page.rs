@@ -45,7 +45,7 @@ pub enum Ask {
 pub type Client = [u64; 2];
 
 /// Bytes of a client's label.
-const LABEL: usize = size_of::<Bits>();
+pub const LABEL: usize = size_of::<Bits>();
 
 /// A client's label as it can be shown.
 pub fn label(bits: &Bits) -> String {

@@ -16,7 +16,7 @@ use super::{call, entry, fatal, filter, objects, pager, window};
 /// What has fewer bytes stays where it is.
 const LEAST: usize = SPAN;
 /// Segments of one process, at most.
-pub(super) const MOST: usize = 8;
+pub(super) const MOST: usize = 32;
 
 /// Written once, before other threads exist.
 struct Segment {
