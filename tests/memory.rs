@@ -5,6 +5,8 @@
 #[path = "memory/alone.rs"]
 mod alone;
 mod common;
+#[path = "memory/edges.rs"]
+mod edges;
 #[path = "memory/lending.rs"]
 mod lending;
 #[path = "memory/network.rs"]

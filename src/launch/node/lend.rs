@@ -19,7 +19,10 @@ use crate::net::wire::control::{JobId, Report, Service};
 use crate::pager::server::Terms;
 
 /// See the module. Dropped, it is killed.
-pub(super) struct Lend(#[allow(dead_code, reason = "ends when it is dropped")] Task<()>);
+pub(super) struct Lend {
+    service: Service,
+    _serving: Task<()>,
+}
 
 impl Lend {
     /// Starts it, and reports how that went and whether it ends by itself.
@@ -31,7 +34,15 @@ impl Lend {
             let error = ended.unwrap_or_else(|error| error.to_string());
             this.report(&Report::Unlent { job, node: id, error }).await;
         };
-        Lend(node.tasks.spawn(work))
+        Lend { service, _serving: node.tasks.spawn(work) }
+    }
+
+    /// Bytes that it has promised.
+    pub(super) fn lent(&self) -> u64 {
+        match self.service {
+            Service::Memory { bytes } => bytes,
+            Service::Files => 0,
+        }
     }
 }
 

@@ -12,14 +12,15 @@ use smol::{Async, Task, Timer};
 
 use super::Node;
 use super::door::{self, Door, peer, send};
+use super::lend::Lend;
 use crate::net::wire::control::{JobId, Launch, Place, Report};
 use crate::net::wire::facts::Paging;
 use crate::net::wire::page::LABEL;
 use crate::pager::borrow::{self, Servers};
 use crate::pager::budget;
 use crate::pager::counts::Page;
-use crate::sys::resident::{AGAIN, ASK, Again, Failure, cause};
-use crate::{Result, error::Context};
+use crate::sys::resident::{AGAIN, ASK, ASK_FOR_CHILD, Again, Failure, cause};
+use crate::{Error, Result, error::Context};
 
 /// Limits are looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
@@ -57,10 +58,10 @@ impl Programs {
     }
 
     /// Has them keep less while the node's limits are tighter than they were when the job began. Never ends.
-    async fn follow_limits(self: Rc<Self>, count: u32) {
+    async fn follow_limits(self: Rc<Self>, count: u32, promised: u64) {
         loop {
             Timer::after(LOOK).await;
-            let now = Some(budget::bound(count)).filter(|now| *now < self.bound);
+            let now = Some(budget::bound(count, promised)).filter(|now| *now < self.bound);
             let budget = now.map_or(self.local, |now| self.local.min(now).max(budget::LEAST.min(self.local)));
             if self.budget.replace(budget) != budget {
                 self.running.borrow().iter().for_each(|page| drop(page.set_budget(budget)));
@@ -84,12 +85,13 @@ impl Memory {
     pub(super) fn open(node: &Rc<Node>, launch: &mut Launch, place: &Place) -> Result<Option<Memory>> {
         let Some(wish) = launch.memory.clone() else { return Ok(None) };
         let alone = door::statically_linked(launch, "use --memory")?.is_some();
-        let local = wish.local.map_or_else(|| budget::share(place.locals), Ok)?;
+        let promised = node.lends.borrow().values().map(Lend::lent).sum();
+        let local = wish.local.map_or_else(|| budget::share(place.locals, promised), Ok)?;
         let servers = Servers::new(&wish, &node.key)?;
         let programs = Rc::new(Programs {
             servers,
             local,
-            bound: budget::bound(place.locals),
+            bound: budget::bound(place.locals, promised),
             budget: Cell::new(local),
             running: RefCell::default(),
             ended: RefCell::default(),
@@ -105,7 +107,7 @@ impl Memory {
             }
         });
         let (following, count) = (Rc::clone(&programs), place.locals);
-        let _budget = node.tasks.spawn(following.follow_limits(count));
+        let _budget = node.tasks.spawn(following.follow_limits(count, promised));
         Ok(Some(Memory { programs, door, alone, _serving, _budget }))
     }
 
@@ -129,8 +131,15 @@ async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Pr
         let mut message = [0; size_of::<Failure>()];
         let receive = program.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await;
         match receive {
-            Ok(len) if message[..len] == ASK => {
-                let (grant, fds, missing) = programs.servers.connect(&label(&node.host, pid)).await?;
+            Ok(len) if message[..len] == ASK || message[..len] == ASK_FOR_CHILD => {
+                let (grant, fds, missing) = match programs.servers.connect(&label(&node.host, pid)).await {
+                    Err(error) if message[..len] == ASK_FOR_CHILD => {
+                        let error = Error::new("let a program fork", error).to_string();
+                        node.report(&Report::Unlent { job, node: node.id, error }).await;
+                        break Ok(());
+                    }
+                    connected => connected?,
+                };
                 for error in missing {
                     node.report(&Report::Unlent { job, node: node.id, error: error.to_string() }).await;
                 }

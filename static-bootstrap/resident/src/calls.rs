@@ -69,6 +69,7 @@ fn other(number: usize, args: [usize; 6]) -> Result<usize, u32> {
         nr::MREMAP => hooks::mremap(first, second, third, fourth, fifth),
         nr::MADVISE => hooks::madvise(first, second, third),
         nr::BRK => Ok(hooks::set_break(first)),
+        nr::MLOCK | nr::MLOCK2 | nr::MLOCKALL => hooks::lock(number, args),
         nr::READV | nr::WRITEV | nr::PREADV | nr::PWRITEV | PREADV2 | PWRITEV2 => trap::with_vector(second, third, raw),
         nr::RECVMSG | nr::SENDMSG => trap::with_message(second, raw),
         nr::EXECVE => trap::with_strings(first, [second, third], raw),

@@ -74,10 +74,10 @@ fn send(door: i32, bytes: usize, len: usize) -> Result<(), u32> {
     unsafe { syscall(nr::SENDTO, [door as usize, bytes, len, MSG_NOSIGNAL, 0, 0]) }.map(drop)
 }
 
-/// Asks for the sockets.
-pub(super) fn ask() -> Result<Granted, u32> {
+/// Asks for the sockets; `question`: what for.
+pub(super) fn ask(question: [u8; 8]) -> Result<Granted, u32> {
     let door = connect()?;
-    send(door, ASK.as_ptr() as usize, ASK.len())?;
+    send(door, question.as_ptr() as usize, question.len()).inspect_err(|_| call::close(door))?;
     answer(door)
 }
 

@@ -10,8 +10,8 @@ use super::{call, calls, entry, fork, pager, patch, segments, signals, trap, win
 const FIXED: usize = call::FIXED | call::FIXED_NOREPLACE;
 /// What is reserved at once and is larger stays where it is, since little of it will be used.
 const RESERVED: usize = 16 << 30;
-/// MAP_SHARED and its likes, MAP_GROWSDOWN, MAP_LOCKED, MAP_STACK, MAP_HUGETLB: not for us.
-const OTHER: usize = 0x1 | 0x100 | 0x2000 | 0x2_0000 | 0x4_0000;
+/// MAP_SHARED and its likes, MAP_32BIT, MAP_GROWSDOWN, MAP_LOCKED, MAP_STACK, MAP_HUGETLB: not for us.
+const OTHER: usize = 0x1 | 0x40 | 0x100 | 0x2000 | 0x2_0000 | 0x4_0000;
 const PRIVATE_ANONYMOUS: usize = 0x22;
 /// What is smaller stays where it is.
 const SMALL: usize = 128 << 10;
@@ -20,29 +20,33 @@ const STACKS: usize = 32 << 20;
 const MAY_MOVE: usize = 1;
 const MOVE_FIXED: usize = 2;
 const FAILED: usize = usize::MAX;
-/// MADV_FREE, MADV_REMOVE; MADV_HUGEPAGE, MADV_NOHUGEPAGE.
+/// MADV_FREE, MADV_REMOVE, MADV_DONTNEED_LOCKED; MADV_HUGEPAGE, MADV_NOHUGEPAGE; MADV_WIPEONFORK, MADV_GUARD_INSTALL, MADV_GUARD_REMOVE.
 const FREE: usize = 8;
 const REMOVE: usize = 9;
+const DONTNEED_LOCKED: usize = 24;
 const HUGE: usize = 14;
 const NOHUGE: usize = 15;
+const WIPE_ON_FORK: usize = 18;
+const GUARD: usize = 102;
+const NO_GUARD: usize = 103;
 
 // Addresses of libc's, or zero.
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".weak preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork",
+    ".weak preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".quad preadv, pwritev, execve, __curbrk, __errno_location, _Fork, fork",
+    ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
     ".popsection",
 );
 
-const COUNT: usize = 19;
+const COUNT: usize = 22;
 /// Places among them.
-const CURBRK: usize = 15;
-const ERRNO: usize = 16;
+const CURBRK: usize = 18;
+const ERRNO: usize = 19;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -77,6 +81,9 @@ pub(super) fn install() -> Result<(), u32> {
         preadv,
         pwritev,
         execve,
+        mlock,
+        mlock2,
+        mlockall,
         curbrk,
         errno,
         in_fork,
@@ -102,6 +109,9 @@ pub(super) fn install() -> Result<(), u32> {
         (preadv, our_preadv as *const () as usize),
         (pwritev, our_pwritev as *const () as usize),
         (execve, our_execve as *const () as usize),
+        (mlock, our_mlock as *const () as usize),
+        (mlock2, our_mlock2 as *const () as usize),
+        (mlockall, our_mlockall as *const () as usize),
     ];
     for (from, to) in all.into_iter().filter(|(from, _)| *from != 0) {
         // SAFETY: libc's functions, and ones that do the same; no thread but this one exists.
@@ -262,10 +272,14 @@ pub(super) fn madvise(at: usize, len: usize, advice: usize) -> Result<usize, u32
     if window::contains(at) && at.is_multiple_of(PAGE) {
         match advice {
             // It would be what the file says, which nobody knows any more.
-            call::DONTNEED | FREE | REMOVE if segments::contains(at) && !segments::was_zero(at, len) => {
+            call::DONTNEED | DONTNEED_LOCKED | FREE | REMOVE
+                if segments::contains(at) && !segments::was_zero(at, len) =>
+            {
                 return Err(call::EINVAL);
             }
-            call::DONTNEED | FREE | REMOVE => entry::enter(move || window::forget(at, len, false)),
+            call::DONTNEED | DONTNEED_LOCKED | FREE | REMOVE => entry::enter(move || window::forget(at, len, false)),
+            // Who asks for these relies on them.
+            WIPE_ON_FORK | GUARD | NO_GUARD => return Err(call::EINVAL),
             HUGE | NOHUGE => return raw(nr::MADVISE, [at, len, advice, 0, 0, 0]),
             _ => {
                 entry::enter(move || pager::advise(at, window::mapped(at, len), advice));
@@ -276,14 +290,33 @@ pub(super) fn madvise(at: usize, len: usize, advice: usize) -> Result<usize, u32
     raw(nr::MADVISE, [at, len, advice, 0, 0, 0])
 }
 
+/// Keeps what is not captured here; of the rest nothing is kept: it could not be had back.
+pub(super) fn lock(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    match number {
+        nr::MLOCKALL => Ok(0),
+        _ if window::contains(args[0]) => Ok(0),
+        _ => raw(number, args),
+    }
+}
+
 /// Moves the program's break, if it can; returns where it is then.
 pub(super) fn set_break(to: usize) -> usize {
     entry::enter(move || {
-        if to > window::BASE {
-            pager::before_growth(0);
-        }
+        pager::before_growth(window::growth(to));
         window::set_end(to)
     })
+}
+
+extern "C" fn our_mlock(at: usize, len: usize) -> usize {
+    returned(lock(nr::MLOCK, [at, len, 0, 0, 0, 0]))
+}
+
+extern "C" fn our_mlock2(at: usize, len: usize, flags: usize) -> usize {
+    returned(lock(nr::MLOCK2, [at, len, flags, 0, 0, 0]))
+}
+
+extern "C" fn our_mlockall(flags: usize) -> usize {
+    returned(lock(nr::MLOCKALL, [flags, 0, 0, 0, 0, 0]))
 }
 
 /// Without the signal by which [`trap`] works.

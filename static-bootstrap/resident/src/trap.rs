@@ -11,7 +11,7 @@ use sys::syscall::{nr, syscall};
 use super::filter::{self, Step};
 use super::signals::{self, NEVER_BLOCKED, SIGSYS};
 use super::table::range;
-use super::{call, calls, entry, settings, window};
+use super::{call, calls, entry, hooks, pager, settings, window};
 
 /// SA_SIGINFO, SA_RESTORER, SA_RESTART, SA_NODEFER.
 const FLAGS: usize = 0x4 | 0x400_0000 | 0x1000_0000 | 0x4000_0000;
@@ -56,16 +56,27 @@ struct Hold(Option<&'static AtomicU64>);
 impl Hold {
     fn new(at: usize, len: usize) -> Hold {
         let Some(first) = window::page(at) else { return Hold(None) };
-        let len = entry::enter(move || window::mapped(at, len));
+        let pages = |len: usize| (at % PAGE + len).div_ceil(PAGE);
+        let word = (first as u64) << COUNT_BITS | pages(len).min((1 << COUNT_BITS) - 1) as u64;
+        let taken = |slot: &&AtomicU64| slot.compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        let hold = Hold(HELD.iter().find(taken));
+        // Who makes room from now on sees it; who has begun may have something of it in his hands.
+        let (len, in_hands) = entry::enter(move || {
+            let len = window::mapped(at, len);
+            (len, pager::is_in_hands(at, len))
+        });
         if len == 0 {
             return Hold(None);
         }
-        let count = (at % PAGE + len).div_ceil(PAGE);
-        let word = (first as u64) << COUNT_BITS | count as u64;
-        let taken = |slot: &&AtomicU64| slot.compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed).is_ok();
-        let slot = HELD.iter().find(taken);
-        touch(at & !(PAGE - 1), count * PAGE);
-        Hold(slot)
+        let (at, len) = (at & !(PAGE - 1), pages(len) * PAGE);
+        touch(at, len);
+        for _ in 0..TRIES {
+            if !in_hands || entry::enter(move || pager::is_here(at, len)) {
+                break;
+            }
+            touch(at, len);
+        }
+        hold
     }
 }
 
@@ -118,6 +129,9 @@ pub(super) fn with_parts<T>(parts: [usize; 2], len: usize, call: impl FnOnce() -
 
 /// Makes a system call that the filter stopped.
 fn resolve(number: usize, mut args: [usize; 6]) -> Result<usize, u32> {
+    if matches!(number, nr::MLOCK | nr::MLOCK2) {
+        return hooks::lock(number, args);
+    }
     if let Some((at, len)) = buffer(number).filter(|(at, _)| window::contains(args[*at])) {
         let wanted = args[len];
         let is_file = wanted > most() && is_regular(args[0]);

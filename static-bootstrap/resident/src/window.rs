@@ -1,8 +1,9 @@
 //! A part of the address space in which nothing else ever is: what the program asks for is given to it here, in whole spans. By
 //! its addresses alone the kernel (a filter of system calls) and we can tell this memory from all other, also in what the program executes.
 
-use sys::page::{PAGE, SPAN, both, count, runs, with, without};
+use sys::page::{NONE, PAGE, SPAN, both, count, runs, with, without};
 use sys::resident::WINDOW_BYTES;
+use sys::syscall::nr;
 
 use super::table::{TABLE, Table, spans};
 use super::{call, pager, segments};
@@ -107,13 +108,19 @@ pub(super) fn reserve_for(len: usize) -> Result<usize, u32> {
 /// How the program may reach a range that it has, from now on.
 pub(super) fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
     let len = len.next_multiple_of(PAGE);
-    // SAFETY: the program wants it so, and what is in there stays.
-    unsafe { call::protect(at, len, protection) }?;
-    if !is_left(at, len) {
-        let mut table = TABLE.lock();
-        if protection == NO_ACCESS { table.unmark(at, len) } else { table.mark(at, len) }
-    }
-    Ok(())
+    let ours = !is_left(at, len);
+    // Nobody sees it open, or closed, and does not know.
+    let open = |table: &mut Table| {
+        // SAFETY: the program wants it so, and what is in there stays.
+        unsafe { call::protect(at, len, protection) }?;
+        match protection {
+            _ if !ours => {}
+            NO_ACCESS => table.unmark(at, len),
+            _ => table.mark(at, len),
+        }
+        Ok(())
+    };
+    if protection == NO_ACCESS { pager::alone(at, len, open) } else { open(&mut TABLE.lock()) }
 }
 
 /// Bytes of a range that the program could not reach so far.
@@ -133,6 +140,11 @@ pub(super) fn leave(at: usize, len: usize) {
     forget(at, len, true);
     let mut table = TABLE.lock();
     spans(at, len).for_each(|(number, _)| table.span(number).foreign = 1);
+}
+
+/// Bytes that the program's break is to grow by, if it can be set there.
+pub(super) fn growth(to: usize) -> usize {
+    if (BASE..=BASE + HEAP).contains(&to) { to.saturating_sub(TABLE.lock().window.end) } else { 0 }
 }
 
 /// Sets the program's break; returns what it is then.
@@ -190,8 +202,14 @@ pub(super) fn release(at: usize, len: usize) {
 /// What is in a range is zero from now on; `unmap`: and no longer the program's.
 pub(super) fn forget(at: usize, len: usize, unmap: bool) {
     pager::forget(at, len);
+    let len = len.next_multiple_of(PAGE);
     // SAFETY: the program said that it does not want it any more.
-    let _ = unsafe { call::advise(at, len.next_multiple_of(PAGE), call::DONTNEED) };
+    if unsafe { call::advise(at, len, call::DONTNEED) }.is_err() {
+        // It was locked by a call that nobody told us of; of what stays the next owner would find what this one left.
+        // SAFETY: as above.
+        let _ =
+            unsafe { call::gated(nr::MUNLOCK, [at, len, 0, 0, 0, 0]).map(|_| call::advise(at, len, call::DONTNEED)) };
+    }
     if unmap {
         TABLE.lock().unmark(at, len);
     }
@@ -201,8 +219,12 @@ pub(super) fn forget(at: usize, len: usize, unmap: bool) {
 pub(super) fn extend(at: usize, len: usize, new: usize) -> bool {
     let (end, more) = (at + len.next_multiple_of(PAGE), new.next_multiple_of(PAGE) - len.next_multiple_of(PAGE));
     let mut table = TABLE.lock();
-    // Within its last span.
-    if end % SPAN == 0 || end % SPAN + more > SPAN {
+    // Within its last span, where nothing else is.
+    let is_free = |(number, pages)| {
+        let span = table.span(number);
+        span.foreign == 0 && both(span.given, pages) == NONE
+    };
+    if end % SPAN == 0 || end % SPAN + more > SPAN || !spans(end, more).all(is_free) {
         return false;
     }
     table.mark(end, more);

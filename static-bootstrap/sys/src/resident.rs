@@ -71,8 +71,9 @@ pub const SERVERS: usize = 16;
 /// Connections to each: for what the program waits for, for what it will need, for what it gives away.
 pub const LINKS: usize = 3;
 
-/// What a program asks at the door.
+/// What a program asks at the door; and what for a child that it is about to have, without which it goes on. Both are answered as the first.
 pub const ASK: [u8; 8] = *b"memory01";
+pub const ASK_FOR_CHILD: [u8; 8] = *b"child001";
 
 /// What a program asks there that has lost servers: whether they are there again. Answered as [`ASK`]; who is not among them is absent.
 pub const AGAIN: [u8; 8] = *b"again001";

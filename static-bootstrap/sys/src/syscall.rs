@@ -53,6 +53,10 @@ pub mod nr {
     pub const MINCORE: usize = 27;
     pub const SYSINFO: usize = 99;
     pub const MADVISE: usize = 28;
+    pub const MLOCK: usize = 149;
+    pub const MUNLOCK: usize = 150;
+    pub const MLOCKALL: usize = 151;
+    pub const MLOCK2: usize = 325;
     pub const SENDMSG: usize = 46;
     pub const SHUTDOWN: usize = 48;
     pub const RECVMSG: usize = 47;

@@ -132,14 +132,23 @@ impl Demand {
             }
             return;
         }
-        if has(&span.resident, page) || !has(&span.mapped, page) {
+        let is_away = has(&span.remote, page);
+        if has(&span.resident, page) || !has(&span.mapped, page) && !is_away {
             // Never written; nobody takes it meanwhile.
             let _ = self.zero(at, PAGE);
             drop(table);
             engine.uffd.wake(at, PAGE);
             return counts::fault(counts::FRESH, Some(begun));
         }
-        let is_away = has(&span.remote, page);
+        if !has(&span.mapped, page) {
+            // It was closed, and opened again by a call that nobody told us of.
+            let missed = range(page, page + 1);
+            span.busy = with(span.busy, missed);
+            drop(table);
+            self.fetch(number, missed, missed);
+            engine.arrived(number, missed, Comes::Alone);
+            return counts::fault(counts::FETCHED, Some(begun));
+        }
         let mut policy = POLICY.lock();
         let choice = policy.handle_fault((index * PAGE + offset) as u64, is_away, |page| table.is_here(page));
         let crowded = policy.is_crowded();

@@ -11,14 +11,14 @@ use sys::syscall::{nr, syscall};
 use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
-use crate::table::{TABLE, address, range};
+use crate::table::{TABLE, Table, address, range};
 use crate::{call, counts, digest, processors, settings, trap};
 
 /// Entries of the queue, and of a part whose memory is given back when all of it went; powers of two.
 const ENTRIES: usize = 1 << 24;
 const PIECE: usize = 1 << 13;
 const SCATTERED: u64 = 1 << 16;
-/// Discarded pages that servers were not told of yet.
+/// Discarded pages that servers were not told of yet, at most.
 const DISCARDED: usize = 1024;
 /// Gifts that were not answered, at most; and what is evicted at once.
 const OPEN: usize = 64;
@@ -59,7 +59,7 @@ impl Line {
     }
 
     fn add(&mut self, word: u64) {
-        if self.tail - self.head >= ENTRIES - PIECE {
+        if self.len() >= ENTRIES - PIECE {
             fatal::say(cause::SHORT, 0, [0; 2]);
         }
         // SAFETY: `make` has made that many.
@@ -69,6 +69,16 @@ impl Line {
 
     fn is_empty(&self) -> bool {
         self.head == self.tail
+    }
+
+    fn len(&self) -> usize {
+        self.tail - self.head
+    }
+
+    fn clear(&mut self) {
+        self.head = self.tail;
+        // SAFETY: entries that are not needed; what comes is written before it is read.
+        let _ = unsafe { call::advise(self.entries as usize, ENTRIES * size_of::<u64>(), call::DONTNEED) };
     }
 
     /// The word that is so many behind the first.
@@ -106,6 +116,8 @@ pub(super) struct Queue {
     pub(super) retention: Retention,
     kept: Line,
     passing: Line,
+    /// Words that it takes at most if it names nothing twice, and nothing that the program has given up.
+    longest: usize,
     discarded: [(usize, Bits); DISCARDED],
     discards: usize,
 }
@@ -115,6 +127,7 @@ impl Queue {
         retention: Retention::NEW,
         kept: Line::NEW,
         passing: Line::NEW,
+        longest: ENTRIES,
         discarded: [(0, NONE); DISCARDED],
         discards: 0,
     };
@@ -138,12 +151,44 @@ impl Queue {
         if kept { Some((Source::Kept, self.kept.pop(most)?)) } else { Some((Source::Passing, self.passing.pop(most)?)) }
     }
 
-    /// A server need not keep these any more. When it was told too much at once, it keeps some in vain.
-    pub(super) fn discard(&mut self, number: usize, pages: Bits) {
-        if let Some(place) = self.discarded.get_mut(self.discards) {
-            *place = (number, pages);
-            self.discards += 1;
+    /// So many pages may be here.
+    fn fit(&mut self, pages: usize) {
+        self.longest = (3 * pages + PIECE).min(ENTRIES / 2);
+    }
+
+    fn words(&self) -> usize {
+        self.kept.len() + self.passing.len()
+    }
+
+    /// It is to be made anew.
+    pub(super) fn is_long(&self) -> bool {
+        self.words() > self.longest
+    }
+
+    /// Bytes that it takes beside two pieces, which are always there.
+    pub(super) fn size(&self) -> usize {
+        self.words().saturating_sub(2 * PIECE) * size_of::<u64>()
+    }
+
+    /// Makes it anew: what is here, by addresses. Nothing else shortens it where pages come and are given up, but none need go.
+    fn renew(&mut self, table: &mut Table) {
+        self.kept.clear();
+        self.passing.clear();
+        for number in table.window.given().into_iter().flatten() {
+            let span = table.span(number);
+            let (here, kept) = (span.resident, span.kept);
+            self.kept.push(number, both(here, kept));
+            self.passing.push(number, without(here, kept));
         }
+    }
+
+    /// A server need not keep these any more; false: it is to be told of too many others first.
+    pub(super) fn discard(&mut self, number: usize, pages: Bits) -> bool {
+        let place = self.discarded.get_mut(self.discards);
+        let has_place = place.is_some();
+        place.into_iter().for_each(|place| *place = (number, pages));
+        self.discards += usize::from(has_place);
+        has_place
     }
 
     fn discarded(&mut self) -> Option<(usize, Bits)> {
@@ -236,6 +281,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             passed = GATE.pass();
         }
         evictor.discard();
+        evictor.shorten();
         turn = turn.wrapping_add(1);
         if turn.is_multiple_of(LOOKS) {
             evictor.look();
@@ -298,6 +344,7 @@ impl Evictor {
         let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
         if room != self.room {
             self.room = room;
+            self.engine.queue.lock().fit(fits);
             // A slot, where those are not left out already, and what is to be free.
             let most = fits.saturating_sub(if self.engine.uffd.moves { 2 } else { 1 } * SPAN_PAGES);
             super::fit(room, most, self.engine.group, self.engine.depth);
@@ -321,6 +368,15 @@ impl Evictor {
             lenders::count_kept(number, 0, count(&pages));
             let gift = Gift { number, ..Gift::NONE };
             self.give(&Part { gift, zero: pages, ..Part::NONE }, &[]);
+            ROOM.tell();
+        }
+    }
+
+    /// Makes the queue anew if it names too much that is not here.
+    fn shorten(&self) {
+        if self.engine.queue.lock().is_long() {
+            let mut table = TABLE.lock();
+            self.engine.queue.lock().renew(&mut table);
         }
     }
 

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::resident::step;
+use sys::resident::{ASK_FOR_CHILD, step};
 
 use super::{ENGINE, Engine, RUNS, SLOTS, WANTED, ahead, begin, gather, refused, slots};
 use crate::lenders::Fresh;
@@ -69,7 +69,8 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
         let _table = TABLE.lock();
         return clone();
     };
-    let Ok(granted) = door::ask() else { fatal::end() };
+    // The agent has told the user why.
+    let granted = door::ask(ASK_FOR_CHILD).map_err(|_| call::EAGAIN)?;
     let mut fresh = Fresh::new(&granted);
     // In this order: whoever answers a fault may need room, and who makes room needs nobody.
     let closed = [&super::demand::GATE, &ahead::GATE, &super::evict::GATE].map(Gate::close);

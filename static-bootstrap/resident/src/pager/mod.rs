@@ -16,12 +16,12 @@ use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, both, count, runs, with, without};
 use sys::policy::Hint;
 use sys::pool::{Pool, Slot};
-use sys::resident::{DESCRIPTORS, SERVERS, cause, step};
+use sys::resident::{ASK, DESCRIPTORS, SERVERS, cause, step};
 use sys::retention::Comes;
 
 use super::lenders::{self, Fresh};
 use super::lock::{Event, Lock};
-use super::table::{TABLE, address, range, spans};
+use super::table::{TABLE, Table, address, range, spans};
 use super::uffd::Uffd;
 use super::{call, counts, digest, door, fatal, heirs, segments, settings, thread, trap, window};
 use evict::Queue;
@@ -117,20 +117,65 @@ pub(super) fn forget(at: usize, len: usize) {
                 drop(table);
                 let mut queue = QUEUE.lock();
                 queue.retention.forget(kept);
-                if away != NONE {
-                    queue.discard(number, away);
-                }
                 drop(queue);
                 if here > 0 {
                     FREE.fetch_add(here as i64, Ordering::AcqRel);
                     ROOM.tell();
                 }
+                discard(number, away);
                 break;
             }
             drop(table);
             ahead::let_go(number, pages);
             SETTLED.wait(seen, 10);
         }
+    }
+}
+
+/// Whether somebody of ours has a page of this range in his hands.
+pub(super) fn is_in_hands(at: usize, len: usize) -> bool {
+    let mut table = TABLE.lock();
+    spans(at, len).any(|(number, pages)| both(table.span(number).busy, pages) != NONE)
+}
+
+/// Whether all pages of a range are here that the program can reach. If not, they may be when somebody who had one in his hands has been waited for.
+pub(super) fn is_here(at: usize, len: usize) -> bool {
+    let (seen, mut busy) = (SETTLED.now(), false);
+    let mut table = TABLE.lock();
+    let all = spans(at, len).fold(true, |all, (number, pages)| {
+        let span = table.span(number);
+        busy |= both(span.busy, pages) != NONE;
+        all && without(both(pages, span.mapped), span.resident) == NONE
+    });
+    drop(table);
+    if !all && busy {
+        SETTLED.wait(seen, 10);
+    }
+    all
+}
+
+/// Servers need not keep these any more: they are told soon, or now if they are to be told much.
+fn discard(number: usize, pages: Bits) {
+    loop {
+        let seen = ROOM.now();
+        if pages == NONE || QUEUE.lock().discard(number, pages) {
+            return;
+        }
+        WANTED.tell();
+        ROOM.wait(seen, 10);
+    }
+}
+
+/// Does something with a range while nobody of ours has a page of it in his hands.
+pub(super) fn alone<T>(at: usize, len: usize, work: impl FnOnce(&mut Table) -> T) -> T {
+    loop {
+        let seen = SETTLED.now();
+        let mut table = TABLE.lock();
+        let is_busy = |(number, pages): &(usize, Bits)| both(table.span(*number).busy, *pages) != NONE;
+        let Some((number, pages)) = spans(at, len).find(is_busy) else { return work(&mut table) };
+        drop(table);
+        ahead::let_go(number, pages);
+        SETTLED.wait(seen, 10);
     }
 }
 
@@ -141,7 +186,7 @@ fn refused(step: u64, errno: u32) -> ! {
 /// Everything that is needed from now on, on a thread of the program.
 fn start() {
     let settings = settings::get();
-    let granted = match door::ask() {
+    let granted = match door::ask(ASK) {
         Ok(granted) => granted,
         // The agent has told the user why, or is gone.
         Err(_) => fatal::end(),
@@ -192,7 +237,7 @@ fn fit(pages: usize, most: usize, group: usize, depth: usize) {
 
 /// Bytes that it takes to know of all pages.
 fn known() -> usize {
-    (TABLES + TABLE.lock().size()).next_multiple_of(MORE)
+    (TABLES + TABLE.lock().size() + QUEUE.lock().size()).next_multiple_of(MORE)
 }
 
 /// Starts the threads, and leaves them the descriptors.
@@ -311,10 +356,14 @@ impl Engine {
             span.kept = without(span.kept, all);
         }
         queue.push(number, whole, keep);
+        let is_long = queue.is_long();
         drop(queue);
         drop(table);
         // The kernel has woken who waited for one of them.
         SETTLED.tell();
+        if is_long {
+            WANTED.tell();
+        }
     }
 
     /// Pages could not be taken away.

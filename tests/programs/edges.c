@@ -1,0 +1,239 @@
+/* What few programs do with their memory: argv[1] says what, argv[2] how many MB it has. Prints "right" at the end, and the largest resident set in kB before that. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "checked.h"
+
+enum { PAGE = 4096, KIB = 1024, MIB = 1024 * 1024, READ_WRITE = PROT_READ | PROT_WRITE };
+
+static size_t bytes;
+static volatile int ended;
+
+static char *map(size_t len, int protection, int flags)
+{
+    char *at = mmap(0, len, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    check(at != MAP_FAILED, "mmap");
+    return at;
+}
+
+static long resident(void)
+{
+    char line[200];
+    long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, f))
+        if (!strncmp(line, "VmRSS:", 6))
+            kib = atol(line + 6);
+    fclose(f);
+    return kib;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+/* A page comes and is given up, over and over, while all that is there fits. */
+static void churn(void)
+{
+    char *first = map(bytes, READ_WRITE, 0), *page;
+    long before, round;
+    memset(first, 1, MIB);
+    page = first + 2 * MIB;
+    *page = 1;
+    before = resident();
+    for (round = 0; round < 150000; round++) {
+        check(madvise(page, PAGE, MADV_DONTNEED) == 0 && *page == 0, "what is given up is zero");
+        *page = 1;
+    }
+    check(resident() < before + KIB / 2, "nothing is kept of what was given up");
+}
+
+static void fill(char *at, size_t len, uint64_t seed)
+{
+    for (size_t i = 0; i < len; i += PAGE)
+        *(uint64_t *)(at + i) = mix(i + seed);
+}
+
+static void filled(const char *at, size_t len, uint64_t seed)
+{
+    for (size_t i = 0; i < len; i += PAGE)
+        check(*(uint64_t *)(at + i) == mix(i + seed), "a word");
+}
+
+/* Most of it is away when it is given back, and as much comes in its place elsewhere. */
+static void again(void)
+{
+    size_t more = bytes + bytes / 8;
+    char *first = map(bytes, READ_WRITE, 0), *second;
+    fill(first, bytes, 1);
+    check(munmap(first, bytes) == 0, "munmap");
+    second = map(more, READ_WRITE, 0);
+    fill(second, more, 2);
+    filled(second, more, 2);
+}
+
+static void zero(const char *at, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        check(at[i] == 0, "a byte that is new");
+}
+
+/* Memory that was locked, as libraries do and as a call does of which libc knows nothing; before much is asked for, and then. */
+static void locked(void)
+{
+    char *large = 0, *at;
+    for (int round = 0; round < 2; round++) {
+        for (int how = 0; how < 3; how++) {
+            at = map(MIB, READ_WRITE, 0);
+            zero(at, MIB);
+            memset(at, 7, MIB);
+            check((how == 2 ? syscall(SYS_mlock, at, MIB) : how ? mlock2(at, MIB, MLOCK_ONFAULT) : mlock(at, MIB)) == 0, "mlock");
+            check(madvise(at, MIB / 2, MADV_DONTNEED) == 0, "madvise");
+            zero(at, MIB / 2);
+            check(at[MIB / 2] == 7, "what was not given up");
+            memset(at, 7, MIB);
+            check(munmap(at, MIB) == 0, "munmap");
+        }
+        if (!large)
+            fill(large = map(bytes, READ_WRITE, 0), bytes, 3);
+    }
+    check(mlockall(MCL_CURRENT | MCL_FUTURE) == 0, "mlockall");
+    filled(large, bytes, 3);
+}
+
+/* All of it is the break's. */
+static void heap(void)
+{
+    char *at;
+    mallopt(M_MMAP_MAX, 0);
+    at = malloc(bytes);
+    fill(at, bytes - PAGE, 4);
+    filled(at, bytes - PAGE, 4);
+    free(at);
+}
+
+/* Mappings that cannot become longer where they are, are where the program wants them, or are to be something else for a child. */
+static void parts(void)
+{
+    char *at = map(MIB, READ_WRITE, 0), *to, *low;
+    fill(at, MIB, 5);
+    to = mremap(at, 256 * KIB, 768 * KIB, MREMAP_MAYMOVE);
+    check(to != MAP_FAILED && to != at, "mremap of what others follow");
+    memset(to, 9, 768 * KIB);
+    for (size_t i = 256 * KIB; i < MIB; i += PAGE)
+        check(*(uint64_t *)(at + i) == mix(i + 5), "what lies behind it");
+    at = map(8 * MIB, PROT_NONE, 0);
+    check(mprotect(at, 64 * KIB, READ_WRITE) == 0, "mprotect");
+    to = mremap(at, 64 * KIB, 128 * KIB, MREMAP_MAYMOVE);
+    check(to != MAP_FAILED, "mremap of what is reserved");
+    memset(to, 9, 128 * KIB);
+    low = map(MIB, READ_WRITE, MAP_32BIT);
+    check((uintptr_t)low < 1UL << 32, "an address of 32 bits");
+    at = map(MIB, READ_WRITE, 0);
+    check(madvise(at, MIB, MADV_WIPEONFORK) != 0, "what cannot be done is not promised");
+    fill(at = map(bytes, READ_WRITE, 0), bytes, 6);
+    filled(at, bytes, 6);
+}
+
+static void *sweep(void *argument)
+{
+    size_t len = bytes, round;
+    char *at = map(len, READ_WRITE, 0);
+    (void)argument;
+    fill(at, len, 7);
+    for (round = 0; !ended; round++)
+        filled(at, len, 7);
+    return 0;
+}
+
+static sig_atomic_t seen;
+
+/* Whoever closed it opens it again. */
+static void closed(int signal)
+{
+    (void)signal;
+    seen++;
+}
+
+static char *house;
+enum { HOUSE = 4 * MIB };
+
+static void *reader(void *argument)
+{
+    uint64_t x = (uintptr_t)argument;
+    while (!ended) {
+        size_t i = (x = mix(x)) % (HOUSE / PAGE) * PAGE;
+        check(*(volatile uint64_t *)(house + i) == mix(i + 8), "a word behind a door");
+    }
+    return 0;
+}
+
+/* Memory is made unreachable and reachable again while others look at it, and something else wants its place. */
+static void doors(void)
+{
+    struct sigaction action = {.sa_handler = closed};
+    pthread_t threads[3];
+    double begun;
+    sigaction(SIGSEGV, &action, 0);
+    fill(house = map(HOUSE, READ_WRITE, 0), HOUSE, 8);
+    pthread_create(&threads[0], 0, sweep, 0);
+    pthread_create(&threads[1], 0, reader, (void *)1);
+    pthread_create(&threads[2], 0, reader, (void *)2);
+    for (begun = now(); now() < begun + 1;)
+        for (size_t i = 0; i < HOUSE; i += 64 * KIB) {
+            check(mprotect(house + i, 64 * KIB, PROT_NONE) == 0, "mprotect");
+            check(mprotect(house + i, 64 * KIB, READ_WRITE) == 0, "mprotect back");
+        }
+    ended = 1;
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], 0);
+    filled(house, HOUSE, 8);
+}
+
+/* Lists of buffers that somebody else's memory pushes out all the time. */
+static void vectors(void)
+{
+    enum { PARTS = 8, PART = 96 * KIB };
+    char name[] = "/tmp/hpcrt-test.XXXXXX", *all;
+    int fd = mkstemp(name);
+    pthread_t thread;
+    struct iovec list[PARTS];
+    double begun;
+    unlink(name);
+    fill(all = map(2 * PARTS * PART, READ_WRITE, 0), 2 * PARTS * PART, 9);
+    for (int i = 0; i < PARTS; i++)
+        list[i] = (struct iovec){all + 2 * i * PART, PART};
+    check(pwritev(fd, list, PARTS, 0) == PARTS * PART, "pwritev");
+    pthread_create(&thread, 0, sweep, 0);
+    for (begun = now(); now() < begun + 1;) {
+        check(pwritev(fd, list, PARTS, 0) == PARTS * PART, "pwritev of all");
+        check(preadv(fd, list, PARTS, 0) == PARTS * PART, "preadv of all");
+    }
+    ended = 1;
+    pthread_join(thread, 0);
+    filled(all, 2 * PARTS * PART, 9);
+}
+
+int main(int argc, char **argv)
+{
+    struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"again", again}, {"locked", locked}, {"heap", heap},
+        {"parts", parts}, {"doors", doors}, {"vectors", vectors}};
+    bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (argc > 1 && !strcmp(argv[1], all[i].name)) {
+            all[i].run();
+            right();
+            return 0;
+        }
+    return 2;
+}
