@@ -248,7 +248,7 @@ fn two_thousand_launches() {
 #[test]
 fn strangers_and_mistakes() {
     let session = Session::start(&[]);
-    session.command(&["run", "../x", "--", "true"]).end().code(2).says("not a session's name");
+    session.command(&["run", "../x", "--", "true"]).end().code(2).says("that is no name of a session");
     session.command(&["run", "nosuch", "--", "true"]).end().code(2).says("there is no such session");
     session.command(&["run", &session.name]).end().code(2).says("no program is named");
     fs::set_permissions(session.runtime.path().join("hpcrt"), fs::Permissions::from_mode(0o755)).unwrap();
