@@ -1,11 +1,16 @@
 //! The borrowing side, in a node's agent: connections to memory servers for the resident in a program, and words for why it ended.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::task::Poll;
+use std::time::Duration;
 
 use indicatif::HumanBytes;
+use smol::Timer;
+use smol::future::FutureExt;
 
 use crate::error::{Context, Error, Result};
 use crate::net::auth::{SessionKey, Tags, random_words};
@@ -18,6 +23,8 @@ use crate::sys::places::deal;
 use crate::sys::resident::{ASK, DESCRIPTORS, Failure, Grant, LINKS, SERVERS, Settings, WINDOW_BYTES, cause, step};
 use crate::sys::without::{Ability, Without};
 
+/// A server answers within this time; a program waits for 30 s.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of what is granted for a link: tagged, counter, two keys.
 const LINK: usize = 16 + 32 + 32;
 
@@ -89,15 +96,21 @@ impl Servers {
         let client = Page::open(random_words(), label);
         let (mut links, mut fds, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         let (mut absent, mut shared, mut weights) = (0u64, 0u64, [0u64; SERVERS]);
-        for (nth, server) in self.all.iter().enumerate() {
-            let opened = match wanted >> nth & 1 {
-                1 => self.open_all(server, client).await,
-                _ => Err(Error::new("borrow memory from", "another program has lost it").on(&server.name)),
-            };
+        let servers = self.all.iter().enumerate();
+        let attempts = servers.map(|(nth, server)| self.open_in_time(server, client, wanted >> nth & 1 == 1));
+        let all_opened = all(attempts).await;
+        let mut names: Vec<([u64; 2], &str)> = Vec::new();
+        for (nth, (server, opened)) in self.all.iter().zip(all_opened).enumerate() {
             match opened {
                 Ok((opened, file)) => {
                     self.lost.set(self.lost.get() & !(1 << nth));
-                    for (link, free) in opened {
+                    for Opened { link, free, name } in opened {
+                        // It would have both copies, or what two are to have.
+                        if let Some((_, other)) = names.iter().find(|(of, by)| *of == name && *by != server.name) {
+                            let cause = format!("it is the same server as {other}");
+                            return Err(Error::usage("borrow memory from", cause).on(&server.name));
+                        }
+                        names.push((name, &server.name));
                         // Who is full takes a share, too: its refusal names it.
                         weights[nth] = free.max(1);
                         let (socket, tags) = link.into_parts();
@@ -129,12 +142,30 @@ impl Servers {
         Ok((grant, fds, missing))
     }
 
-    /// All links to one server, and pages that it has left; what it shares.
-    async fn open_all(&self, server: &Lender, client: Page) -> Result<(Vec<(Direct, u64)>, Option<OwnedFd>)> {
+    /// [`Servers::open_all`] before the program is tired of waiting. `wanted`: it is to be opened at all.
+    async fn open_in_time(
+        &self,
+        server: &Lender,
+        client: Page,
+        wanted: bool,
+    ) -> Result<(Vec<Opened>, Option<OwnedFd>)> {
+        let missing = |cause: &str| Err(Error::new("borrow memory from", cause).on(&server.name));
+        if !wanted {
+            return missing("another program has lost it");
+        }
+        let late = async {
+            Timer::after(PATIENCE).await;
+            missing("it does not answer")
+        };
+        self.open_all(server, client).or(late).await
+    }
+
+    /// All links to one server; what it shares.
+    async fn open_all(&self, server: &Lender, client: Page) -> Result<(Vec<Opened>, Option<OwnedFd>)> {
         let mut links = Vec::new();
         let mut file = None;
         for _ in 0..LINKS {
-            let (link, free, found) = self.open_any(&server.addresses, client).await.map_err(|error| {
+            let (opened, found) = self.open_any(&server.addresses, client).await.map_err(|error| {
                 let cause = match error {
                     LinkError::Closed => "it closes the connection: it has another key, or serves too many".to_owned(),
                     error => error.to_string(),
@@ -142,14 +173,14 @@ impl Servers {
                 let error = Error::new("borrow memory from", cause).on(&server.name);
                 if server.lend > 0 { error } else { error.remedy("hpcrt memserver must run there with the same key") }
             })?;
-            links.push((link, free));
+            links.push(opened);
             file = found;
         }
         Ok((links, file))
     }
 
     /// Over the first address at which it answers.
-    async fn open_any(&self, addresses: &[String], client: Page) -> Result<Opened, LinkError> {
+    async fn open_any(&self, addresses: &[String], client: Page) -> Result<(Opened, Option<OwnedFd>), LinkError> {
         let mut last = LinkError::Closed;
         for address in addresses {
             match self.open(address, client).await {
@@ -160,20 +191,20 @@ impl Servers {
         Err(last)
     }
 
-    async fn open(&self, address: &str, client: Page) -> Result<Opened, LinkError> {
+    async fn open(&self, address: &str, client: Page) -> Result<(Opened, Option<OwnedFd>), LinkError> {
         let address: SocketAddr = address.parse().map_err(|_| LinkError::Closed)?;
         let asks = self.shares && address.ip().is_loopback();
         let mut link = connect(address, &self.key, !address.ip().is_loopback()).await?;
         smol::unblock(move || {
             link.send(&client, &[])?;
             let Some((Page { op: op::OPENED, data, .. }, 0)) = link.receive()? else { return Err(LinkError::Closed) };
-            let free = data[0].saturating_sub(data[1]);
+            let (free, name) = (data[0].saturating_sub(data[1]), [data[2], data[3]]);
             if !asks {
-                return Ok((link, free, None));
+                return Ok((Opened { link, free, name }, None));
             }
             link.send(&Page { op: op::SHARE, ..Page::default() }, &[])?;
             match link.receive()? {
-                Some((Page { op: op::SHARED, data, .. }, 0)) => Ok((link, free, shared(data))),
+                Some((Page { op: op::SHARED, data, .. }, 0)) => Ok((Opened { link, free, name }, shared(data))),
                 _ => Err(LinkError::Closed),
             }
         })
@@ -237,8 +268,27 @@ impl Servers {
     }
 }
 
-/// A link, pages that its server has left, and what it shares with this client.
-type Opened = (Direct, u64, Option<OwnedFd>);
+/// A link, pages that its server has left, and what it calls itself.
+struct Opened {
+    link: Direct,
+    free: u64,
+    name: [u64; 2],
+}
+
+/// What these give, which all go on at once, in their order.
+async fn all<T>(work: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut under_way: Vec<_> = work.map(|work| (Box::pin(work), None)).collect();
+    poll_fn(|context| {
+        for (work, done) in under_way.iter_mut().filter(|(_, done)| done.is_none()) {
+            if let Poll::Ready(given) = work.as_mut().poll(context) {
+                *done = Some(given);
+            }
+        }
+        if under_way.iter().all(|(_, done)| done.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    under_way.into_iter().filter_map(|(_, done)| done).collect()
+}
 
 /// Opens the file that a server told of; another process may have its number here.
 fn shared([process, descriptor, mark @ ..]: Bits) -> Option<OwnedFd> {

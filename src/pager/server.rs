@@ -62,7 +62,8 @@ impl Session {
                 let lease = self.store.open(client, label);
                 let (capacity, used) = (lease.store().capacity(), lease.store().used());
                 self.lease = Some(lease);
-                plain(op::OPENED, [capacity, used, 0, 0])
+                let [one, other] = self.store.name();
+                plain(op::OPENED, [capacity, used, one, other])
             }
             (Ask::Get { span, pages }, Some(lease)) => {
                 let (span, data) = lease.get(span, pages).map_or((None, NONE), |(span, data)| (Some(span), data));

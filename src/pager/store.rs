@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::shared::{Held, Shared, Spans};
+use crate::net::auth::random_words;
 use crate::net::wire::page::Client;
 use crate::sys::page::{ALL, Bits, PAGE, SPAN_PAGES, both, count, runs, without};
 use crate::sys::span::Span;
@@ -33,6 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Store {
     /// Pages.
     capacity: u64,
+    name: [u64; 2],
     used: AtomicU64,
     /// Of those used: room, which whoever needs it gets.
     room: AtomicU64,
@@ -125,7 +127,13 @@ impl Store {
 
     fn with_patience(bytes: u64, patience: Duration) -> Arc<Store> {
         let (used, room, clients, spare) = Default::default();
-        Arc::new(Store { capacity: bytes / PAGE as u64, used, room, patience, clients, spare })
+        let name = random_words();
+        Arc::new(Store { capacity: bytes / PAGE as u64, name, used, room, patience, clients, spare })
+    }
+
+    /// What no other store is called.
+    pub fn name(&self) -> [u64; 2] {
+        self.name
     }
 
     /// Pages that can be kept in all.

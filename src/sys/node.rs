@@ -82,9 +82,6 @@ fn map_as_program(file: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Whether this user may handle page faults of programs (faults of the kernel itself excluded).
-///
-/// # Errors
 /// What userfaultfd(2) can do for this user.
 #[derive(Debug, Clone, Copy)]
 pub struct Userfaultfd {

@@ -201,6 +201,53 @@ fn a_server_that_returns_takes_copies_again() {
     }
 }
 
+/// A copy that one server became full of is begun anew on another.
+#[test]
+fn a_copy_that_has_no_room_is_made_elsewhere() {
+    if place().is_none() {
+        return;
+    }
+    for without in ["", "shared"] {
+        let runtime = tempfile::tempdir().unwrap();
+        let mut servers = Servers::start(Who { uid: None, without }, &[300, 300, 60]);
+        let (run, memory) = watched(&servers, runtime.path(), ["looks", "90"]);
+        let bare = || memory()?["without_copy"].as_f64();
+        servers.all[1].0.kill().unwrap();
+        // The small one has taken what it can.
+        until(|| bare().filter(|part| *part > 0.0));
+        let rests = |part: &f64| {
+            std::thread::sleep(Duration::from_secs(1));
+            bare() == Some(*part)
+        };
+        until(|| bare().filter(rests));
+        assert!(bare().is_some_and(|part| part > 0.0 && part < 1.0), "{:?}", bare());
+        servers.restart(1);
+        until(|| bare().filter(|part| *part == 0.0));
+        servers.all[0].0.kill().unwrap();
+        until(|| bare().filter(|part| *part > 0.0));
+        std::thread::sleep(Duration::from_secs(2));
+        run.signal(Signal::SIGTERM);
+        let done = run.end();
+        assert!(!done.err.contains("wrong") && done.err.matches("goes on with the copy").count() == 2, "{}", done.err);
+    }
+}
+
+/// Two of one's names, which are not of one address.
+#[test]
+fn one_server_under_two_addresses_is_refused() {
+    if place().is_none() {
+        return;
+    }
+    let servers = Servers::start_at(Who { uid: None, without: "" }, &[100], "0.0.0.0");
+    let port = servers.all[0].1.rsplit_once(':').unwrap().1.to_owned();
+    let other = super::address();
+    let flags = format!("-q --memory 127.0.0.1:{port},{other}:{port} --local-mb 20 --mirror");
+    let done = exec(&flags, ["triad", "40"]).env("XDG_CONFIG_HOME", servers.config.path()).end();
+    // This host may have no other address than that one.
+    let code = if other == "127.0.0.1" { 2 } else { 125 };
+    done.code(code).says("it is the same server as");
+}
+
 #[test]
 fn with_copies_a_full_server_is_done_without() {
     if place().is_none() {

@@ -384,6 +384,18 @@ static void laps(void)
             check(a[i]++ == mix(i) + lap, "a word of a lap");
 }
 
+/* Looks at what it wrote once, until it is ended. */
+static void looks(void)
+{
+    size_t n = bytes / 8, i;
+    uint64_t *a = malloc(n * 8);
+    for (i = 0; i < n; i++)
+        a[i] = mix(i);
+    for (;;)
+        for (i = 0; i < n; i++)
+            check(a[i] == mix(i), "a word that is looked at");
+}
+
 /* The kernel has some of it in a swap device when it is given away. */
 static void swap(void)
 {
@@ -517,7 +529,7 @@ int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"triad", triad}, {"sort", sort}, {"scatter", scatter}, {"heap", heap},
         {"calls", calls}, {"threads", threads}, {"children", children}, {"forks", forks}, {"reserve", reserve},
-        {"laps", laps}, {"swap", swap}, {"numbers", numbers}, {"hints", hints},
+        {"laps", laps}, {"looks", looks}, {"swap", swap}, {"numbers", numbers}, {"hints", hints},
         {"columns", columns}, {"heirs", heirs}};
     size_t i;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / 4096 * 4096 : 0;

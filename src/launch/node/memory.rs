@@ -1,6 +1,7 @@
 //! A job's programs that use memory of other nodes: the resident that is preloaded into them, and the door at which it gets its connections.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::rc::Rc;
@@ -145,7 +146,11 @@ async fn answer(node: &Node, job: JobId, program: &Async<OwnedFd>, programs: &Pr
                 }
                 let counts = Rc::new(Page::new(programs.budget.get()).op("make a page for counts")?);
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).chain([counts.fd()]).collect();
-                send(program, &grant, &fds).op("hand connections to a program")?;
+                match send(program, &grant, &fds) {
+                    // It is gone, or does not wait any more.
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break Ok(()),
+                    sent => sent.op("hand connections to a program")?,
+                }
                 programs.running.borrow_mut().push(Rc::clone(&counts));
                 page = Some(counts);
             }

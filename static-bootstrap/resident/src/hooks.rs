@@ -290,7 +290,7 @@ pub(super) fn madvise(at: usize, len: usize, advice: usize) -> Result<usize, u32
     raw(nr::MADVISE, [at, len, advice, 0, 0, 0])
 }
 
-/// Keeps what is not captured here; of the rest nothing is kept: it could not be had back.
+/// Has the kernel keep here what is not captured. All, that cannot be had back from it, is not locked: neither what is captured nor the rest.
 pub(super) fn lock(number: usize, args: [usize; 6]) -> Result<usize, u32> {
     match number {
         nr::MLOCKALL => Ok(0),

@@ -55,7 +55,7 @@ struct Hold(Option<&'static AtomicU64>);
 
 impl Hold {
     fn new(at: usize, len: usize) -> Hold {
-        let Some(first) = window::page(at) else { return Hold(None) };
+        let Some(first) = window::page(at).filter(|_| len > 0) else { return Hold(None) };
         let pages = |len: usize| (at % PAGE + len).div_ceil(PAGE);
         let word = (first as u64) << COUNT_BITS | pages(len).min((1 << COUNT_BITS) - 1) as u64;
         let taken = |slot: &&AtomicU64| slot.compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed).is_ok();

@@ -1,7 +1,7 @@
 //! A part of the address space in which nothing else ever is: what the program asks for is given to it here, in whole spans. By
 //! its addresses alone the kernel (a filter of system calls) and we can tell this memory from all other, also in what the program executes.
 
-use sys::page::{NONE, PAGE, SPAN, both, count, runs, with, without};
+use sys::page::{Bits, NONE, PAGE, SPAN, both, count, runs, with, without};
 use sys::resident::WINDOW_BYTES;
 use sys::syscall::nr;
 
@@ -109,18 +109,18 @@ pub(super) fn reserve_for(len: usize) -> Result<usize, u32> {
 pub(super) fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
     let len = len.next_multiple_of(PAGE);
     let ours = !is_left(at, len);
-    // Nobody sees it open, or closed, and does not know.
-    let open = |table: &mut Table| {
-        // SAFETY: the program wants it so, and what is in there stays.
-        unsafe { call::protect(at, len, protection) }?;
-        match protection {
-            _ if !ours => {}
-            NO_ACCESS => table.unmark(at, len),
-            _ => table.mark(at, len),
-        }
-        Ok(())
-    };
-    if protection == NO_ACCESS { pager::alone(at, len, open) } else { open(&mut TABLE.lock()) }
+    if ours && protection == NO_ACCESS {
+        // Nobody reads it for us any more, then.
+        pager::alone(at, len, Table::unmark_some);
+    }
+    let mut table = TABLE.lock();
+    // SAFETY: the program wants it so, and what is in there stays.
+    let done = unsafe { call::protect(at, len, protection) };
+    // Nobody sees it open who takes it for closed.
+    if ours && done.is_ok() != (protection == NO_ACCESS) {
+        table.mark(at, len);
+    }
+    done
 }
 
 /// Bytes of a range that the program could not reach so far.
@@ -227,6 +227,10 @@ pub(super) fn extend(at: usize, len: usize, new: usize) -> bool {
     if end % SPAN == 0 || end % SPAN + more > SPAN || !spans(end, more).all(is_free) {
         return false;
     }
+    // SAFETY: a part of the window that nobody has. It was closed where the program reserved what lies before it.
+    if unsafe { call::protect(end, more, call::READ_WRITE) }.is_err() {
+        return false;
+    }
     table.mark(end, more);
     true
 }
@@ -257,12 +261,14 @@ impl State {
 
 impl Table {
     fn unmark(&mut self, at: usize, len: usize) {
-        for (number, pages) in spans(at, len) {
-            let span = self.span(number);
-            let gone = count(&both(span.mapped, pages));
-            span.mapped = without(span.mapped, pages);
-            self.window.pages -= gone;
-        }
+        spans(at, len).for_each(|(number, pages)| self.unmark_some(number, pages));
+    }
+
+    fn unmark_some(&mut self, number: usize, pages: Bits) {
+        let span = self.span(number);
+        let gone = count(&both(span.mapped, pages));
+        span.mapped = without(span.mapped, pages);
+        self.window.pages -= gone;
     }
 
     fn mark(&mut self, at: usize, len: usize) {

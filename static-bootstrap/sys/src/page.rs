@@ -36,7 +36,7 @@ pub mod op {
     pub const SHARE: u32 = 6;
     /// As PUT, of a file that is shared, but the client writes the pages in `data` there itself, when this is answered.
     pub const TAKE: u32 = 7;
-    /// `data[..2]`: pages lent in all, and to whom else they are not lent.
+    /// `data`: pages lent in all, and to whom else they are not lent; and a name that no other server has.
     pub const OPENED: u32 = 16;
     /// The contents of the pages in `data` follow in order; those in `zero` were asked for, too, and are zero.
     pub const GOT: u32 = 17;

@@ -16,18 +16,27 @@ use crate::table::TABLE;
 pub(crate) struct Healer {
     place: usize,
     next: usize,
+    /// Pages of that place that were copied.
+    copied: usize,
+}
+
+/// A place that is to have a copy, and where; and whether nothing of it is there yet.
+struct Wound {
+    place: usize,
+    target: u8,
+    is_fresh: bool,
 }
 
 impl Healer {
     pub(crate) const fn new() -> Healer {
-        Healer { place: PLACES, next: 0 }
+        Healer { place: PLACES, next: 0, copied: 0 }
     }
 
     /// The next span, through a buffer of one; only while no gift is open. False when there is nothing to do.
     pub(crate) fn step(&mut self, buffer: usize) -> bool {
-        let Some((nth, target)) = Healer::find() else { return false };
-        if nth != self.place {
-            *self = Healer { place: nth, next: 0 };
+        let Some(Wound { place: nth, target, is_fresh }) = Healer::find() else { return false };
+        if nth != self.place || is_fresh {
+            *self = Healer { place: nth, next: 0, copied: 0 };
         }
         let mut table = TABLE.lock();
         let [heap, rest] = table.window.given();
@@ -61,16 +70,41 @@ impl Healer {
             link.given(1)
         };
         match copied() {
-            Ok(()) => drop(KEPT[server].fetch_add(count(&pages) as u64, Ordering::Relaxed)),
+            Ok(()) => {
+                self.copied += count(&pages);
+                KEPT[server].fetch_add(count(&pages) as u64, Ordering::Relaxed);
+            }
             Err(gone) if gone.cause == cause::FULL => {
                 FULL.fetch_or(1 << server, Ordering::Relaxed);
-                let _alone = CHANGE.lock();
+                let alone = CHANGE.lock();
                 let now = unpack(MAP[nth].load(Ordering::Relaxed));
                 MAP[nth].store(pack(Place { second: NOBODY, whole: 0, ..now }), Ordering::Release);
+                drop(alone);
+                self.take_back(server);
             }
             Err(gone) => lose(server, epoch(), &gone),
         }
         true
+    }
+
+    /// What of this place a server has that became full of it is of no use: else the next that it is given would be too much, and it be lost for that.
+    fn take_back(&self, server: usize) {
+        let [heap, rest] = TABLE.lock().window.given();
+        for number in heap.chain(rest).filter(|number| number % PLACES == self.place) {
+            let pages = TABLE.lock().span(number).remote;
+            let told = || {
+                if pages == NONE || write(server, number, NONE, NONE, pages, 0)? {
+                    return Ok(());
+                }
+                let mut link = CONNECTIONS[server][BACK].lock();
+                link.give(name(number), NONE, pages, 0, false)?;
+                link.given(1)
+            };
+            if let Err(gone) = told() {
+                return lose(server, epoch(), &gone);
+            }
+        }
+        KEPT[server].fetch_sub(self.copied as u64, Ordering::Relaxed);
     }
 
     /// Something has no copy, and somebody could take one.
@@ -78,12 +112,12 @@ impl Healer {
         BARE.load(Ordering::Relaxed)
     }
 
-    /// A place whose copy is being made, or is to be made, and where.
-    fn find() -> Option<(usize, u8)> {
+    /// What is being copied, or is next.
+    fn find() -> Option<Wound> {
         let _alone = CHANGE.lock();
         let places: [Place; PLACES] = core::array::from_fn(|nth| unpack(MAP[nth].load(Ordering::Relaxed)));
         if let Some(nth) = places.iter().position(|place| place.second != NOBODY && place.whole == 0) {
-            return Some((nth, places[nth].second));
+            return Some(Wound { place: nth, target: places[nth].second, is_fresh: false });
         }
         let weights: [u64; SERVERS] = core::array::from_fn(|server| WEIGHTS[server].load(Ordering::Relaxed));
         let able = !(LOST.load(Ordering::Relaxed) | FULL.load(Ordering::Relaxed));
@@ -93,6 +127,6 @@ impl Healer {
         };
         // From now on it is given what is given to the first.
         MAP[nth].store(pack(Place { second: server, whole: 0, ..places[nth] }), Ordering::Release);
-        Some((nth, server))
+        Some(Wound { place: nth, target: server, is_fresh: true })
     }
 }

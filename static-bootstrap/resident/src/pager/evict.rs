@@ -545,7 +545,12 @@ impl Evictor {
         while self.len == OPEN || at_once && self.len > 0 {
             self.complete();
         }
-        let more = |server| after.iter().any(|part| !part.is_nothing() && lenders::keeps(part.gift.number, server));
+        // Before one that is written at once all answers are waited for: what is held back for more would not come.
+        let soon = || {
+            let rest = after.iter().filter(|part| !part.is_nothing());
+            rest.take_while(|part| !lenders::is_shared(part.gift.number))
+        };
+        let more = |server| !at_once && soon().any(|part| lenders::keeps(part.gift.number, server));
         let Part { sent, zero, kept, base, .. } = *part;
         let keepers = lenders::give(&Parcel { number: part.gift.number, sent, zero, kept, base }, more);
         if keepers == Keepers::NONE {

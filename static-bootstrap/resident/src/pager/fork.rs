@@ -91,7 +91,8 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
         return result;
     }
     drop(closed);
-    // No other thread exists.
+    // No other thread exists. The parent's door has a number that may be something of the program's here.
+    fatal::DOOR.store(granted.door, Ordering::Relaxed);
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let uffd = Uffd::open().and_then(|uffd| {
         window::ranges().try_for_each(|(at, len)| uffd.register(at, len))?;

@@ -166,16 +166,20 @@ fn discard(number: usize, pages: Bits) {
     }
 }
 
-/// Does something with a range while nobody of ours has a page of it in his hands.
-pub(super) fn alone<T>(at: usize, len: usize, work: impl FnOnce(&mut Table) -> T) -> T {
-    loop {
-        let seen = SETTLED.now();
-        let mut table = TABLE.lock();
-        let is_busy = |(number, pages): &(usize, Bits)| both(table.span(*number).busy, *pages) != NONE;
-        let Some((number, pages)) = spans(at, len).find(is_busy) else { return work(&mut table) };
-        drop(table);
-        ahead::let_go(number, pages);
-        SETTLED.wait(seen, 10);
+/// Does something with each span of a range while nobody of ours has a page of it in his hands.
+pub(super) fn alone(at: usize, len: usize, mut work: impl FnMut(&mut Table, usize, Bits)) {
+    for (number, pages) in spans(at, len) {
+        loop {
+            let seen = SETTLED.now();
+            let mut table = TABLE.lock();
+            if both(table.span(number).busy, pages) == NONE {
+                work(&mut table, number, pages);
+                break;
+            }
+            drop(table);
+            ahead::let_go(number, pages);
+            SETTLED.wait(seen, 10);
+        }
     }
 }
 
