@@ -31,3 +31,30 @@ fn hosts_that_only_the_front_end_reaches() {
         assert_eq!(done.lines(), ["1", "2", "3", "4", "5"], "{}", done.err);
     }
 }
+
+/// One that its parent could not start is not waited for below that: ranks that do something together get it from where it is.
+#[test]
+fn a_host_below_another_that_only_the_front_end_reaches() {
+    let agent = "[ -z \"$ON_A_NODE\" ] || [ {host} != n3 ] || exit 255; ON_A_NODE={host} env";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hpcrt"));
+    command.args(["exec", "-q", "--hosts", "n[1-3]", "--agent", agent, "--fan-out", "1", "--timeout", "20"]);
+    let barrier = "echo 'barrier 0 5' >&8; head -n 1 <&8; echo $HPCRT_NODE";
+    let done = Run::new(command).program(&["sh", "-c", barrier]).end().code(0);
+    assert_eq!(done.lines(), ["1", "2", "3", "ok 0", "ok 0", "ok 0"], "{}", done.err);
+}
+
+/// Signals that have no name end ranks like others.
+#[test]
+fn a_rank_that_is_killed_by_a_real_time_signal() {
+    sh("--hosts a --agent local", "kill -34 $$").within(Duration::from_secs(10)).end().code(162).says("killed by signal 34");
+}
+
+/// What nohup leaves of standard input where that was a terminal.
+#[test]
+fn standard_input_that_can_only_be_written() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" \"$@\" 0> /dev/null", env!("CARGO_BIN_EXE_hpcrt")]);
+    command.args(["exec", "-q", "--hosts", "a,b", "--agent", "local"]);
+    let done = Run::new(command).program(&["sh", "-c", "sleep 0.3; echo on"]).end().code(0);
+    assert_eq!(done.lines(), ["on", "on"]);
+}

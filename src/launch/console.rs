@@ -85,9 +85,13 @@ pub fn ends(signal: Signal) -> bool {
     matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
 }
 
-/// This process's standard input, unless it is a terminal that would stop us for reading it in the background.
+/// This process's standard input, unless it is a terminal that would stop us for reading it in the background, or can only be written, as nohup leaves it.
 pub fn readable_stdin() -> Option<OwnedFd> {
     let stdin = io::stdin();
+    let flags = rustix::fs::fcntl_getfl(&stdin).ok()?;
+    if flags & rustix::fs::OFlags::ACCMODE == rustix::fs::OFlags::WRONLY {
+        return None;
+    }
     let background = stdin.is_terminal()
         && rustix::termios::tcgetpgrp(&stdin).is_ok_and(|group| group != rustix::process::getpgrp());
     if background { None } else { stdin.as_fd().try_clone_to_owned().ok() }

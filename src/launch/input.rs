@@ -1,19 +1,23 @@
 //! Standard input on its way to the ranks: one block at a time, the next when every reader took the last.
 
-use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smol::Unblock;
 use smol::io::AsyncReadExt;
 
 use super::console::Console;
 use crate::net::wire::control::{NodeId, StdinTo};
+use crate::sys::keyboard::Keyboard;
 use crate::sys::patient::Patient;
 
 /// See the module.
 pub(super) struct Input {
-    from: Option<Unblock<Patient>>,
+    from: Option<Unblock<Box<dyn Read + Send>>>,
     terminal: bool,
+    /// Nothing more is read.
+    over: Arc<AtomicBool>,
     /// A node stands here for each program of the job that it has.
     waiting: Vec<NodeId>,
 }
@@ -22,9 +26,12 @@ impl Input {
     /// What the job reads of the console.
     pub(super) fn new(to: StdinTo, console: &Console) -> Input {
         let from = console.stdin.as_ref().filter(|_| to != StdinTo::None).and_then(|stdin| stdin.try_clone().ok());
-        let terminal = from.as_ref().is_some_and(File::is_terminal);
-        let from = from.map(|stdin| Unblock::with_capacity(64 << 10, Patient(stdin)));
-        Input { from, terminal, waiting: Vec::new() }
+        let (terminal, over) = (from.as_ref().is_some_and(IsTerminal::is_terminal), Arc::default());
+        let from = from.map(|stdin| -> Box<dyn Read + Send> {
+            if terminal { Box::new(Keyboard::new(stdin, Arc::clone(&over))) } else { Box::new(Patient(stdin)) }
+        });
+        let from = from.map(|stdin| Unblock::with_capacity(64 << 10, stdin));
+        Input { from, terminal, over, waiting: Vec::new() }
     }
 
     /// The next block; empty at the end. Safe to cancel: what was read stays in the buffer of `from`.
@@ -64,5 +71,11 @@ impl Input {
     /// This node takes nothing any more.
     pub(super) fn lost(&mut self, node: NodeId) {
         self.waiting.retain(|waiting| *waiting != node);
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
     }
 }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::signalfd::SignalFd;
-use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
 use super::guest::Porch;
@@ -19,6 +18,7 @@ use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::Status;
 use crate::net::wire::keeper::{Ask, Ended, Tell};
 use crate::sys::boot::{Stage, Starter};
+use crate::sys::process::Fate;
 use crate::sys::without::{Ability, Without};
 use crate::sys::{inject, process};
 
@@ -251,10 +251,10 @@ impl JobKeeper {
         loop {
             let (mut ranks, mut held) = (Vec::new(), Vec::new());
             while ranks.len() < BATCH
-                && let Some(status) = process::reap()
+                && let Some((pid, fate)) = process::reap()
             {
-                let Some((pid, status)) = ended(status) else {
-                    held.extend(self.stopped(status));
+                let Some(status) = ended(fate) else {
+                    held.extend(Some(pid).filter(|pid| self.stopped(*pid, fate)));
                     continue;
                 };
                 let Some(index) = self.ranks.remove(&pid) else { continue };
@@ -280,12 +280,12 @@ impl JobKeeper {
     }
 
     /// A rank that is to be held, or given something, has just become its program, which has not begun: is held stopped, and free for a debugger to trace.
-    /// Whatever else stops it before is passed on.
-    fn stopped(&self, status: WaitStatus) -> Option<Pid> {
-        let WaitStatus::Stopped(pid, signal) = status else { return None };
-        if signal != Signal::SIGTRAP {
+    /// Whatever else stops it before is passed on. Whether it is held.
+    fn stopped(&self, pid: Pid, fate: Fate) -> bool {
+        let signal = if let Fate::Stopped(signal) = fate { Signal::try_from(signal).ok() } else { None };
+        if signal != Some(Signal::SIGTRAP) {
             let _ = ptrace::cont(pid, signal);
-            return None;
+            return false;
         }
         let (held, resident) = self.starter.stops();
         if let (Some(resident), Some(index)) = (resident, self.ranks.get(&pid))
@@ -294,7 +294,7 @@ impl JobKeeper {
             self.starter.fail(*index, error.raw_os_error().unwrap_or(nix::libc::EIO));
             let _ = kill(pid, Signal::SIGKILL);
         }
-        ptrace::detach(pid, held.then_some(Signal::SIGSTOP)).ok().filter(|()| held).map(|()| pid)
+        ptrace::detach(pid, held.then_some(Signal::SIGSTOP)).is_ok() && held
     }
 
     fn failed(&self, operation: &'static str, error: String) -> io::Result<()> {

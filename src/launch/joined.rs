@@ -212,8 +212,8 @@ impl Task {
     /// Notes who ended. Returns whether a helper failed while the program depends on it.
     fn reap(&mut self) -> bool {
         let mut failed = false;
-        while let Some(status) = process::reap() {
-            let Some((pid, status)) = ended(status) else { continue };
+        while let Some((pid, fate)) = process::reap() {
+            let Some(status) = ended(fate) else { continue };
             if pid == self.child {
                 self.ended = Some(status);
             }

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, getpid};
 
 use super::job_keeper;
@@ -27,8 +26,9 @@ use crate::error::Context;
 use crate::loader::view::directory::{self, Directory};
 use crate::loader::view::namespace::{Base, Failure, Lacks, Place, SMALL};
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{JobId, Limits, View};
+use crate::net::wire::control::{JobId, Limits, Status, View};
 use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::process::Fate;
 use crate::sys::without::{Ability, Without};
 use crate::sys::{boot, process};
 
@@ -138,12 +138,13 @@ impl Keeper {
     /// A dead job's keeper may leave orphans, which are our children now.
     fn reap(&mut self) {
         let mut died = false;
-        while let Some(status) = process::reap() {
-            if let Some(at) = status.pid().and_then(|pid| self.jobs.iter().position(|p| *p == pid)) {
+        while let Some((pid, fate)) = process::reap() {
+            let at = self.jobs.iter().position(|job| *job == pid);
+            if let Some(at) = at.filter(|_| !matches!(fate, Fate::Stopped(_))) {
                 self.jobs.swap_remove(at);
                 died = true;
-                if !matches!(status, WaitStatus::Exited(_, 0)) {
-                    log::warn!("the keeper of a job ended unexpectedly: {status:?}");
+                if fate != Fate::Exited(0) {
+                    log::warn!("the keeper of a job ended unexpectedly: {fate:?}");
                 }
             }
         }
@@ -250,7 +251,7 @@ fn try_base(without: &Without) -> Result<(), Failure> {
     drop(writer);
     let mut cause = String::new();
     let _ = fs::File::from(reader).read_to_string(&mut cause);
-    if let Ok(WaitStatus::Exited(_, 0)) = nix::sys::wait::waitpid(child, None) {
+    if let Ok(nix::sys::wait::WaitStatus::Exited(_, 0)) = nix::sys::wait::waitpid(child, None) {
         return Ok(());
     }
     let (tried, cause) = cause.split_once('\0').unwrap_or(("make namespaces", &cause));
@@ -292,12 +293,11 @@ pub(super) fn signal_children(signal: Signal) -> usize {
     children.iter().filter(|pid| kill(**pid, signal).is_ok()).count()
 }
 
-/// What `waitpid(2)` says of an end, as the wire tells it; `None` for a mere stop.
-pub(super) fn ended(status: WaitStatus) -> Option<(Pid, crate::net::wire::control::Status)> {
-    use crate::net::wire::control::Status;
-    match status {
-        WaitStatus::Exited(pid, code) => Some((pid, Status::Code(u8::try_from(code).unwrap_or(u8::MAX)))),
-        WaitStatus::Signaled(pid, signal, _) => Some((pid, Status::Signal(signal as i32))),
-        _ => None,
+/// An end as the wire tells it; `None` for a mere stop.
+pub(super) fn ended(fate: Fate) -> Option<Status> {
+    match fate {
+        Fate::Exited(code) => Some(Status::Code(u8::try_from(code).unwrap_or(u8::MAX))),
+        Fate::Killed(signal) => Some(Status::Signal(signal)),
+        Fate::Stopped(_) => None,
     }
 }

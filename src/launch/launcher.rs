@@ -1,8 +1,7 @@
 //! Another launcher's command while it runs: its signals, its end, its exit code.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::IsTerminal;
+use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 use std::time::Instant;
@@ -44,8 +43,7 @@ pub async fn run(
     let child = command.spawn().op_on("run", &words[0])?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
-    // What is typed at a terminal reaches it without us: it is in our group.
-    let typed = std::io::stdin().is_terminal();
+    let typed = is_in_front();
     let mut ending: Option<Instant> = None;
     loop {
         let died = async {
@@ -77,6 +75,13 @@ pub async fn run(
             Next::Failed => {}
         }
     }
+}
+
+/// Whether what is typed at the terminal reaches a child without us, wherever its input comes from: it is in our group.
+fn is_in_front() -> bool {
+    let terminal = File::open("/dev/tty");
+    let group = terminal.and_then(|terminal| Ok(rustix::termios::tcgetpgrp(terminal)?));
+    group.is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
 /// The exit code of a launcher that ended.

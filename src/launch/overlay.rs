@@ -125,6 +125,11 @@ impl Children {
         self.tasks.spawn(listen).detach();
     }
 
+    /// No child leads to this node: somebody else is to start it.
+    pub fn forget(&self, node: NodeId) {
+        self.route.borrow_mut().remove(&node);
+    }
+
     /// Sends an order down: to every child, or towards one node. A child whose link is gone is skipped: its loss was reported.
     pub async fn send(&self, to: Target, packet: &Packet) {
         let outboxes: Vec<Sender<Packet>> = match to {

@@ -126,14 +126,14 @@ impl Rendezvous {
 
     /// These ranks have ended, or their hosts were lost.
     pub(super) async fn handle_gone(&mut self, ranks: impl IntoIterator<Item = u32>) {
-        self.trunk.handle_gone(ranks);
+        self.trunk.handle_gone(self.begun.elapsed(), ranks);
         self.flush().await;
     }
 
     /// When [`Rendezvous::handle_timeout`] is wanted.
     pub(super) fn wake(&self) -> Option<Instant> {
-        let roll = self.trunk.poll_timeout().map(|at| self.begun + at);
-        [roll, self.wanted].into_iter().flatten().min()
+        let trunk = self.trunk.poll_timeout().map(|at| self.begun + at);
+        [trunk, self.wanted].into_iter().flatten().min()
     }
 
     /// The time of [`Rendezvous::wake`] has come, perhaps.

@@ -568,6 +568,7 @@ impl Root {
             // Its parent could not reach it; perhaps we can (many sites forbid ssh between compute nodes).
             Report::NotStarted { node, error } => {
                 log::info!("{error}; starting it from here");
+                self.children.forget(node);
                 let host = self.host(node).to_owned();
                 let why = error.strip_prefix(&format!("{host}: ")).unwrap_or(&error).to_owned();
                 self.restarted.borrow_mut().insert(node, why);

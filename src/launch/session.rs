@@ -232,7 +232,11 @@ impl Session {
                     source.look_for_changes(true);
                 }
             };
-            smol::unblock(look_back).await;
+            // The shared file system may hang.
+            let asked = async {
+                console.ended_by().await;
+            };
+            smol::unblock(look_back).or(asked).await;
         }
         self.source.warnings().iter().for_each(|warning| console.say(warning));
         let now = self.source.counters.read();

@@ -5,6 +5,7 @@ pub mod boot;
 pub mod extents_map;
 pub mod huge;
 pub mod inject;
+pub mod keyboard;
 pub mod memory;
 pub mod mpir;
 pub mod node;

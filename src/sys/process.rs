@@ -298,14 +298,30 @@ pub fn await_end(child: Pid, deadline: Duration) {
     }
 }
 
-/// Reaps one dead child, if there is any.
-pub fn reap() -> Option<WaitStatus> {
+/// What a child has done; signals by number, since not all have names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    Exited(i32),
+    Killed(i32),
+    Stopped(i32),
+}
+
+/// Takes what one child has done: one that is dead is reaped.
+pub fn reap() -> Option<(Pid, Fate)> {
+    use nix::libc;
     loop {
-        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return None,
-            Err(Errno::EINTR) => {}
-            Ok(status) => return Some(status),
-            Err(_) => return None,
-        }
+        let mut status = 0;
+        // SAFETY: writes that word.
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+        let fate = match pid {
+            0 => return None,
+            ..0 if Errno::last() == Errno::EINTR => continue,
+            ..0 => return None,
+            _ if libc::WIFEXITED(status) => Fate::Exited(libc::WEXITSTATUS(status)),
+            _ if libc::WIFSIGNALED(status) => Fate::Killed(libc::WTERMSIG(status)),
+            _ if libc::WIFSTOPPED(status) => Fate::Stopped(libc::WSTOPSIG(status)),
+            _ => continue,
+        };
+        return Some((Pid::from_raw(pid), fate));
     }
 }

@@ -21,11 +21,12 @@ mod view;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_channel::{Receiver, Sender, bounded};
 use nix::sys::signal::Signal;
@@ -113,7 +114,7 @@ pub fn join(file: &Path) -> Result<u8> {
 /// As [`serve`].
 pub fn join_told() -> Result<u8> {
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).op("read the invitation")?;
+    io::stdin().read_to_string(&mut text).op("read the invitation")?;
     let told = text.split_once('\n').and_then(|(node, rest)| Some((node.parse().ok()?, Invitation::parse(rest)?)));
     let (node, invitation) = told.ok_or_else(|| Error::new("join", "standard input holds no invitation"))?;
     run(|_, _| Ok(Way::Join(node, invitation)))
@@ -146,7 +147,7 @@ fn run(way: impl FnOnce(OwnedFd, OwnedFd) -> Result<Way>) -> Result<u8> {
 }
 
 /// The parent's pipes, out of the reach of anything started from here.
-fn take_standard_streams() -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn take_standard_streams() -> io::Result<(OwnedFd, OwnedFd)> {
     let (input, output) = (rustix::stdio::stdin(), rustix::stdio::stdout());
     let (input, output) =
         (process::above_standard(input.try_clone_to_owned()?)?, process::above_standard(output.try_clone_to_owned()?)?);
@@ -157,7 +158,7 @@ fn take_standard_streams() -> std::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The link made of the descriptors that the agent was started with.
-fn first_link(input: OwnedFd, output: OwnedFd) -> std::io::Result<(Reader, Writer)> {
+fn first_link(input: OwnedFd, output: OwnedFd) -> io::Result<(Reader, Writer)> {
     if rustix::net::sockopt::socket_type(&input).is_ok() {
         let stream = smol::net::unix::UnixStream::from(Async::new(std::os::unix::net::UnixStream::from(input))?);
         return Ok(link::trusted(stream.clone(), stream));
@@ -206,10 +207,30 @@ pub(super) struct Node {
 /// A store in a directory of the user's: where, and its own directory.
 type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
 
+/// Comes to a front end to which thousands may come at once, more than it can greet: again and again, until it would not wait any more, or is gone.
+async fn come(addresses: &[String], key: &SessionKey, node: NodeId) -> Result<(Reader, Writer), LinkError> {
+    const PATIENCE: Duration = Duration::from_secs(40);
+    const PAUSE: Range<u64> = 100..1000;
+    let begun = Instant::now();
+    loop {
+        let error = match listen::reach(addresses, key, node, Purpose::Control).await {
+            Err(error) if begun.elapsed() < PATIENCE => error,
+            result => return result,
+        };
+        match &error {
+            LinkError::Closed | LinkError::Slow => {}
+            LinkError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {}
+            _ => return Err(error),
+        }
+        log::info!("the front end is not reached, again: {error}");
+        Timer::after(Duration::from_millis(fastrand::u64(PAUSE))).await;
+    }
+}
+
 async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_pid: Pid, left: Left) -> Result<()> {
     let (mut reader, writer) = match way {
         Way::Pipes(input, output) => first_link(input, output).op("open the link to the parent")?,
-        Way::Join(node, Invitation { key, addresses, .. }) => listen::reach(&addresses, &key, node, Purpose::Control)
+        Way::Join(node, Invitation { key, addresses, .. }) => come(&addresses, &key, node)
             .await
             .map_err(|error| Error::new("reach the front end", error).on(addresses.join(", ")))?,
     };
@@ -456,8 +477,10 @@ impl Node {
                     }
                 }
                 Event::Report { report, packet, .. } => {
-                    if let Report::Rate { rate } = report {
-                        slowest = rate;
+                    match report {
+                        Report::Rate { rate } => slowest = rate,
+                        Report::NotStarted { node, .. } => self.children.forget(node),
+                        _ => {}
                     }
                     self.send_up(packet).await;
                 }
@@ -659,7 +682,7 @@ impl Node {
     }
 
     /// Hands a job to the keeper, which forks one for it.
-    fn keep(&self, ask: &Ask, socket: &Seqpacket, plan: &OwnedFd) -> std::io::Result<()> {
+    fn keep(&self, ask: &Ask, socket: &Seqpacket, plan: &OwnedFd) -> io::Result<()> {
         self.keeper.send(ask, &[socket.as_fd(), plan.as_fd()])
     }
 }

@@ -66,7 +66,7 @@ impl Directory {
         let parent = rustix::fs::open(place, flags, Mode::empty()).op_on("open the store", place)?;
         sweep(&parent);
         let make = || {
-            let name = format!("{PREFIX}{:016x}", fastrand::u64(..));
+            let name = format!("{}{:016x}", prefix(), fastrand::u64(..));
             rustix::fs::mkdirat(&parent, &name, Mode::RWXU)?;
             let own = rustix::fs::openat(&parent, &name, FLAGS, Mode::empty())?;
             rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive)?;
@@ -107,10 +107,16 @@ pub fn remove(place: &Path, own: &OwnedFd) {
     }
 }
 
+/// What names on this machine begin with: where others have the same directory, their locks may not be seen here.
+fn prefix() -> String {
+    format!("{PREFIX}{:x}.", node::machine().unwrap_or_else(|| fastrand::u64(..)))
+}
+
 /// Removes what nobody has locked.
 fn sweep(parent: &OwnedFd) {
+    let ours = prefix();
     for name in names(parent) {
-        if name.to_bytes().starts_with(PREFIX.as_bytes())
+        if name.to_bytes().starts_with(ours.as_bytes())
             && let Ok(old) = rustix::fs::openat(parent, &*name, FLAGS, Mode::empty())
             && is_private(&old)
             && rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -157,12 +163,16 @@ mod tests {
         let second = Directory::create(place.path()).unwrap();
         assert_eq!(count(), 2);
         drop(first);
-        let others = place.path().join("hpcrt-store.0123");
-        std::fs::create_dir(&others).unwrap();
-        std::fs::set_permissions(&others, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let others = [(format!("{}0123", prefix()), 0o755), ("hpcrt-store.1.0123".to_owned(), 0o700)];
+        let others = others.map(|(name, mode)| {
+            let path = place.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+            path
+        });
         let third = Directory::create(place.path()).unwrap();
-        assert_eq!(count(), 3, "the first one's is gone, and what is not as we make them stays");
-        std::fs::remove_dir(others).unwrap();
+        assert_eq!(count(), 4, "the first one's is gone; what is not as we make them stays, and another machine's");
+        others.iter().for_each(|path| std::fs::remove_dir(path).unwrap());
         second.remove();
         third.remove();
         assert_eq!(count(), 0);

@@ -185,7 +185,11 @@ impl Branch {
                 let added = self.gatherings.entry(seq).or_default().add(act, 0, &[]);
                 self.check(seq, added);
             }
-            Verdict::Broken { from, broken } => {
+            Verdict::Broken { from, mut broken } => {
+                if let Some((_, before)) = self.broken.as_ref().filter(|(_, before)| before.kind == broken.kind) {
+                    broken.ranks.extend_from_slice(&before.ranks);
+                    broken.ranks.sort_unstable();
+                }
                 self.broken = Some((from, Rc::new(broken)));
                 self.give_up();
             }

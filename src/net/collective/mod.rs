@@ -174,7 +174,7 @@ mod tests {
         job.call(1, Act::Scatter, &[]);
         job.call(2, Act::Scatter, &[]);
         assert_eq!(job.settle(), [(0, Ok(())), (1, Ok(()))]);
-        job.trunk.handle_gone([0]);
+        job.trunk.handle_gone(Duration::ZERO, [0]);
         assert_eq!(job.settle(), []);
         job.call(3, Act::Scatter, &[]);
         assert_eq!(job.settle(), [(2, Ok(())), (3, Ok(()))]);
@@ -185,7 +185,7 @@ mod tests {
         job.call(0, Act::Scatter, &ITEMS);
         job.call(2, Act::Scatter, &[]);
         assert_eq!(job.settle(), []);
-        job.trunk.handle_gone([3]);
+        job.trunk.handle_gone(Duration::ZERO, [3]);
         assert_eq!(job.settle(), [(2, Err(Fault::Lost))]);
         job.call(1, Act::Scatter, &[]);
         assert_eq!(job.settle(), [(0, Ok(())), (1, Ok(()))]);

@@ -9,6 +9,8 @@ use crate::net::wire::control::{NodeId, Target};
 
 /// Nodes say who is absent within this time, or are taken to be absent with all their ranks.
 const ROLL: Duration = Duration::from_secs(2);
+/// Nodes are told who else is gone this often at most: at a job's end its ranks go one by one.
+const SPREAD: Duration = Duration::from_millis(50);
 
 /// See the module. Calling order: any `handle_*`, then [`Trunk::poll_verdict`] until it is empty, and [`Trunk::poll_timeout`]. Times are
 /// since any fixed moment.
@@ -23,6 +25,9 @@ pub struct Trunk {
     /// A member has called something.
     begun: bool,
     gone: BTreeSet<u32>,
+    /// Of those the ones that nodes were not told of; and before when they are not.
+    untold: BTreeSet<u32>,
+    quiet_until: Duration,
     broken: Option<Broken>,
     roll: Option<Roll>,
     verdicts: VecDeque<(Target, Verdict, Vec<u8>)>,
@@ -47,6 +52,8 @@ impl Trunk {
             gatherings: BTreeMap::new(),
             begun: false,
             gone: BTreeSet::new(),
+            untold: BTreeSet::new(),
+            quiet_until: Duration::ZERO,
             broken: None,
             roll: None,
             verdicts: VecDeque::new(),
@@ -58,7 +65,7 @@ impl Trunk {
         match word {
             Word::Begun if !self.begun => {
                 self.begun = true;
-                self.miss();
+                self.miss(now);
             }
             Word::Given { seq, act, more } if seq == self.seq && self.broken.is_none() => {
                 let master = self.master();
@@ -96,12 +103,9 @@ impl Trunk {
     }
 
     /// These ranks ended, or their nodes were lost: they call nothing any more.
-    pub fn handle_gone(&mut self, ranks: impl IntoIterator<Item = u32>) {
-        let before = self.gone.len();
-        self.gone.extend(ranks);
-        if self.begun && self.gone.len() > before {
-            self.miss();
-        }
+    pub fn handle_gone(&mut self, now: Duration, ranks: impl IntoIterator<Item = u32>) {
+        self.untold.extend(ranks.into_iter().filter(|rank| self.gone.insert(*rank)));
+        self.miss(now);
     }
 
     /// The time of [`Trunk::poll_timeout`] has come, perhaps.
@@ -111,11 +115,14 @@ impl Trunk {
             roll.absent.extend(silent.map(|(rank, _)| rank));
             self.call_off();
         }
+        self.miss(now);
     }
 
     /// When [`Trunk::handle_timeout`] is wanted.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        self.roll.as_ref().map(|roll| roll.until)
+        let roll = self.roll.as_ref().map(|roll| roll.until);
+        let told = self.misses().then_some(self.quiet_until);
+        roll.into_iter().chain(told).min()
     }
 
     /// What is to be said downward, with its body.
@@ -128,10 +135,15 @@ impl Trunk {
         self.nodes.first().copied().unwrap_or_default()
     }
 
-    /// While anybody is left who could wait for them.
-    fn miss(&mut self) {
-        if !self.gone.is_empty() && self.gone.len() < self.nodes.len() {
-            let gone = self.gone.clone();
+    /// Nodes are to be told of somebody, while anybody is left who could wait for him.
+    fn misses(&self) -> bool {
+        self.begun && !self.untold.is_empty() && self.gone.len() < self.nodes.len()
+    }
+
+    fn miss(&mut self, now: Duration) {
+        if self.misses() && self.quiet_until <= now {
+            self.quiet_until = now + SPREAD;
+            let gone = std::mem::take(&mut self.untold);
             self.break_off(Fault::Lost, gone, "they ended, or their hosts were lost".to_owned());
         }
     }
@@ -143,7 +155,7 @@ impl Trunk {
     }
 
     fn break_off(&mut self, kind: Fault, ranks: BTreeSet<u32>, why: String) {
-        // What broke them first stays, but the list of those who are missing grows.
+        // What broke them first stays, but others may be missing, too.
         if self.broken.as_ref().is_some_and(|broken| broken.kind != kind || kind != Fault::Lost) {
             return;
         }

@@ -144,7 +144,7 @@ impl Peer {
                     if self.called[member] < ROUNDS {
                         self.call_later(member, now);
                     } else {
-                        self.gone(vec![(self.node - 1) * self.each + member as u32]);
+                        self.gone(now, vec![(self.node - 1) * self.each + member as u32]);
                     }
                 }
                 Answer::Failed(broken) => {
@@ -174,9 +174,9 @@ impl Peer {
         }
     }
 
-    fn gone(&mut self, ranks: Vec<u32>) {
+    fn gone(&mut self, now: Duration, ranks: Vec<u32>) {
         match &mut self.trunk {
-            Some(trunk) => trunk.handle_gone(ranks),
+            Some(trunk) => trunk.handle_gone(now, ranks),
             None => self.up(Message::Gone(ranks)),
         }
     }
@@ -198,7 +198,7 @@ impl Machine for Peer {
                 (Some(_), word) => self.up(Message::Up(word, body)),
                 (None, word) => self.trunk.as_mut().unwrap().handle_word(now, word, &body),
             },
-            Input::Message { message: Message::Gone(ranks), .. } => self.gone(ranks),
+            Input::Message { message: Message::Gone(ranks), .. } => self.gone(now, ranks),
             Input::Message { message: Message::Down(to, verdict, body), .. } => {
                 self.down(to, verdict.clone(), &body);
                 if matches!(to, Target::All) || to == Target::Node(self.node) {
@@ -208,16 +208,18 @@ impl Machine for Peer {
             Input::Lost(Link { peer, opened: true }) if peer < self.node => self.orphan = true,
             Input::Lost(Link { peer, .. }) => {
                 let (each, below) = (self.each, (1..self.nodes).filter(|node| is_below(*node, peer)));
-                self.gone(below.flat_map(|node| (node - 1) * each..node * each).collect());
+                self.gone(now, below.flat_map(|node| (node - 1) * each..node * each).collect());
             }
             Input::Start | Input::Wake | Input::Message { message: Message::Hello, .. } => {}
         }
+        self.trunk.iter_mut().for_each(|trunk| trunk.handle_timeout(now));
         self.call_due(now);
         self.settle(now);
     }
 
     fn poll_timeout(&self) -> Option<Duration> {
-        self.calls.iter().flatten().min().copied()
+        let trunk = self.trunk.as_ref().and_then(Trunk::poll_timeout);
+        self.calls.iter().flatten().copied().chain(trunk).min()
     }
 
     fn poll_transmit(&mut self, _: Duration, writable: &dyn Fn(Link) -> bool) -> Option<Send<Message>> {

@@ -1,0 +1,92 @@
+//! Standard input that is a terminal: read only while it is ours, so that nothing is taken that is typed for somebody else, and nobody stops us for that.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::signal::{SigSet, Signal};
+use rustix::io::Errno;
+
+/// How soon it is noticed that nothing more is wanted, or that the terminal is ours again; milliseconds.
+const LOOK: u16 = 100;
+
+/// See the module. For a thread that may wait.
+#[derive(Debug)]
+pub struct Keyboard {
+    terminal: File,
+    over: Arc<AtomicBool>,
+}
+
+impl Keyboard {
+    /// `over`: set when nothing more is wanted of it; it is at its end then.
+    pub fn new(terminal: File, over: Arc<AtomicBool>) -> Keyboard {
+        Keyboard { terminal, over }
+    }
+
+    /// Another process group has it. (Where it is not this session's own terminal the kernel stops nobody.)
+    fn is_others(&self) -> bool {
+        rustix::termios::tcgetpgrp(&self.terminal).is_ok_and(|group| group != rustix::process::getpgrp())
+    }
+}
+
+impl Read for Keyboard {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        // Whoever loses the terminal between a look and the read gets an error then, and is not stopped.
+        let _ = SigSet::from(Signal::SIGTTIN).thread_block();
+        while !self.over.load(Ordering::Relaxed) {
+            if self.is_others() {
+                std::thread::sleep(Duration::from_millis(LOOK.into()));
+                continue;
+            }
+            let mut polled = [PollFd::new(self.terminal.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut polled, LOOK) == Ok(0) || self.over.load(Ordering::Relaxed) {
+                continue;
+            }
+            match self.terminal.read(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) && self.is_others() => {}
+                read => return read,
+            }
+        }
+        Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::thread;
+
+    use rustix::fs::{Mode, OFlags};
+    use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
+
+    use super::*;
+
+    #[test]
+    fn what_is_typed_afterwards_stays_there() {
+        let typist = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        unlockpt(&typist).unwrap();
+        let name = ptsname(&typist, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let terminal = File::from(rustix::fs::open(name, flags, Mode::empty()).unwrap());
+        let mut typist = File::from(typist);
+        let over = Arc::new(AtomicBool::new(false));
+        let mut keyboard = Keyboard::new(terminal.try_clone().unwrap(), Arc::clone(&over));
+        let reader = thread::spawn(move || {
+            let mut bytes = [0; 64];
+            [keyboard.read(&mut bytes).unwrap(), keyboard.read(&mut bytes).unwrap()]
+        });
+        typist.write_all(b"first\n").unwrap();
+        thread::sleep(Duration::from_millis(300));
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(reader.join().unwrap(), [6, 0]);
+        typist.write_all(b"second\n").unwrap();
+        let mut bytes = [0; 64];
+        let len = { &terminal }.read(&mut bytes).unwrap();
+        assert_eq!(&bytes[..len], b"second\n");
+    }
+}
