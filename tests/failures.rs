@@ -46,7 +46,11 @@ fn a_host_below_another_that_only_the_front_end_reaches() {
 /// Signals that have no name end ranks like others.
 #[test]
 fn a_rank_that_is_killed_by_a_real_time_signal() {
-    sh("--hosts a --agent local", "kill -34 $$").within(Duration::from_secs(10)).end().code(162).says("killed by signal 34");
+    sh("--hosts a --agent local", "kill -34 $$")
+        .within(Duration::from_secs(10))
+        .end()
+        .code(162)
+        .says("killed by signal 34");
 }
 
 /// What nohup leaves of standard input where that was a terminal.

@@ -46,3 +46,12 @@ fn what_is_given_up_is_room_on_the_server() {
         right(servers.run_program(&[program.as_os_str(), "again".as_ref(), "1600".as_ref()], 20).end(), 20);
     }
 }
+
+#[test]
+fn a_fork_that_gets_no_connections_fails_alone() {
+    let Some(place) = built() else { return };
+    let servers = Servers::start(Who { uid: None, without: "" }, &[200]);
+    let (program, server) = (place.join("edges"), servers.all[0].0.id().to_string());
+    let words = [program.as_os_str(), "alone".as_ref(), "40".as_ref(), server.as_ref()];
+    right(servers.run_program(&words, 20).end().says("cannot let a program fork"), 20);
+}

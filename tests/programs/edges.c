@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include "checked.h"
@@ -224,10 +225,31 @@ static void vectors(void)
     filled(all, 2 * PARTS * PART, 9);
 }
 
+static pid_t server;
+
+/* A fork for which the server, which is stopped meanwhile, has no connection fails, and nothing else does. */
+static void alone(void)
+{
+    char *at = map(bytes, READ_WRITE, 0);
+    int status;
+    fill(at, bytes, 10);
+    usleep(500000);
+    check(kill(server, SIGSTOP) == 0 && fork() < 0 && errno == EAGAIN, "a fork that gets no connections");
+    check(kill(server, SIGCONT) == 0, "SIGCONT");
+    filled(at, bytes, 10);
+    pid_t child = fork();
+    if (child == 0) {
+        filled(at, bytes, 10);
+        _exit(0);
+    }
+    check(child > 0 && waitpid(child, &status, 0) == child && status == 0, "the next fork");
+}
+
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"again", again}, {"locked", locked}, {"heap", heap},
-        {"parts", parts}, {"doors", doors}, {"vectors", vectors}};
+        {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"alone", alone}};
+    server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (argc > 1 && !strcmp(argv[1], all[i].name)) {
