@@ -148,7 +148,7 @@ fn threads_are_right() {
         let stats = who.file("stats");
         let flags = format!("--stats {}", stats.display());
         let program = format!("{}/crew", crew.display());
-        for words in ["together {}/t 3000", "cancel {}/c 100", "execute {}/e", "parallel {}/p 20000"] {
+        for words in ["together {}/t 3000", "cancel {}/c 100", "execute {}/e", "parallel {}/p 20000", "once {}/o"] {
             let done = who.run(&flags, &format!("{program} {words}")).end().code(0);
             assert_eq!(done.text(), "right\n", "{words}");
             assert!(kept(&stats) > 1000, "{words}");
@@ -692,5 +692,5 @@ fn what_is_not_built_is_refused() {
     who.run("", &format!("{} pieces {{}}/p 10 8", program.display())).end().code(125).says("statically linked");
     who.run("--memory 127.0.0.1:1", "true").end().code(2).says("together with --memory");
     common::exec("--io-roots /tmp").program(&["true"]).end().code(2).says("only with --async-io");
-    common::exec("--async-io --io-roots /nowhere/at/all").program(&["true"]).end().code(125).says("/nowhere/at/all");
+    common::exec("--async-io --io-roots /nowhere/at/all").program(&["true"]).end().code(2).says("/nowhere/at/all");
 }

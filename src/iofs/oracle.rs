@@ -315,6 +315,45 @@ fn what_waits_does_not_wander_through_the_ring() {
     world.check();
 }
 
+/// What grows by single stores never reaches what the worker has not written, wherever the ring was begun again.
+#[test]
+#[allow(unsafe_code, reason = "the program's side")]
+fn quick_writes_do_not_reach_what_waits() {
+    for seed in 0..30 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let world = World::new(2);
+        let (log, head) = (world.log(), world.extents.head());
+        let places = [1, 2].map(|number| head.claim(1, number, inode::KEPT).unwrap());
+        let mut oracle = [Vec::new(), Vec::new()];
+        for _ in 0..600 {
+            let file = usize::from(random.u8(..20) == 0);
+            let (inode, place) = (&head.inodes[places[file]], u32::try_from(places[file]).unwrap());
+            let number = u32::try_from(file).unwrap();
+            let to = Target { head, segment: 3, file: number, inode, place, limit: RING_LEAST - 2 * RUN, run: RUN };
+            let (at, bytes) = (oracle[file].len() as u64, vec![random.u8(..); random.usize(1..200_000)]);
+            let part = [[bytes.as_ptr() as usize, bytes.len()]];
+            // SAFETY: a live buffer; there is one thread.
+            match unsafe { log.append(&log.now(), &to, at, &part, (number.into(), at + bytes.len() as u64)) } {
+                Ok(_) => oracle[file].extend_from_slice(&bytes),
+                Err(_) => assert!(world.work(u64::MAX, false)),
+            }
+            if let Some(growing) = log.growing(&to) {
+                let more = vec![random.u8(..); growing.most as usize];
+                if grow(&growing, &more) {
+                    oracle[file].extend_from_slice(&more);
+                }
+            }
+            // It stands still for long.
+            if random.u8(..30) == 0 {
+                (0..random.u8(..12)).for_each(|_| _ = world.work(u64::MAX, false));
+            }
+        }
+        while world.work(u64::MAX, false) {}
+        let same = |(real, oracle): (&File, &Vec<u8>)| content(real) == *oracle;
+        assert!(world.real.iter().zip(&oracle).all(same), "seed {seed}");
+    }
+}
+
 /// Who waits as long as he is told to finds room: [`World::write`] asserts it.
 #[test]
 fn there_is_room_for_who_has_waited() {

@@ -21,8 +21,9 @@ use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::files::{Work, Worked};
 use crate::net::wire::forward::Name;
-use crate::sys::extents::{APPEND, Log, NOBODY, NONE, RUN, SLOW};
+use crate::sys::extents::{APPEND, KNOWN, Log, NOBODY, NONE, NOT_TAKEN, RUN, SLOW};
 use crate::sys::extents_map::{Extents, wait, wake};
+use crate::sys::process;
 
 /// What is pending is written when it has been seen twice, this long after each other: within 50 ms.
 const LOOK: Duration = Duration::from_millis(15);
@@ -69,6 +70,8 @@ pub(super) struct Worker {
 /// # Errors
 /// The agent says something else, or there is no room for the memory.
 pub fn run() -> Result<u8> {
+    // One for each file that is kept.
+    process::raise_nofile();
     let agent = Seqpacket::from_fd(rustix::stdio::stdin().as_fd().try_clone_to_owned().op("hear the agent")?);
     let Some((Work::Memory, fds)) = agent.receive().op("hear the agent")? else {
         return Err(Error::new("hear the agent", "it says something else"));
@@ -133,9 +136,13 @@ impl Worker {
                 self.extents.log(segment).iter().for_each(Log::not_giving);
             }
             Work::File { segment, file } => {
-                if let Some(fd) = fds.into_iter().next() {
-                    self.told().files.insert((segment, file), Arc::new(fd));
-                    set_known(segment, file, 1);
+                match fds.into_iter().next() {
+                    Some(fd) => {
+                        self.told().files.insert((segment, file), Arc::new(fd));
+                        set_known(segment, file, KNOWN);
+                    }
+                    // There is no room for it among ours.
+                    None => set_known(segment, file, NOT_TAKEN),
                 }
             }
             Work::Drop { segment, file } => {

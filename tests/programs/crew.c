@@ -275,6 +275,35 @@ static void alarmed(void) {
     while (handled < 30) {}
 }
 
+static volatile sig_atomic_t called;
+
+static void once(int signal) {
+    (void)signal;
+    called++;
+}
+
+static void *caller(void *argument) {
+    for (long n = 0; n < 2000; n++) {
+        struct sigaction action = { .sa_handler = once, .sa_flags = SA_RESETHAND };
+        CHECK(sigaction(SIGUSR1, &action, 0) == 0 && pthread_kill((pthread_t)argument, SIGUSR1) == 0);
+        while (called <= n) {}
+    }
+    return 0;
+}
+
+/* A handler that is to be called once is, wherever its thread is then. */
+static void one_shot(void) {
+    appended = named("appended", O_RDWR | O_TRUNC | O_APPEND);
+    pthread_t one;
+    CHECK(pthread_create(&one, 0, caller, (void *)pthread_self()) == 0);
+    char line[RECORD];
+    for (long n = 0; called < 2000; n++) {
+        record(line, 0, n);
+        CHECK(write(appended, line, RECORD) == RECORD);
+    }
+    CHECK(pthread_join(one, 0) == 0 && close(appended) == 0);
+}
+
 #ifdef _OPENMP
 static void parallel(void) {
     parts = named("parts", O_RDWR | O_TRUNC);
@@ -300,6 +329,7 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "cancel")) cancel();
     else if (!strcmp(mode, "execute")) executed();
     else if (!strcmp(mode, "alarmed")) alarmed();
+    else if (!strcmp(mode, "once")) one_shot();
     else if (!strcmp(mode, "after")) in_order(named("appended", O_RDONLY), 0);
 #ifdef _OPENMP
     else if (!strcmp(mode, "parallel")) parallel();

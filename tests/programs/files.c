@@ -684,7 +684,11 @@ static void two(const char *path) {
 
 /* What is not kept: appended, synchronous, locked, mapped, limited. */
 static void special(const char *path) {
-    char bytes[64] = "0123456789";
+    char bytes[64] = "0123456789", *much = calloc(2, 1 << 20);
+    struct iovec one = { much, 2 << 20 };
+    int large = create(path);
+    CHECK(writev(large, &one, 1) == 2 << 20 && lseek(large, 0, SEEK_END) == 2 << 20 && close(large) == 0);
+    free(much);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0644), other = open(path, O_RDWR | O_APPEND);
     CHECK(fd >= 0 && other >= 0);
     for (int n = 0; n < 100; n++) CHECK(write(n % 2 ? fd : other, &n, 4) == 4);

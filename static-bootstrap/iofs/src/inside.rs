@@ -190,6 +190,23 @@ extern "C" fn handler(signal: i32, info: *const i32, frame: *mut u64) {
     )
 }
 
+/// A signal whose handler the kernel has taken away since it was to be called once (SA_RESETHAND): that was not yet.
+///
+/// # Safety
+/// All signals are blocked.
+unsafe fn again(signal: usize) {
+    const ONCE: u64 = 0x8000_0000;
+    let mut action = [0u64; 4];
+    // SAFETY: a `struct sigaction` as the kernel takes it, which it wrote.
+    unsafe {
+        let known = raw(nr::RT_SIGACTION, [signal, 0, action.as_mut_ptr() as usize, 8, 0, 0]);
+        if !failed(known) && action[0] == 0 && action[1] & ONCE != 0 {
+            action[0] = own();
+            let _ = raw(nr::RT_SIGACTION, [signal, action.as_ptr() as usize, 0, 8, 0, 0]);
+        }
+    }
+}
+
 /// This thread is inside: the signal comes again when it no longer is, and no other comes before. False: it cannot wait.
 extern "C" fn put_off(signal: usize, info: *const i32, frame: *mut u64) -> bool {
     if FAULTS >> (signal - 1) & 1 != 0 {
@@ -201,6 +218,7 @@ extern "C" fn put_off(signal: usize, info: *const i32, frame: *mut u64) -> bool 
     // what was blocked when the first came counts.
     unsafe {
         let (process, thread) = (raw(nr::GETPID, [0; 6]) as usize, raw(nr::GETTID, [0; 6]) as usize);
+        again(signal);
         if failed(raw(nr::RT_TGSIGQUEUEINFO, [process, thread, signal, info as usize, 0, 0])) {
             return false;
         }

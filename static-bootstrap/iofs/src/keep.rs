@@ -52,7 +52,7 @@ pub(super) fn write(number: usize, args: [usize; 6], parts: &[[usize; 2]], at: O
                 [part]
                     if total > RUN as usize && pace_of(file) == 0 && !is_reserved(file) && !File::is(&file.appends) =>
                 {
-                    try_out(args[0], id, file, number, *part, at)
+                    try_out(args[0], id, file, *part, at)
                 }
                 _ => None,
             };
@@ -84,14 +84,9 @@ fn others_keep(fd: usize) -> bool {
 }
 
 /// Makes the beginning of a large write at once, and sees what that costs; `None`: nothing was written.
-fn try_out(
-    fd: usize,
-    id: usize,
-    file: &File,
-    number: usize,
-    [from, total]: [usize; 2],
-    at: Option<usize>,
-) -> Option<isize> {
+fn try_out(fd: usize, id: usize, file: &File, [from, total]: [usize; 2], at: Option<usize>) -> Option<isize> {
+    // Whatever it came by: one part is left of it.
+    let number = if at.is_some() { nr::PWRITE64 } else { nr::WRITE };
     settle();
     settle_file(fd);
     if missing(fd).is_some() {
@@ -589,13 +584,14 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
         if table::known(args[0]) == Some(id)
             && let Some(result) = read_kept(id, number, args)
         {
-            return result;
+            return missing(args[0]).unwrap_or(result);
         }
         drop(inside);
     }
     let begun = clock();
     let result = touch(number, args);
-    seen(id, result, begun)
+    // It may have been waited for what could not be written.
+    missing(args[0]).unwrap_or_else(|| seen(id, result, begun))
 }
 
 /// Reads what the file system has, and what is pending over it; `None`: it is to be read when nothing is.

@@ -162,6 +162,7 @@ fn step_aside() {
 
 /// What a child begins with.
 fn begin_again() {
+    process::forget_borrowers();
     table::inherit(inside::is_several());
     worker::detach();
     quick::disarm();

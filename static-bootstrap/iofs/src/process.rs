@@ -27,6 +27,12 @@ pub(super) static COUNT: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(link_section = ".data.hot")]
 static HELD: AtomicBool = AtomicBool::new(false);
 
+/// In the copy that a fork made nobody borrows: those threads are not in it.
+pub(super) fn forget_borrowers() {
+    BORROWERS.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+    COUNT.store(0, Ordering::Relaxed);
+}
+
 /// Whether this is a child that borrows our memory.
 pub(super) fn borrows() -> bool {
     COUNT.load(Ordering::Relaxed) != 0 && {

@@ -2,7 +2,9 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use sys::extents::{CONTROL, Head, Inode, Log, NOBODY, NONE, SEGMENTS, Segment, inode, ring_at, segment_at};
+use sys::extents::{
+    CONTROL, Head, Inode, KNOWN, Log, NOBODY, NONE, NOT_TAKEN, SEGMENTS, Segment, inode, ring_at, segment_at,
+};
 use sys::files::{Answer, MARK, Question, Terms, op, why};
 use sys::resident::{MEMORY, PLACE_MAX};
 use sys::socket::{AF_UNIX, Address, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
@@ -240,7 +242,11 @@ fn ask(question: &Question, fd: Option<i32>, answer: usize, len: usize) -> Optio
 /// Has the worker write this open file of ours from now on; the place of its file in the table, or none: it does not.
 pub(super) fn keep(segment: u32, id: usize, file: &table::File) -> Option<u32> {
     let answer = ask_about(op::KEEP, segment, id, file)?;
-    until_known(segment, id, 1).then_some(answer.inode)
+    if !until_known(segment, id, KNOWN) {
+        ask_about(op::DROP, segment, id, file)?;
+        return None;
+    }
+    Some(answer.inode)
 }
 
 /// Has it forget the file: when this returns, nobody but this process has it open.
@@ -301,8 +307,10 @@ fn until_known(segment: u32, id: usize, state: u32) -> bool {
     let (Some(head), Some(log)) = (head(), log_of(segment)) else { return false };
     loop {
         let seen = head.done.load(Ordering::SeqCst);
-        if log.segment.files[id].known.load(Ordering::SeqCst) == state {
-            return true;
+        match log.segment.files[id].known.load(Ordering::SeqCst) {
+            known if known == state => return true,
+            NOT_TAKEN => return false,
+            _ => {}
         }
         wait_for(head, seen);
     }

@@ -78,11 +78,15 @@ pub struct Segment {
     pub files: [File; FILES],
 }
 
+/// The worker has the descriptor of an open file; it has no room for it.
+pub const KNOWN: u32 = 1;
+pub const NOT_TAKEN: u32 = 2;
+
 /// An open file as the worker knows it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct File {
-    /// Not 0: the worker has its descriptor.
+    /// [`KNOWN`], [`NOT_TAKEN`] or 0.
     pub known: AtomicU32,
     /// The first errno that was not told yet; nothing is written until it is.
     pub error: AtomicU32,
@@ -459,7 +463,9 @@ impl<'a> Log<'a> {
         let pending = self.waiting(now.skip, upto, now.tail);
         // When there is a run for the worker, it is told, once more when it has written one.
         let untold = if pending < RUN { RUN - pending } else { to.limit.saturating_sub(pending).min(RUN / 4) };
-        let most = [RUN - grown, self.len - (self.place(begin) + grown), untold];
+        // Nor over what the worker has not written, wherever in the ring that is.
+        let free = (self.segment.run.load(Ordering::Acquire) + self.len).saturating_sub(now.tail);
+        let most = [RUN - grown, self.len - (self.place(begin) + grown), untold, free];
         Some(Growing {
             segment: core::ptr::from_ref(self.segment) as u64,
             sequence: now.sequence,
