@@ -92,7 +92,9 @@ fn programs_are_right() {
         return;
     }
     for who in everybody() {
-        for words in ["pieces {}/p 200000 64", "signals {}/s 50000", "threads {}/t", "two {}/2", "special {}/x"] {
+        for words in
+            ["pieces {}/p 200000 64", "signals {}/s 50000", "threads {}/t", "two {}/2", "special {}/x", "crowd {}/y"]
+        {
             let text = who.files(words).end().code(0).text();
             assert!(text.ends_with("right\n"), "{words}: {text}");
         }

@@ -43,7 +43,6 @@ pub async fn run(
     let child = command.spawn().op_on("run", &words[0])?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
-    let typed = is_in_front();
     let mut ending: Option<Instant> = None;
     loop {
         let died = async {
@@ -65,8 +64,8 @@ pub async fn run(
         match died.or(signal).or(late).or(failed).await {
             Next::Died => return ended(child),
             Next::Late => drop(kill(pid, Signal::SIGKILL)),
-            Next::Signal(Signal::SIGTSTP) if typed => process::stop_here(),
-            Next::Signal(Signal::SIGINT | Signal::SIGQUIT | Signal::SIGCONT | Signal::SIGWINCH) if typed => {}
+            Next::Signal(Signal::SIGTSTP) if is_in_front() => process::stop_here(),
+            Next::Signal(Signal::SIGINT | Signal::SIGQUIT | Signal::SIGCONT | Signal::SIGWINCH) if is_in_front() => {}
             Next::Signal(signal) => drop(kill(pid, signal)),
             Next::Failed if ending.is_none() => {
                 let _ = kill(pid, Signal::SIGTERM);

@@ -65,6 +65,17 @@ pub enum LinkError {
     Io(io::Error),
 }
 
+impl LinkError {
+    /// Whoever tries again may have more luck: too many came at once, or something was lost on the way.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            LinkError::Closed | LinkError::Slow => true,
+            LinkError::Io(error) => error.kind() == io::ErrorKind::TimedOut,
+            _ => false,
+        }
+    }
+}
+
 impl From<io::Error> for LinkError {
     fn from(error: io::Error) -> Self {
         match error.kind() {

@@ -84,7 +84,7 @@ pub async fn reach(
         .boxed_local()
     });
     let mut tries: Vec<_> = tries.collect();
-    let mut last = LinkError::Closed;
+    let mut told = None;
     while !tries.is_empty() {
         let (done, result) = smol::future::poll_fn(|cx| {
             for (nth, attempt) in tries.iter_mut().enumerate() {
@@ -97,11 +97,13 @@ pub async fn reach(
         .await;
         match result {
             Ok(link) => return Ok(link),
-            Err(error) => last = error,
+            // What may pass at one of them is what matters.
+            Err(error) if told.as_ref().is_none_or(|told: &LinkError| !told.may_pass()) => told = Some(error),
+            Err(_) => {}
         }
         drop(tries.swap_remove(done));
     }
-    Err(last)
+    Err(told.unwrap_or(LinkError::Closed))
 }
 
 async fn one(address: &str, key: &SessionKey, me: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {

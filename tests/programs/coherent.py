@@ -200,6 +200,24 @@ def pair(sync):
     bytes_of("two.py")
     other_does(put, "one.py", "through the other name\n")
     check("other name", bytes_of("two.py"), b"through the other name\n")
+    # Made again where it was looked for in vain, while what had the name is still in use.
+    fd = os.open("gone.py", os.O_RDONLY)
+    other_does(os.unlink, "gone.py")
+    check("without", os.path.exists("gone.py"), False)
+    other_does(put, "gone.py", "again\n")
+    check("made again", (os.path.exists("gone.py"), attempt(bytes_of, "gone.py")), (True, b"again\n"))
+    os.close(fd)
+    # Made in a directory that got another name, or another's place, since it was looked for there.
+    check("nothing there", os.path.exists("emptied/done"), False)
+    meet()
+    if rank == 1:
+        os.rename("emptied", "named")
+    other_does(put, "named/done", "x")
+    check("done under its new name", os.path.exists("named/done"), True)
+    check("nothing listed", os.path.exists("listed/done"), False)
+    other_does(lambda: ([os.unlink("listed/" + name) for name in os.listdir("listed")], os.rmdir("listed"), os.mkdir("listed")))
+    other_does(put, "listed/done", "x")
+    check("done in another's place", os.path.exists("listed/done"), True)
     meet()
     if rank == 1:
         print("checked")

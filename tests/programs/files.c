@@ -682,6 +682,21 @@ static void two(const char *path) {
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
+/* More open files than are watched: what was written is seen through all of them, and by two descriptors of one. */
+static void crowd(const char *path) {
+    char seen[16] = { 0 };
+    int fd = create(path), all[600];
+    CHECK(write(fd, "old", 3) == 3);
+    for (int n = 0; n < 600; n++) CHECK((all[n] = open(path, O_RDONLY)) >= 0 && close(dup(all[n])) == 0);
+    for (int n = 0, got; n < 20000; n++)
+        CHECK(pwrite(fd, &n, 4, 0) == 4 && pread(all[599], &got, 4, 0) == 4 && got == n);
+    int one = open(path, O_WRONLY | O_TRUNC), other = dup(one);
+    CHECK(one >= 0 && other >= 0);
+    for (int n = 0; n < 600; n++) close(all[n]);
+    for (int n = 0; n < 4; n++) CHECK(write(n % 2 ? one : other, "ab" + n % 2, 1) == 1);
+    CHECK(pread(fd, seen, 16, 0) == 4 && !memcmp(seen, "abab", 4));
+}
+
 /* What is not kept: appended, synchronous, locked, mapped, limited. */
 static void special(const char *path) {
     char bytes[64] = "0123456789", *much = calloc(2, 1 << 20);
@@ -814,6 +829,7 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "threads")) threads(path);
     else if (!strcmp(mode, "two")) two(path);
     else if (!strcmp(mode, "special")) special(path);
+    else if (!strcmp(mode, "crowd")) crowd(path);
     else if (!strcmp(mode, "shown")) shown(path);
     else if (!strcmp(mode, "full")) full(path, number ? number : ENOSPC, count > 4 ? atol(words[4]) : 512);
     else if (!strcmp(mode, "pipeline")) pipeline(path, number, atoi(words[4]), atoi(words[5]));

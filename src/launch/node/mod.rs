@@ -207,7 +207,7 @@ pub(super) struct Node {
 /// A store in a directory of the user's: where, and its own directory.
 type Left = Rc<RefCell<Option<(PathBuf, OwnedFd)>>>;
 
-/// Comes to a front end to which thousands may come at once, more than it can greet: again and again, until it would not wait any more, or is gone.
+/// Comes to a front end to which thousands may come at once, more than it can greet: again and again, unless it is gone, until it would not wait any more.
 async fn come(addresses: &[String], key: &SessionKey, node: NodeId) -> Result<(Reader, Writer), LinkError> {
     const PATIENCE: Duration = Duration::from_secs(40);
     const PAUSE: Range<u64> = 100..1000;
@@ -217,10 +217,8 @@ async fn come(addresses: &[String], key: &SessionKey, node: NodeId) -> Result<(R
             Err(error) if begun.elapsed() < PATIENCE => error,
             result => return result,
         };
-        match &error {
-            LinkError::Closed | LinkError::Slow => {}
-            LinkError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {}
-            _ => return Err(error),
+        if !error.may_pass() {
+            return Err(error);
         }
         log::info!("the front end is not reached, again: {error}");
         Timer::after(Duration::from_millis(fastrand::u64(PAUSE))).await;

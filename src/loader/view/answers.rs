@@ -187,9 +187,12 @@ impl View {
                 reply.entry(&STABLE, &attr, Generation(0));
             }
             (Question::Lookup { reply, .. }, Facts::Absent(Errno::ENOENT)) => {
+                // What had this name may be in use: a new owner is to be told of, and that one no more.
+                self.inodes().detach(path);
                 // Node 0: the kernel remembers that there is none.
                 let none = FileAttr { ino: INodeNo(0), ..attributes::top() };
-                reply.entry(&STABLE, &none, Generation(0));
+                let limit = if self.absent().note(path) { STABLE } else { FRESH };
+                reply.entry(&limit, &none, Generation(0));
             }
             (question @ Question::Lookup { .. }, Facts::Volatile) => {
                 self.refresh(path);

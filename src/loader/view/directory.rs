@@ -64,7 +64,7 @@ impl Directory {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = rustix::fs::open(place, flags, Mode::empty()).op_on("open the store", place)?;
-        sweep(&parent);
+        sweep(&parent, &if is_shared(place) { prefix() } else { PREFIX.to_owned() });
         let make = || {
             let name = format!("{}{:016x}", prefix(), fastrand::u64(..));
             rustix::fs::mkdirat(&parent, &name, Mode::RWXU)?;
@@ -107,14 +107,13 @@ pub fn remove(place: &Path, own: &OwnedFd) {
     }
 }
 
-/// What names on this machine begin with: where others have the same directory, their locks may not be seen here.
+/// What names on this machine begin with: where others have the same directory, their locks may not be seen here. Until it is started again.
 fn prefix() -> String {
     format!("{PREFIX}{:x}.", node::machine().unwrap_or_else(|| fastrand::u64(..)))
 }
 
-/// Removes what nobody has locked.
-fn sweep(parent: &OwnedFd) {
-    let ours = prefix();
+/// Removes what nobody has locked of what begins so.
+fn sweep(parent: &OwnedFd, ours: &str) {
     for name in names(parent) {
         if name.to_bytes().starts_with(ours.as_bytes())
             && let Ok(old) = rustix::fs::openat(parent, &*name, FLAGS, Mode::empty())
@@ -163,16 +162,21 @@ mod tests {
         let second = Directory::create(place.path()).unwrap();
         assert_eq!(count(), 2);
         drop(first);
-        let others = [(format!("{}0123", prefix()), 0o755), ("hpcrt-store.1.0123".to_owned(), 0o700)];
-        let others = others.map(|(name, mode)| {
+        let make = |name: &str, mode| {
             let path = place.path().join(name);
             std::fs::create_dir(&path).unwrap();
             std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-            path
-        });
+        };
+        make("hpcrt-store.0123", 0o755);
         let third = Directory::create(place.path()).unwrap();
-        assert_eq!(count(), 4, "the first one's is gone; what is not as we make them stays, and another machine's");
-        others.iter().for_each(|path| std::fs::remove_dir(path).unwrap());
+        assert_eq!(count(), 3, "the first one's is gone, and what is not as we make them stays");
+        std::fs::remove_dir(place.path().join("hpcrt-store.0123")).unwrap();
+        // Of a directory that other machines have, too, only this one's.
+        make("hpcrt-store.1.0123", 0o700);
+        make(&format!("{}0123", prefix()), 0o700);
+        sweep(&third.parent, &prefix());
+        assert_eq!(count(), 3);
+        std::fs::remove_dir(place.path().join("hpcrt-store.1.0123")).unwrap();
         second.remove();
         third.remove();
         assert_eq!(count(), 0);

@@ -2,6 +2,7 @@
 //!
 //! The keeper makes the namespaces and mounts ([`namespace`]); the agent serves the FUSE file system mounted there ([`skeleton`]).
 
+mod absent;
 mod answers;
 mod attributes;
 mod content;

@@ -353,7 +353,12 @@ impl Filesystem for Server {
                 true => rustix::fs::renameat(CWD, &old, CWD, &new)?,
                 false => rustix::fs::renameat_with(CWD, &old, CWD, &new, flags)?,
             }
-            let below = self.0.inodes().rename(&old, &new);
+            let mut below = self.0.inodes().rename(&old, &new);
+            // What was not in there may be made under its new name, of which nothing is told.
+            for (from, to) in [(&old, &new), (&new, &old)].into_iter().filter(|_| kind == kind::DIR) {
+                let absent = self.0.absent().take_within(from);
+                below.extend(absent.iter().map(|name| [&to[..], &**name].concat().into()));
+            }
             self.0.note(&old, Change::Named(None));
             self.0.note(&new, Change::Named(Some(kind)));
             self.0.invalidate(below, false);

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use fuser::{Config, Errno, INodeNo, Notifier, Session, SessionACL};
 use rustix::fs::Stat;
 
+use super::absent::Absent;
 use super::handles::Handles;
 use super::inodes::{Inodes, Pages};
 use super::parked::{Key, Parked, Waiting};
@@ -32,7 +33,7 @@ use super::passed::Passed;
 use super::server::Server;
 use super::{Identity, attributes, original};
 use crate::error::{Context, Result};
-use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, kind, parent};
+use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, join, kind, parent};
 use crate::loader::store::Store;
 use crate::loader::version::{self, now};
 pub use crate::net::wire::control::Need;
@@ -138,6 +139,7 @@ pub(super) struct View {
     written: Mutex<HashSet<Box<[u8]>>>,
     /// What others changed, until it is looked at again here: the host may believe what it knew of the original before.
     doubted: Mutex<HashSet<Box<[u8]>>>,
+    absent: Mutex<Absent>,
     closing: Mutex<Vec<Closed>>,
     /// Names that [`View::look_up_originals`] is busy with.
     sought: Mutex<HashSet<Box<[u8]>>>,
@@ -199,6 +201,7 @@ impl Skeleton {
             stale: Mutex::new(stale),
             written: Mutex::default(),
             doubted: Mutex::default(),
+            absent: Mutex::default(),
             closing: Mutex::default(),
             sought: Mutex::default(),
             avoided: AtomicU64::new(0),
@@ -347,6 +350,10 @@ impl View {
 
     pub(super) fn inodes(&self) -> MutexGuard<'_, Inodes> {
         lock(&self.inodes)
+    }
+
+    pub(super) fn absent(&self) -> MutexGuard<'_, Absent> {
+        lock(&self.absent)
     }
 
     pub(super) fn invalidate(&self, paths: Vec<Box<[u8]>>, own: bool) {
@@ -539,8 +546,13 @@ impl View {
         };
         // The kernel may wait for a request that needs this lock.
         drop(inodes);
-        if let Some((id, _)) = node {
+        if let Some((id, keeps_name)) = node {
             report(notifier.inval_inode(INodeNo(id), 0, 0), path);
+            // Another may be in its place, in which these are.
+            let absent = if keeps_name { self.absent().take(path) } else { Vec::new() };
+            for name in absent.iter().filter(|name| self.inodes().of(&join(path, name)).is_none()) {
+                report(notifier.inval_entry(INodeNo(id), OsStr::from_bytes(name)), path);
+            }
         }
         let is_root = self.roots.iter().any(|r| **r == *path);
         if let Some(directory) = directory

@@ -574,8 +574,11 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
             _ => result,
         };
     }
-    // SAFETY: the program's own call.
-    let Some(id) = look(args[0]) else { return unsafe { raw(number, args) } };
+    let Some(id) = look(args[0]) else {
+        super::settle_file(args[0]);
+        // SAFETY: the program's own call.
+        return unsafe { raw(number, args) };
+    };
     if let Some(error) = missing(args[0]) {
         return error;
     }

@@ -414,11 +414,10 @@ fn look(fd: usize) -> Option<usize> {
 
 /// Everything that concerns this file is where it belongs: ours, and what others of the job wrote.
 fn settle_file(fd: usize) {
-    if worker::may_be_busy()
-        && let Some(file) = look(fd).map(table::file)
-    {
-        let (device, number) = file.name();
-        worker::settle_inode(device, number);
+    if worker::may_be_busy() {
+        let name = look(fd).map(|id| table::file(id).name());
+        let name = name.or_else(|| if table::is_unknown(fd) { place::of(fd) } else { None });
+        name.into_iter().for_each(|(device, number)| _ = worker::settle_inode(device, number));
     }
 }
 
@@ -553,8 +552,11 @@ fn make_direct(fd: usize) {
     if table::known(fd).map(table::file).is_some_and(is_known) {
         return settle_file(fd);
     }
-    let _inside = Inside::enter();
-    let Some(id) = table::look(fd) else { return };
+    let inside = Inside::enter();
+    let Some(id) = table::look(fd) else {
+        drop(inside);
+        return settle_file(fd);
+    };
     let file = table::file(id);
     file.state.store(table::DIRECT, Ordering::Relaxed);
     quick::forget();
@@ -646,8 +648,8 @@ fn duplicated(old: usize, go: impl FnOnce() -> isize) -> isize {
     let _inside = Inside::enter();
     table::look_opened(old);
     let new = go();
-    if !failed(new) && table::known(old).is_some() {
-        if new as usize >= table::DESCRIPTORS {
+    if !failed(new) {
+        if table::known(old).is_some() && new as usize >= table::DESCRIPTORS {
             worker::settle();
         }
         table::duplicate(old, new as usize);

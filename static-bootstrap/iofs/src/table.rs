@@ -155,6 +155,11 @@ pub(super) fn is_unlooked(fd: usize) -> bool {
     DESCRIPTOR.get(fd).is_some_and(|slot| (OPENED..OTHER).contains(&slot.load(Ordering::SeqCst)))
 }
 
+/// Whether nobody knows what it is: there is no room for more, or it is beyond what is watched.
+pub(super) fn is_unknown(fd: usize) -> bool {
+    DESCRIPTOR.get(fd).is_none_or(|slot| slot.load(Ordering::SeqCst) == UNKNOWN) || is_unlooked(fd)
+}
+
 /// Opened by the program just now: it is looked at when it has to be. `flags` as for open(2).
 pub(super) fn opened(fd: usize, flags: usize, empty: bool) {
     if let (Some(slot), Some(unlooked)) = (DESCRIPTOR.get(fd), UNLOOKED.get(fd)) {

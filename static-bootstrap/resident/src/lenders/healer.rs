@@ -104,7 +104,8 @@ impl Healer {
                 return lose(server, epoch(), &gone);
             }
         }
-        KEPT[server].fetch_sub(self.copied as u64, Ordering::Relaxed);
+        let less = |kept: u64| Some(kept.saturating_sub(self.copied as u64));
+        let _ = KEPT[server].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// Something has no copy, and somebody could take one.
