@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags};
 use smol::future::FutureExt;
+use smol::lock::Semaphore;
 use smol::{Async, Timer};
 
 use super::Node;
@@ -40,12 +41,18 @@ pub(super) fn open(node: &Rc<Node>, replica: &Replica, place: &[u8]) {
     *replica.audit.borrow_mut() = Some(opened.map_err(|error| error.to_string()));
 }
 
+/// Answers that are under way at a time. Each holds one of the threads (500 at most) on which what it waits for is written, too.
+const ANSWERS: usize = 200;
+
 async fn serve(node: Rc<Node>, door: Listener, audit: Arc<Audit>) {
+    let free = Rc::new(Semaphore::new(ANSWERS));
     let writing = Rc::new(Cell::new(false));
     loop {
         let auditor = door.accept().await;
         let (audit, writing, tasks) = (Arc::clone(&audit), Rc::clone(&writing), Rc::clone(&node.tasks));
+        let free = Rc::clone(&free);
         let answer = async move {
+            let _place = free.acquire().await;
             if let Err(error) = answer(auditor, &audit).await {
                 log::debug!("an auditor was not answered: {error}");
             }

@@ -355,10 +355,8 @@ impl Filesystem for Server {
             }
             let mut below = self.0.inodes().rename(&old, &new);
             // What was not in there may be made under its new name, of which nothing is told.
-            for (from, to) in [(&old, &new), (&new, &old)].into_iter().filter(|_| kind == kind::DIR) {
-                let absent = self.0.absent().take_within(from);
-                below.extend(absent.iter().map(|name| [&to[..], &**name].concat().into()));
-            }
+            let absent = if kind == kind::DIR { self.0.absent().take_within(&old) } else { Vec::new() };
+            below.extend(absent.iter().map(|name| [&new[..], &**name].concat().into()));
             self.0.note(&old, Change::Named(None));
             self.0.note(&new, Change::Named(Some(kind)));
             self.0.invalidate(below, false);

@@ -28,7 +28,7 @@ use rustix::fs::Stat;
 use super::absent::Absent;
 use super::handles::Handles;
 use super::inodes::{Inodes, Pages};
-use super::parked::{Key, Parked, Waiting};
+use super::parked::{Asked, Key, Parked, Waiting};
 use super::passed::Passed;
 use super::server::Server;
 use super::{Identity, attributes, original};
@@ -71,7 +71,7 @@ pub struct Setup {
     pub store: Arc<Store>,
     pub upcall: Arc<dyn Upcall>,
     pub identity: Identity,
-    /// A question waits for the log at most this long (and a second more); then the program gets `EIO`.
+    /// A question waits at most this long (and a second more) for the log, or the next part of a file; then the program gets `EIO`.
     pub deadline: Duration,
     pub siblings: Siblings,
 }
@@ -450,8 +450,13 @@ impl View {
                 self.compare_written(path);
             }
             let waiting = self.parked().take(key);
-            for waiting in waiting {
-                self.answer(waiting.question, waiting.asked);
+            for Waiting { question, asked, .. } in waiting {
+                let until = match key {
+                    // It is coming: what is late is the next part of it.
+                    Key::Content(_) => Instant::now() + self.setup.deadline,
+                    Key::Path(_) => asked.until,
+                };
+                self.answer(question, Asked { until, ..asked });
             }
         }
     }

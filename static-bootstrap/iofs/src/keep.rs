@@ -575,7 +575,7 @@ pub(super) fn read(number: usize, args: [usize; 6]) -> isize {
         };
     }
     let Some(id) = look(args[0]) else {
-        super::settle_file(args[0]);
+        settle_file(args[0]);
         // SAFETY: the program's own call.
         return unsafe { raw(number, args) };
     };
