@@ -151,11 +151,12 @@ impl Worker {
                 while dropped.as_ref().is_some_and(|file| Arc::strong_count(file) > 1) {
                     thread::yield_now();
                 }
+                let was_taken = dropped.is_some();
                 drop(dropped);
                 // Who has it open elsewhere closes it first.
                 match self.hosts.get() {
-                    Some(_) => self.told().dropped.push((segment, file)),
-                    None => set_known(segment, file, 0),
+                    Some(_) if was_taken => self.told().dropped.push((segment, file)),
+                    _ => set_known(segment, file, 0),
                 }
             }
             Work::Over { segment } => _ = self.told().segments.insert(segment, true),

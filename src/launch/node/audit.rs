@@ -52,8 +52,7 @@ async fn serve(node: Rc<Node>, door: Listener, audit: Arc<Audit>) {
         let (audit, writing, tasks) = (Arc::clone(&audit), Rc::clone(&writing), Rc::clone(&node.tasks));
         let free = Rc::clone(&free);
         let answer = async move {
-            let _place = free.acquire().await;
-            if let Err(error) = answer(auditor, &audit).await {
+            if let Err(error) = answer(auditor, &audit, &free).await {
                 log::debug!("an auditor was not answered: {error}");
             }
             if audit.is_unwritten() && !writing.replace(true) {
@@ -74,12 +73,13 @@ async fn watch(changes: Async<OwnedFd>, audit: Arc<Audit>) {
     }
 }
 
-async fn answer(auditor: Seqpacket, audit: &Arc<Audit>) -> io::Result<()> {
+async fn answer(auditor: Seqpacket, audit: &Arc<Audit>, free: &Semaphore) -> io::Result<()> {
     let auditor = Async::new(auditor)?;
     let mut message = vec![0; MESSAGE_MAX];
     let len = auditor.read_with(|fd| Ok(rustix::net::recv(fd, &mut message[..], RecvFlags::empty())?.0)).await?;
     message.truncate(len);
     let audit = Arc::clone(audit);
+    let _place = free.acquire().await;
     let answer = smol::unblock(move || audit.answer(&message)).await;
     rustix::net::send(&auditor, &answer, SendFlags::NOSIGNAL)?;
     Ok(())

@@ -19,7 +19,7 @@ const OWN_NUMBERS: u64 = 1 << 62;
 pub(super) struct Node {
     /// `None` once the name is gone, while the kernel still has the inode.
     pub(super) path: Option<Arc<[u8]>>,
-    original: u64,
+    pub(super) original: u64,
     /// `st_mode & S_IFMT`.
     kind: u32,
     /// Of a symbolic link. The kernel keeps it without limit, so a link with another is another node, whatever its number.

@@ -520,10 +520,11 @@ impl View {
 
     fn forget_in_kernel(&self, notifier: &Notifier, path: &[u8], own: bool) {
         let catalog = self.catalog();
-        let is_dir = match catalog.lookup(path) {
-            Known::Dir { .. } | Known::Listed(kind::DIR) => Some(true),
-            Known::Volatile => None,
-            _ => Some(false),
+        let (is_dir, mut inode) = match catalog.lookup(path) {
+            Known::Dir { attr, .. } => (Some(true), Some(attr.ino)),
+            Known::Listed(kind::DIR) => (Some(true), None),
+            Known::Volatile => (None, None),
+            _ => (Some(false), None),
         };
         drop(catalog);
         if is_dir.is_none() && !own {
@@ -531,9 +532,12 @@ impl View {
         }
         self.originals_from_now(path);
         let is_dir = is_dir.unwrap_or_else(|| {
-            self.inodes().of(path).is_some_and(|(_, node)| node.stable && node.is_dir())
-                && original::stat(path).is_ok_and(|s| kind::of_mode(s.st_mode) == kind::DIR)
+            let was = self.inodes().of(path).is_some_and(|(_, node)| node.stable && node.is_dir());
+            let stat = if was { original::stat(path).ok() } else { None };
+            inode = stat.map(|stat| stat.st_ino);
+            stat.is_some_and(|stat| kind::of_mode(stat.st_mode) == kind::DIR)
         });
+        let mut is_another = false;
         let mut inodes = self.inodes();
         let directory = parent(path).and_then(|d| inodes.of(d)).map(|(id, _)| id);
         let node = match inodes.of_mut(path) {
@@ -543,6 +547,7 @@ impl View {
                 // A directory that stays one keeps its name: dropping it would take the working directory from under programs.
                 let keeps_name = is_dir && node.is_dir();
                 node.stable = keeps_name;
+                is_another = keeps_name && inode.is_some_and(|inode| inode != node.original);
                 Some((id, keeps_name))
             }
             // A job here may be making it again at this moment: forgotten, a directory would be lost as its working directory.
@@ -551,10 +556,10 @@ impl View {
         };
         // The kernel may wait for a request that needs this lock.
         drop(inodes);
-        if let Some((id, keeps_name)) = node {
+        if let Some((id, _)) = node {
             report(notifier.inval_inode(INodeNo(id), 0, 0), path);
-            // Another may be in its place, in which these are.
-            let absent = if keeps_name { self.absent().take(path) } else { Vec::new() };
+            // In the other one these may be. (Else what a job here is making would be lost as its working directory.)
+            let absent = if is_another { self.absent().take(path) } else { Vec::new() };
             for name in absent.iter().filter(|name| self.inodes().of(&join(path, name)).is_none()) {
                 report(notifier.inval_entry(INodeNo(id), OsStr::from_bytes(name)), path);
             }
