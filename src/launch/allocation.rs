@@ -230,21 +230,16 @@ fn plain_list(list: &str) -> Result<Vec<Host>> {
 
 /// `SLURM_JOB_NODELIST` with the tasks, else the CPUs, of each node.
 fn slurm(nodes: &str, at: &dyn Surroundings) -> Result<Vec<Host>> {
-    if let Some(counts) = at.var("SLURM_TASKS_PER_NODE")? {
-        let variable = "SLURM_TASKS_PER_NODE";
+    for variable in ["SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"] {
+        let Some(counts) = at.var(variable)? else { continue };
         let slots = slurm_counts(&counts, variable)?;
-        // Within a step it is the step's, whose nodes may be fewer.
-        if at.var("SLURM_STEP_ID")?.is_none() || slots.len() == plain_list(nodes)?.len() {
+        // Within a step the first is the step's, whose nodes may be fewer.
+        let may_be_a_steps = variable == "SLURM_TASKS_PER_NODE" && at.var("SLURM_STEP_ID")?.is_some();
+        if !may_be_a_steps || slots.len() == plain_list(nodes)?.len() {
             return with_slots(nodes, &slots, variable);
         }
     }
-    match at.var("SLURM_JOB_CPUS_PER_NODE")? {
-        Some(counts) => {
-            let variable = "SLURM_JOB_CPUS_PER_NODE";
-            with_slots(nodes, &slurm_counts(&counts, variable)?, variable)
-        }
-        None => plain_list(nodes),
-    }
+    plain_list(nodes)
 }
 
 /// `7,1(x3)` -> 7 1 1 1.

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use smol::{Async, Timer};
 use super::overlay::Spawner;
 use super::progress::{Counters, Progress};
 use super::voice::Voice;
+use crate::sys::keyboard::is_others;
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -92,9 +93,7 @@ pub fn readable_stdin() -> Option<OwnedFd> {
     if flags & rustix::fs::OFlags::ACCMODE == rustix::fs::OFlags::WRONLY {
         return None;
     }
-    let background = stdin.is_terminal()
-        && rustix::termios::tcgetpgrp(&stdin).is_ok_and(|group| group != rustix::process::getpgrp());
-    if background { None } else { stdin.as_fd().try_clone_to_owned().ok() }
+    if is_others(&stdin) { None } else { stdin.as_fd().try_clone_to_owned().ok() }
 }
 
 impl Console {

@@ -17,6 +17,7 @@ use super::keeper::KILLED;
 use crate::error::EXIT_FAILED;
 use crate::loader::catalog::as_path;
 use crate::net::wire::session::JobSpec;
+use crate::sys::keyboard::is_others;
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -78,9 +79,7 @@ pub async fn run(
 
 /// Whether what is typed at the terminal reaches a child without us, wherever its input comes from: it is in our group.
 fn is_in_front() -> bool {
-    let terminal = File::open("/dev/tty");
-    let group = terminal.and_then(|terminal| Ok(rustix::termios::tcgetpgrp(terminal)?));
-    group.is_ok_and(|group| group == rustix::process::getpgrp())
+    File::open("/dev/tty").is_ok_and(|terminal| !is_others(terminal))
 }
 
 /// The exit code of a launcher that ended.

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::io::Errno;
@@ -130,22 +129,6 @@ fn parts_mut(mut bytes: &mut [u8], data: Bits) -> Vec<&mut [u8]> {
     parts
 }
 
-/// Who is served, counted until this is dropped.
-struct Present(Arc<AtomicUsize>);
-
-impl Present {
-    fn new(count: &Arc<AtomicUsize>) -> Present {
-        count.fetch_add(1, Ordering::Relaxed);
-        Present(Arc::clone(count))
-    }
-}
-
-impl Drop for Present {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 const FILES: &str = "files";
 
 /// What a server is to do that an agent starts, as it is told: one line on its standard input, which also takes its answer: its
@@ -187,7 +170,8 @@ impl Terms {
 /// The kernel refuses what a server needs.
 pub fn lend(listener: Async<std::net::TcpListener>, key: SessionKey, store: &Arc<Store>) -> Result<()> {
     let tasks = Rc::new(LocalExecutor::new());
-    let (store, present) = (Arc::clone(store), Arc::new(AtomicUsize::new(0)));
+    // Of the inner one whoever is served has one; of the outer one also who has not proved himself yet.
+    let (store, present) = (Arc::clone(store), Arc::new(Arc::new(())));
     let arrived = move |one: Arrival| {
         // Not asked of the stream itself, whose crate would bring getaddrinfo along.
         let peer = socket2::SockRef::from(&one.stream).peer_addr().ok().and_then(|peer| peer.as_socket());
@@ -197,13 +181,13 @@ pub fn lend(listener: Async<std::net::TcpListener>, key: SessionKey, store: &Arc
             Purpose::MemoryHere if here => false,
             _ => return log::debug!("refused a connection that asks for something else"),
         };
-        if present.load(Ordering::Relaxed) >= CONNECTIONS {
+        if Arc::strong_count(&*present) > CONNECTIONS {
             return log::warn!("refused a connection: {CONNECTIONS} are open");
         }
         let link = Direct::new(&one.stream, one.reader, one.writer, tagged);
-        let (store, here_now) = (Arc::clone(&store), Present::new(&present));
+        let (store, present) = (Arc::clone(&store), Arc::clone(&*present));
         let begun = thread::Builder::new().name("lend".to_owned()).stack_size(256 << 10).spawn(move || {
-            let _here_now = here_now;
+            let _present = present;
             if let Err(error) = link.and_then(|mut link| serve(&mut link, &store, here)) {
                 log::debug!("a connection ended: {error}");
             }

@@ -26,11 +26,11 @@ impl Keyboard {
     pub fn new(terminal: File, over: Arc<AtomicBool>) -> Keyboard {
         Keyboard { terminal, over }
     }
+}
 
-    /// Another process group has it. (Where it is not this session's own terminal the kernel stops nobody.)
-    fn is_others(&self) -> bool {
-        rustix::termios::tcgetpgrp(&self.terminal).is_ok_and(|group| group != rustix::process::getpgrp())
-    }
+/// Whether another process group has a terminal: the kernel stops who reads it then. False where it is none, or not this session's own.
+pub fn is_others(terminal: impl AsFd) -> bool {
+    rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group != rustix::process::getpgrp())
 }
 
 impl Read for Keyboard {
@@ -38,7 +38,7 @@ impl Read for Keyboard {
         // Whoever loses the terminal between a look and the read gets an error then, and is not stopped.
         let _ = SigSet::from(Signal::SIGTTIN).thread_block();
         while !self.over.load(Ordering::Relaxed) {
-            if self.is_others() {
+            if is_others(&self.terminal) {
                 std::thread::sleep(Duration::from_millis(LOOK.into()));
                 continue;
             }
@@ -48,7 +48,7 @@ impl Read for Keyboard {
             }
             match self.terminal.read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) && self.is_others() => {}
+                Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) && is_others(&self.terminal) => {}
                 read => return read,
             }
         }

@@ -12,11 +12,12 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, wait};
 
 /// `fork(2)`: `None` in the child, which must end in [`leave`] and run no destructor that belongs to the parent's work.
 ///
@@ -308,20 +309,17 @@ pub enum Fate {
 
 /// Takes what one child has done: one that is dead is reaped.
 pub fn reap() -> Option<(Pid, Fate)> {
-    use nix::libc;
     loop {
-        let mut status = 0;
-        // SAFETY: writes that word.
-        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-        let fate = match pid {
-            0 => return None,
-            ..0 if Errno::last() == Errno::EINTR => continue,
-            ..0 => return None,
-            _ if libc::WIFEXITED(status) => Fate::Exited(libc::WEXITSTATUS(status)),
-            _ if libc::WIFSIGNALED(status) => Fate::Killed(libc::WTERMSIG(status)),
-            _ if libc::WIFSTOPPED(status) => Fate::Stopped(libc::WSTOPSIG(status)),
-            _ => continue,
+        let (pid, status) = match wait(WaitOptions::NOHANG) {
+            Ok(found) => found?,
+            Err(Errno::INTR) => continue,
+            Err(_) => return None,
         };
-        return Some((Pid::from_raw(pid), fate));
+        let exited = status.exit_status().map(Fate::Exited);
+        let killed = || status.terminating_signal().map(Fate::Killed);
+        let stopped = || status.stopping_signal().map(Fate::Stopped);
+        if let Some(fate) = exited.or_else(killed).or_else(stopped) {
+            return Some((Pid::from_raw(pid.as_raw_nonzero().get()), fate));
+        }
     }
 }

@@ -111,7 +111,7 @@ pub(super) fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> 
     let ours = !is_left(at, len);
     if ours && protection == NO_ACCESS {
         // Nobody reads it for us any more, then.
-        pager::alone(at, len, Table::unmark_some);
+        spans(at, len).for_each(|(number, pages)| pager::undisturbed(number, pages).unmark_some(number, pages));
     }
     let mut table = TABLE.lock();
     // SAFETY: the program wants it so, and what is in there stays.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use sys::page::{NONE, count};
+use sys::page::{Bits, NONE, count};
 use sys::places::{NOBODY, PLACES, Place, gap};
 use sys::resident::{SERVERS, cause};
 
@@ -10,6 +10,7 @@ use super::{
     BACK, BARE, CHANGE, CONNECTIONS, FULL, KEPT, LOST, MAP, WEIGHTS, epoch, get, lose, name, pack, servers, tell_bare,
     unpack, write,
 };
+use crate::link::Gone;
 use crate::table::TABLE;
 
 /// Makes copies of what has none, a span at a time.
@@ -61,15 +62,7 @@ impl Healer {
         }
         get(number, pages, buffer);
         let server = usize::from(target);
-        let copied = || {
-            if write(server, number, pages, NONE, NONE, buffer)? {
-                return Ok(());
-            }
-            let mut link = CONNECTIONS[server][BACK].lock();
-            link.give(name(number), pages, NONE, buffer, false)?;
-            link.given(1)
-        };
-        match copied() {
+        match hand(server, number, pages, NONE, buffer) {
             Ok(()) => {
                 self.copied += count(&pages);
                 KEPT[server].fetch_add(count(&pages) as u64, Ordering::Relaxed);
@@ -92,15 +85,8 @@ impl Healer {
         let [heap, rest] = TABLE.lock().window.given();
         for number in heap.chain(rest).filter(|number| number % PLACES == self.place) {
             let pages = TABLE.lock().span(number).remote;
-            let told = || {
-                if pages == NONE || write(server, number, NONE, NONE, pages, 0)? {
-                    return Ok(());
-                }
-                let mut link = CONNECTIONS[server][BACK].lock();
-                link.give(name(number), NONE, pages, 0, false)?;
-                link.given(1)
-            };
-            if let Err(gone) = told() {
+            let told = if pages == NONE { Ok(()) } else { hand(server, number, NONE, pages, 0) };
+            if let Err(gone) = told {
                 return lose(server, epoch(), &gone);
             }
         }
@@ -130,4 +116,14 @@ impl Healer {
         MAP[nth].store(pack(Place { second: server, whole: 0, ..places[nth] }), Ordering::Release);
         Some(Wound { place: nth, target: server, is_fresh: true })
     }
+}
+
+/// Has a server keep pages of a span that lie at `base`, and take others for zero; it has answered then.
+fn hand(server: usize, number: usize, pages: Bits, zero: Bits, base: usize) -> Result<(), Gone> {
+    if write(server, number, pages, NONE, zero, base)? {
+        return Ok(());
+    }
+    let mut link = CONNECTIONS[server][BACK].lock();
+    link.give(name(number), pages, zero, base, false)?;
+    link.given(1)
 }

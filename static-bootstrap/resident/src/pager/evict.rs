@@ -184,11 +184,10 @@ impl Queue {
 
     /// A server need not keep these any more; false: it is to be told of too many others first.
     pub(super) fn discard(&mut self, number: usize, pages: Bits) -> bool {
-        let place = self.discarded.get_mut(self.discards);
-        let has_place = place.is_some();
-        place.into_iter().for_each(|place| *place = (number, pages));
-        self.discards += usize::from(has_place);
-        has_place
+        let Some(place) = self.discarded.get_mut(self.discards) else { return false };
+        *place = (number, pages);
+        self.discards += 1;
+        true
     }
 
     fn discarded(&mut self) -> Option<(usize, Bits)> {

@@ -20,7 +20,7 @@ use sys::resident::{ASK, DESCRIPTORS, SERVERS, cause, step};
 use sys::retention::Comes;
 
 use super::lenders::{self, Fresh};
-use super::lock::{Event, Lock};
+use super::lock::{Event, Guard, Lock};
 use super::table::{TABLE, Table, address, range, spans};
 use super::uffd::Uffd;
 use super::{call, counts, digest, door, fatal, heirs, segments, settings, thread, trap, window};
@@ -103,32 +103,21 @@ pub(super) fn forget(at: usize, len: usize) {
         return;
     }
     for (number, pages) in spans(at, len) {
-        loop {
-            let seen = SETTLED.now();
-            let mut table = TABLE.lock();
-            let span = table.span(number);
-            if both(span.busy, pages) == NONE {
-                let (here, away) = (count(&both(span.resident, pages)), both(span.remote, pages));
-                let kept = count(&both(span.kept, pages));
-                span.resident = without(span.resident, pages);
-                span.kept = without(span.kept, pages);
-                span.note(pages, 0);
-                span.remote = without(span.remote, pages);
-                drop(table);
-                let mut queue = QUEUE.lock();
-                queue.retention.forget(kept);
-                drop(queue);
-                if here > 0 {
-                    FREE.fetch_add(here as i64, Ordering::AcqRel);
-                    ROOM.tell();
-                }
-                discard(number, away);
-                break;
-            }
-            drop(table);
-            ahead::let_go(number, pages);
-            SETTLED.wait(seen, 10);
+        let mut table = undisturbed(number, pages);
+        let span = table.span(number);
+        let (here, away) = (count(&both(span.resident, pages)), both(span.remote, pages));
+        let kept = count(&both(span.kept, pages));
+        span.resident = without(span.resident, pages);
+        span.kept = without(span.kept, pages);
+        span.note(pages, 0);
+        span.remote = without(span.remote, pages);
+        drop(table);
+        QUEUE.lock().retention.forget(kept);
+        if here > 0 {
+            FREE.fetch_add(here as i64, Ordering::AcqRel);
+            ROOM.tell();
         }
+        discard(number, away);
     }
 }
 
@@ -166,20 +155,17 @@ fn discard(number: usize, pages: Bits) {
     }
 }
 
-/// Does something with each span of a range while nobody of ours has a page of it in his hands.
-pub(super) fn alone(at: usize, len: usize, mut work: impl FnMut(&mut Table, usize, Bits)) {
-    for (number, pages) in spans(at, len) {
-        loop {
-            let seen = SETTLED.now();
-            let mut table = TABLE.lock();
-            if both(table.span(number).busy, pages) == NONE {
-                work(&mut table, number, pages);
-                break;
-            }
-            drop(table);
-            ahead::let_go(number, pages);
-            SETTLED.wait(seen, 10);
+/// The table, when nobody of ours has any of these pages of a span in his hands.
+pub(super) fn undisturbed(number: usize, pages: Bits) -> Guard<'static, Table> {
+    loop {
+        let seen = SETTLED.now();
+        let mut table = TABLE.lock();
+        if both(table.span(number).busy, pages) == NONE {
+            return table;
         }
+        drop(table);
+        ahead::let_go(number, pages);
+        SETTLED.wait(seen, 10);
     }
 }
 
