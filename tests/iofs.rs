@@ -337,6 +337,14 @@ fn large_writes_to_a_shared_file_system_are_right() {
             assert!(kept(&here.join("stats")) > 3, "{mode}");
         }
         assert!(fs::read(here.join("in.out")).unwrap() == input);
+        // What one write appends stays together, whoever appends meanwhile: where all of it is kept.
+        let (file, stats) = (format!("/shared/{place}/k"), format!("/shared/{place}/stats"));
+        let flags = ["-q", "--async-io", "--stats", &stats];
+        let mut command = site.start(uid, "hpc1", &flags, &["/shared/files", "records", &file, "3", "40"]);
+        let run = command.env("HPCRT_WITHOUT", "pace").output().unwrap();
+        assert!(run.stdout == b"right\n", "{run:?}");
+        println!("all of them as {uid}: {} writes", kept(&here.join("stats")));
+        assert!(kept(&here.join("stats")) > 3);
     }
 }
 

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, SeekFrom, fadvise};
 
 use super::forward::{Away, Hosts};
 use super::queue::{Due, Queue, advance};
@@ -395,27 +395,24 @@ impl Worker {
         let (first, piece) = pieces[0];
         let log = self.extents.log(first).ok_or(io::ErrorKind::NotFound)?;
         let segment = log.segment;
-        // In an ordinary user's view the kernel lets this process write, and tells it nothing.
-        let size = rustix::fs::fstat(fd).ok().map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
         let offset = rustix::fs::tell(fd)?;
+        // In an ordinary user's view the kernel lets this process write, and tells it no more than where the end is: by going there, as appending does.
+        let (size, at) = match rustix::fs::fstat(fd) {
+            Ok(stat) => (u64::try_from(stat.st_size).unwrap_or(0), offset),
+            Err(_) => rustix::fs::seek(fd, SeekFrom::End(0)).map(|end| (end, end))?,
+        };
         if segment.appends.load(Ordering::SeqCst) == piece.position + 1 {
             let before = segment.append_size.load(Ordering::SeqCst);
             // What is appended moves the open file's offset behind it: almost always to another place.
             let total: u64 = pieces.iter().map(|(_, piece)| piece.len).sum();
             let moved = offset != segment.append_offset.load(Ordering::SeqCst)
                 || (before + 1..=before + total).contains(&offset);
-            let done = match size {
-                Some(size) if moved => self.appended(pieces, fd, before, size),
-                None if moved => piece.len,
-                _ => 0,
-            };
+            let done = if moved { self.appended(pieces, fd, before, size) } else { 0 };
             if done > 0 {
                 return Ok(done);
             }
         }
-        log.note_append(piece.position, size.unwrap_or(0), offset);
-        // Of several it could not be told how many there are.
-        let pieces = if size.is_some() { pieces } else { &pieces[..1] };
+        log.note_append(piece.position, size, at);
         self.extents.append(pieces, fd.as_fd())
     }
 

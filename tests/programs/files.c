@@ -531,19 +531,20 @@ static long record_len(long process, long nth) {
     return 1 + (process * 7919 + nth * 104729) % 700000;
 }
 
-/* Processes that append large records of their own: none is torn, none lost, and each one's are in order. */
+/* Processes that append large records of their own, and one that does so at once: none is torn, none lost, and each one's are in order. */
 static void records(const char *path, int processes, long count) {
     close(create(path));
     for (long process = 0; process < processes; process++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid > 0) continue;
-        int fd = open(path, O_WRONLY | O_APPEND);
+        int fd = open(path, O_WRONLY | O_APPEND | (process == 0 ? O_SYNC : 0));
         uint64_t *record = malloc(700000 * 8);
         for (long nth = 0; nth < count; nth++) {
             long len = record_len(process, nth);
             for (long at = 0; at < len; at++) record[at] = (uint64_t)process << 56 | (uint64_t)nth << 32 | at;
             CHECK(write(fd, record, len * 8) == len * 8);
+            usleep(nth % 4 * 10000);
         }
         CHECK(close(fd) == 0);
         _exit(0);
