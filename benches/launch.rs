@@ -75,7 +75,7 @@ fn launches(count: u32, repetitions: u32) {
     if Command::new("mpiexec.hydra").arg("--version").stdout(Stdio::null()).status().is_ok_and(|s| s.success()) {
         rivals.push(vec!["mpiexec.hydra", "-n", &ranks, "/bin/true"]);
     } else {
-        println!("SKIPPED: hydra (Debian package mpich)");
+        eprintln!("SKIPPED: hydra (Debian package mpich)");
     }
     let mut times = vec![(Vec::new(), Vec::new()); rivals.len()];
     for _ in 0..repetitions {

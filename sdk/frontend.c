@@ -35,6 +35,8 @@ int main(int argc, char **argv) {
     check(LIBI_fe_createSession(&middle), "create");
     check(LIBI_fe_createSession(&back), "create");
     check(LIBI_fe_addToSessionEnvironment(back, &variable), "environment");
+    variable.name = "ANOTHER";
+    check(LIBI_fe_addToSessionEnvironment(back, &variable), "environment");
     /* Two programs in the first session, one in the second. */
     proc_dist_req_t all[] = {
         {middle, argv[1], first, hosts(half, argv + 3, 1)},

@@ -363,6 +363,7 @@ libi_rc_e LIBI_scatter(void *send, int bytes_each, void *receive) {
 libi_rc_e LIBI_allgatherv(void *send, int bytes, void **receive, int *lengths) {
     int count;
     if (member.fd < 0) return LIBI_EINIT;
+    if (bytes < 0) return LIBI_EIO;
     libi_rc_e rc = ask(&member, "allgather", send, 1, (size_t)bytes, CALL);
     if (rc == LIBI_OK) rc = reply(&member, &count);
     for (int rank = 0; rc == LIBI_OK && rank < count; rank++) {
@@ -382,12 +383,15 @@ libi_rc_e LIBI_recvUsrData(void **to, int *length) {
 }
 
 libi_rc_e LIBI_sendUsrData(void *from, int *length) {
-    libi_rc_e rc = member.fd < 0 ? LIBI_EINIT : LIBI_OK;
-    if (rc == LIBI_OK && my_rank == 0) {
-        rc = ask(&member, "send", from, 1, (size_t)*length, OWN);
+    if (member.fd < 0) return LIBI_EINIT;
+    libi_rc_e rc = LIBI_OK;
+    if (my_rank == 0) {
+        rc = *length < 0 || *length > LIBI_MAX_BUFFER_LENGTH ? LIBI_EIO : ask(&member, "send", from, 1, (size_t)*length, OWN);
         if (rc == LIBI_OK) rc = done(&member);
     }
-    return rc == LIBI_OK ? LIBI_barrier() : rc;
+    /* The others are there already. */
+    libi_rc_e met = LIBI_barrier();
+    return rc == LIBI_OK ? met : rc;
 }
 
 libi_rc_e LIBI_fe_init(int version) {
@@ -413,7 +417,17 @@ static struct libi_session *find(libi_sess_handle_t session) {
 
 libi_rc_e LIBI_fe_addToSessionEnvironment(libi_sess_handle_t session, libi_env_t *variables) {
     if (!find(session)) return LIBI_ESESS;
-    session->variables = variables;
+    libi_env_t **end = &session->variables;
+    while (*end) end = &(*end)->next;
+    for (; variables; variables = variables->next) {
+        libi_env_t *own = calloc(1, sizeof *own);
+        if (!own) return LIBI_EIO;
+        *end = own;
+        end = &own->next;
+        own->name = strdup(variables->name);
+        own->value = strdup(variables->value);
+        if (!own->name || !own->value) return LIBI_EIO;
+    }
     return LIBI_OK;
 }
 
@@ -441,7 +455,7 @@ static int program(FILE *file, const proc_dist_req_t *request) {
     fprintf(file, " -n %u", count);
     for (libi_env_t *one = request->sessionHandle->variables; one; one = one->next) {
         char *pair;
-        if (asprintf(&pair, "%s=%s", one->name, one->value) < 0) return -1;
+        if (!one->name || !one->value || asprintf(&pair, "%s=%s", one->name, one->value) < 0) return -1;
         fputs(" -x", file);
         int bad = word(file, pair);
         free(pair);
@@ -546,13 +560,20 @@ libi_rc_e LIBI_fe_finalize(libi_sess_handle_t session) {
     int status = 0;
     if (!find(session)) return LIBI_ESESS;
     if (session->link.fd >= 0) close(session->link.fd);
+    /* Of a child that somebody else has reaped it is not known. */
     if (session->hpcrt > 0)
-        while (waitpid(session->hpcrt, &status, 0) < 0 && errno == EINTR) {}
+        while (waitpid(session->hpcrt, &status, 0) < 0 && (status = -1) && errno == EINTR) {}
     for (struct libi_session **at = &sessions; *at; at = &(*at)->next)
         if (*at == session) {
             *at = session->next;
             for (char **host = session->hosts; host && *host; host++) free(*host);
             free(session->hosts);
+            for (libi_env_t *one = session->variables, *next; one; one = next) {
+                next = one->next;
+                free(one->name);
+                free(one->value);
+                free(one);
+            }
             free(session);
             break;
         }

@@ -1,5 +1,5 @@
 /* LIBI over hpcrt: a front end starts sessions of processes on many hosts; the processes of a session talk to each other and, through
- * their master (rank 0), to the front end. Compile libi.c with the program; nothing else is needed. docs/COLLECTIVES.md.
+ * their master (rank 0), to the front end. Compile libi.c, as C, with the program; nothing else is needed. docs/COLLECTIVES.md.
  *
  * The front end runs hpcrt as `$HPCRT_EXEC` says (a shell command; default: hpcrt exec), so flags such as --agent belong there. */
 #ifndef LIBI_H
@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define LIBI_VERSION 1
-/* Bytes in one message or in what one member gives to a collective call, at most. */
+/* Bytes in one message or in what one member gives to a collective call, at most; what all give to one together: 64 MiB. */
 #define LIBI_MAX_BUFFER_LENGTH (4 << 20)
 
 typedef enum {
@@ -52,6 +52,7 @@ typedef struct {
 /* The front end. */
 libi_rc_e LIBI_fe_init(int version);
 libi_rc_e LIBI_fe_createSession(libi_sess_handle_t *session);
+/* What was added before stays; the list is copied. */
 libi_rc_e LIBI_fe_addToSessionEnvironment(libi_sess_handle_t session, libi_env_t *variables);
 /* Starts all programs; returns when hpcrt has ordered them on every host. */
 libi_rc_e LIBI_fe_launch(proc_dist_req_t distributions[], int count);

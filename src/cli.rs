@@ -375,8 +375,7 @@ pub struct Enter {
 #[argh(
     subcommand,
     name = "doctor",
-    note = "HPCRT_WITHOUT=userns,fuse,memfd,exec,ram,tcp,ssh,uffd,uffd-kernel,uffd-move,shared,pace takes abilities away, to try a fallback or to work around a fault.",
-    error_code(1, "no job can run on this node")
+    note = "HPCRT_WITHOUT=userns,fuse,memfd,exec,ram,tcp,ssh,uffd,uffd-kernel,uffd-move,shared,pace takes abilities away, to try a fallback or to work around a fault."
 )]
 pub struct Doctor {
     /// print JSON
@@ -593,9 +592,14 @@ fn parts(words: Vec<OsString>, file: Option<&Path>, usage: &'static str) -> Resu
         Some(file) => {
             let text = std::fs::read_to_string(file);
             let text = text.map_err(|error| Error::usage("read --configfile", error).on(file))?;
-            let lines = text.lines().map(|line| line.trim().trim_end_matches(':').trim_end());
+            // A `:` of its own may end a line.
+            let cut = |line: &'_ str| match line.strip_suffix(':') {
+                Some(rest) if rest.is_empty() || rest.ends_with([' ', '\t']) => rest.trim_end().to_owned(),
+                _ => line.to_owned(),
+            };
+            let lines = text.lines().map(|line| cut(line.trim()));
             let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-            let parts: Vec<Part> = lines.map(|line| part(split_line(line)?, true)).collect::<Result<_>>()?;
+            let parts: Vec<Part> = lines.map(|line| part(split_line(&line)?, true)).collect::<Result<_>>()?;
             if parts.is_empty() { nothing() } else { Ok(parts) }
         }
         None if words.is_empty() => nothing(),

@@ -298,6 +298,9 @@ fn several_programs_in_one_job() {
     std::fs::write(&file, format!("# two\n--hosts a,b sh -c '{say}' :\n\n--hosts b:2,c sh -c '{say}'\n")).unwrap();
     let done = exec("--agent local -q --configfile").arg(&file).end().code(0);
     assert_eq!(done.lines(), ["0/5 0 0/1 a", "1/5 0 0/3 b", "2/5 1 1/3 b", "3/5 1 2/3 b", "4/5 1 0/1 c"]);
+    std::fs::write(&file, "-n 1 echo a host: \n-n 1 echo :: :\n").unwrap();
+    let done = exec("--hosts a:2 --agent local -q --configfile").arg(&file).end().code(0);
+    assert_eq!(done.lines(), ["::", "a host:"]);
     // Each ends with its own code, and they talk to each other.
     let both = |code: u32| {
         format!("{}; exit $((HPCRT_PART * {code}))", script("call allgather $HPCRT_PART; echo ${reply[*]}"))

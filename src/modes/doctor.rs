@@ -25,8 +25,6 @@ enum State {
     Ok,
     /// Jobs run, but something is slower, smaller or missing.
     Limited,
-    /// Jobs do not run.
-    Broken,
     /// Only some features use it.
     Note,
 }
@@ -59,11 +57,11 @@ impl Check {
     }
 }
 
-/// Prints the report. Returns the exit code: 0, or 1 when no job can run here.
+/// Prints the report.
 ///
 /// # Errors
 /// Nothing can be tried because no process can be made, or `HPCRT_WITHOUT` holds an unknown name.
-pub(super) fn run(json: bool) -> Result<u8> {
+pub(super) fn run(json: bool) -> Result<()> {
     let without = Without::from_env()?;
     // First: it must not have threads beside it.
     let capabilities = Capabilities::probe(&without)?;
@@ -77,7 +75,7 @@ pub(super) fn run(json: bool) -> Result<u8> {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
         written => written.op("write the report")?,
     }
-    Ok(u8::from(checks.iter().any(|check| check.state == State::Broken)))
+    Ok(())
 }
 
 fn probed(found: &Capabilities, without: &Without) -> Vec<Check> {
@@ -228,7 +226,6 @@ fn as_text(checks: &[Check], tier: Tier) -> String {
         let mark = match check.state {
             State::Ok => "ok",
             State::Limited => "LIMITED",
-            State::Broken => "BROKEN",
             State::Note => "-",
         };
         _ = writeln!(out, "{mark:>8}  {:<12} {}", check.name, check.detail);
@@ -252,7 +249,6 @@ fn as_json(checks: &[Check], tier: Tier) -> Value {
         let state = match check.state {
             State::Ok => "ok",
             State::Limited => "limited",
-            State::Broken => "broken",
             State::Note => "note",
         };
         json!({"name": check.name, "state": state, "detail": check.detail, "remedy": check.remedy})

@@ -37,7 +37,7 @@ pub fn run(options: Options) -> Result<u8> {
         Options::Serve(Serve { same: None, join: Some(file), .. }) => crate::launch::node::join(&file),
         Options::Enter(job, program) => crate::launch::guest::enter(&job, &program),
         Options::Ldd(flags) => ldd::run(&flags.program, flags.json),
-        Options::Doctor(flags) => doctor::run(flags.json),
+        Options::Doctor(flags) => doctor::run(flags.json).map(|()| 0),
         Options::Sdk(directory) => sdk::run(&directory),
         Options::Completions(text) | Options::Help(text) => {
             let _ = std::io::stdout().write_all(text.as_bytes());

@@ -95,36 +95,21 @@ pub struct Base {
 impl Base {
     /// Makes the namespaces and the store; the process is inside afterwards, with `/` as its working directory.
     pub fn create(place: Place<'_>, without: &Without) -> Result<Base> {
-        let root = rustix::process::geteuid().is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok();
-        if !root {
-            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
-                .map_err(|e| forbidden("make a user namespace", e))?;
-            // Without this order and this word the kernel refuses a group map to ordinary users.
-            let maps = [
-                ("setgroups", "deny".into()),
-                ("uid_map", format!("{uid} {uid} 1")),
-                ("gid_map", format!("{gid} {gid} 1")),
-            ];
-            for (file, line) in maps {
-                std::fs::write(format!("/proc/self/{file}"), line)
-                    .map_err(|e| forbidden("map the user into his namespace", e))?;
-            }
-        }
-        // Slave, not private: what the host's automounter mounts later has to appear here.
-        rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
-            .map_err(|e| forbidden("change mounts", e))?;
-        // Before the stacking: a recursive bind would copy what is stacked, too. It waits on any other directory until it is moved on top.
-        rustix::mount::mount_bind_recursive(COVERED, ASIDE).map_err(|e| forbidden("bind a directory", e))?;
-        let (directory, spilled) = match place {
-            Place::Memory(bytes) => mount_memory(bytes, without)?,
-            Place::Directory(path) => (Some(Directory::create(path)?), None),
+        // Before anything is changed: ranks run in this process's place where that cannot be.
+        let (bytes, asked) = match place {
+            Place::Memory(bytes) => (bytes, None),
+            Place::Directory(path) => (0, Some(Directory::create(path)?)),
         };
-        let mounted = mount_store(directory.as_ref());
-        if let (Err(_), Some(directory)) = (&mounted, &directory) {
-            directory.remove();
-        }
-        let (store, sealed) = mounted?;
+        let root = enter().inspect_err(|_| asked.iter().for_each(Directory::remove))?;
+        let made = asked.map_or_else(|| mount_memory(bytes, without), |directory| Ok((Some(directory), None)));
+        let mounted = made.and_then(|(directory, spilled)| {
+            let mounted = mount_store(directory.as_ref());
+            let (store, sealed) = mounted.inspect_err(|_| directory.iter().for_each(Directory::remove))?;
+            Ok((directory, spilled, store, sealed))
+        });
+        // Who goes on without needs its own /proc.
+        let (directory, spilled, store, sealed) =
+            mounted.inspect_err(|_| _ = rustix::mount::unmount(ASIDE, UnmountFlags::DETACH))?;
         if !root && let Err(error) = super::ssh::own_configuration(store.as_fd(), &sealed) {
             log::warn!("{error}: ssh may refuse its configuration in ranks");
         }
@@ -150,6 +135,32 @@ impl Base {
         }
         Ok(setns(&self.mount, CloneFlags::CLONE_NEWNS).op("join the session's mount namespace")?)
     }
+}
+
+/// Enters new namespaces, with [`COVERED`] once more at [`ASIDE`]; whether this is root.
+fn enter() -> Result<bool> {
+    let root = rustix::process::geteuid().is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok();
+    if !root {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+            .map_err(|e| forbidden("make a user namespace", e))?;
+        // Without this order and this word the kernel refuses a group map to ordinary users.
+        let maps = [
+            ("setgroups", "deny".into()),
+            ("uid_map", format!("{uid} {uid} 1")),
+            ("gid_map", format!("{gid} {gid} 1")),
+        ];
+        for (file, line) in maps {
+            std::fs::write(format!("/proc/self/{file}"), line)
+                .map_err(|e| forbidden("map the user into his namespace", e))?;
+        }
+    }
+    // Slave, not private: what the host's automounter mounts later has to appear here.
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
+        .map_err(|e| forbidden("change mounts", e))?;
+    // Before the stacking: a recursive bind would copy what is stacked, too. It waits on any other directory until it is moved on top.
+    rustix::mount::mount_bind_recursive(COVERED, ASIDE).map_err(|e| forbidden("bind a directory", e))?;
+    Ok(root)
 }
 
 fn forbidden(operation: &'static str, cause: impl std::fmt::Display) -> Failure {
