@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ranks talk to each other through hpcrt, without MPI: docs/COLLECTIVES.md.
 
-hpcrt exec --hosts n[1-4] -n 8 -- python3 examples/collectives.py
+hpcrt exec --hosts 'n[1-4]' -n 8 -- python3 examples/collectives.py
 """
 import os
 import socket

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Ranks talk to each other through hpcrt, without MPI: docs/COLLECTIVES.md.
-#   hpcrt exec --hosts n[1-4] -n 8 -- bash examples/collectives.sh
+#   hpcrt exec --hosts 'n[1-4]' -n 8 -- bash examples/collectives.sh
 LC_ALL=C # lengths are bytes
 
 # call VERB [ITEM]...: sends a request; the items of its reply are in ${reply[@]}.

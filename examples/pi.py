@@ -1,6 +1,6 @@
 """Computes pi by parts: every rank sums its share of an integral and prints it.
 
-    hpcrt exec --hosts node[1-4] --agent local -n 8 --label -- python3 examples/pi.py
+    hpcrt exec --hosts 'node[1-4]' --agent local -n 8 --label -- python3 examples/pi.py
 
 The ranks do not communicate: the parts add up to pi (try `| awk '{sum += $NF} END {print sum}'`).
 """

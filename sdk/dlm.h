@@ -1,5 +1,5 @@
 /* The Distributed Large Memory library's functions for programs that were written for it (Midorikawa et al.), over hpcrt: no MPI, no library, no
- * compiler of its own. Start the program with `hpcrt exec --memory node[2-5]:20G --local-mb N -- ./app`: where its data lie, how much of them stays on
+ * compiler of its own. Start the program with `hpcrt exec --memory 'node[2-5]:20G' --local-mb N -- ./app`: where its data lie, how much of them stays on
  * its own node and which nodes lend the rest is said there, not in a memfile. Without --memory the data are ordinary memory.
  *
  * Programs that were never written for it need none of this: hpcrt does the same for what malloc gives them. */

@@ -24,7 +24,7 @@ use crate::{Error, Result};
 #[argh(
     note = "Try it here: hpcrt exec --hosts a,b,c --agent local -n 6 --label -- hostname",
     error_code(2, "the command line or an input file cannot be used"),
-    error_code(125, "hpcrt itself failed, or a host was lost")
+    error_code(125, "hpcrt itself failed, a host was lost, or the time of --timeout was over")
 )]
 struct Command {
     /// print the version
@@ -191,10 +191,10 @@ flags! {
 #[argh(
     subcommand,
     name = "exec",
-    example = "Four ranks on each of eight hosts, over ssh:\n  {command_name} --hosts n[01-08] --ppn 4 -- ./app input.dat",
+    example = "Four ranks on each of eight hosts, over ssh:\n  {command_name} --hosts 'n[01-08]' --ppn 4 -- ./app input.dat",
     example = "Try it on this machine; every name is a host of its own:\n  {command_name} --hosts a,b,c --agent local -n 6 --label -- hostname",
-    example = "See where ranks would run, without running them:\n  {command_name} --hosts n[01-08] --ppn 4 --dry-run -- ./app",
-    example = "Two programs as one job, the second on what the first leaves free:\n  {command_name} --hosts n[01-08]:4 -- -n 31 ./solver : -n 1 ./monitor",
+    example = "See where ranks would run, without running them:\n  {command_name} --hosts 'n[01-08]' --ppn 4 --dry-run -- ./app",
+    example = "Two programs as one job, the second on what the first leaves free:\n  {command_name} --hosts 'n[01-08]:4' -- -n 31 ./solver : -n 1 ./monitor",
     example = "Inside an allocation (Slurm, PBS, LSF, SGE, Flux) the hosts are found:\n  {command_name} -- python3 job.py",
     note = "Without hosts and without an allocation the program runs on this machine.\nAn argument of a program that is \":\" itself stands in a --configfile, in quotes.\nExit code: that of the first rank that failed by itself (128+signal for a killed one); the highest with --keep-going."
 )]
@@ -236,7 +236,7 @@ pub struct Part {
 #[argh(
     subcommand,
     name = "session",
-    example = "Bring hosts up once, and run many jobs on them at once or one after the other:\n  id=$({command_name} start --hosts n[01-08])\n  {command_name} run $id -- ./app\n  {command_name} stop $id"
+    example = "Bring hosts up once, and run many jobs on them at once or one after the other:\n  id=$({command_name} start --hosts 'n[01-08]')\n  {command_name} run $id -- ./app\n  {command_name} stop $id"
 )]
 pub struct SessionCommand {
     #[argh(subcommand)]
@@ -623,7 +623,7 @@ fn part(mut words: Vec<OsString>, flags: bool) -> Result<Part> {
     if program.is_empty() {
         return Err(Error::usage("run", "one of several programs is missing").on(given));
     }
-    let words = flags_of(words)?;
+    let words = cut_values(flags_of(words)?);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let flags = PartFlags::from_args(&["hpcrt"], &words).map_err(|exit| {
         let cause = exit.output.lines().next().unwrap_or_default().to_owned();
@@ -681,8 +681,8 @@ fn cut_program(args: &mut Vec<OsString>, mut at: usize, mut own: usize, mode: &C
 
 /// argh's complaint as one sentence, with the nearest option when a flag is unknown.
 fn misunderstood(words: &[&str], output: &str) -> Error {
-    let cause = output.lines().filter(|l| !l.starts_with("Run ")).collect::<Vec<_>>().join(" ");
-    let error = Error::usage("understand the command line", cause.trim());
+    let said = output.lines().filter(|line| !line.starts_with("Run ")).flat_map(str::split_whitespace);
+    let error = Error::usage("understand the command line", said.collect::<Vec<_>>().join(" "));
     let (flags, name) = mode_of(words);
     if flags.is_empty() {
         return error.remedy(if name == "hpcrt" { "hpcrt --help lists the modes".into() } else { name + " --help" });

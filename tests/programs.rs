@@ -146,6 +146,14 @@ fn stores(site: &Site, uid: u32) {
         full.says(&["hpcrt: hpc", "107 MiB are needed and ", " MiB are free", "--store"]);
         site.run(uid, HOSTS, &["--store", "/tmp/st"], &[&program]).code(0);
     }
+    // What cannot be used is said, and the ranks of all hosts run.
+    for place in ["/tmp/missing", "/root"].into_iter().take(if uid == 0 { 1 } else { 2 }) {
+        site.run(uid, HOSTS, &["--store", place], &[&program]).code(0).says(&[
+            "--store",
+            place,
+            "read the shared file system",
+        ]);
+    }
     for host in ["hpc2", "hpc3"] {
         let left = site.cluster.exec(host, 0, &["find", "/tmp/tiny", "/tmp/st", "-mindepth", "1"]).unwrap();
         assert_eq!(String::from_utf8_lossy(&left.stdout), "", "{host}");

@@ -307,7 +307,8 @@ impl Root {
         let more = if errors.len() > SHOWN { format!(" and {} more", errors.len() - SHOWN) } else { String::new() };
         let cause =
             format!("{} of {all} hosts are missing{more}: {}", all - up, errors.first().cloned().unwrap_or_default());
-        Err(Error::new("start the job", cause).remedy("--min-hosts N goes on with N of them"))
+        let error = Error::new("start the job", cause);
+        Err(if up > 0 { error.remedy("--min-hosts N goes on with N of them") } else { error })
     }
 
     /// The nodes that are up, with their host's place in the list.

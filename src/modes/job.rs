@@ -100,6 +100,7 @@ pub(super) fn min_hosts(least: Option<u32>, hosts: usize) -> Result<Option<u32>>
         Some(least) if least as usize > hosts => {
             Err(Error::usage("use --min-hosts", format!("{hosts} are named")).on(least.to_string()))
         }
+        Some(0) => Err(Error::usage("use --min-hosts", "no job runs on none").on("0")),
         least => Ok(least),
     }
 }

@@ -28,7 +28,7 @@ use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::status::Subject;
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::AgentKind;
+use crate::net::wire::control::{AgentKind, View};
 use crate::net::wire::session::{JobSpec, SessionAsk, SessionTell};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
@@ -42,6 +42,10 @@ const HOSTS_MAX: u64 = 64 << 20;
 
 /// Brings a session up in the background and prints its name.
 pub(super) fn start(flags: &SessionStart) -> Result<u8> {
+    if flags.view == View::None {
+        let error = Error::usage("use --view none", "its hosts are brought up to show programs their files");
+        return Err(error.remedy("each of its jobs may have it: hpcrt session run --view none"));
+    }
     let begun = Instant::now();
     let signals = catch_signals()?;
     let Where { hosts, agent, .. } =
