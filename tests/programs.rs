@@ -148,11 +148,7 @@ fn stores(site: &Site, uid: u32) {
     }
     // What cannot be used is said, and the ranks of all hosts run.
     for place in ["/tmp/missing", "/root"].into_iter().take(if uid == 0 { 1 } else { 2 }) {
-        site.run(uid, HOSTS, &["--store", place], &[&program]).code(0).says(&[
-            "--store",
-            place,
-            "read the shared file system",
-        ]);
+        site.run(uid, HOSTS, &["--store", place], &[&program]).code(0).says(&[place, "read the shared file system"]);
     }
     for host in ["hpc2", "hpc3"] {
         let left = site.cluster.exec(host, 0, &["find", "/tmp/tiny", "/tmp/st", "-mindepth", "1"]).unwrap();
