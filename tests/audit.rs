@@ -52,6 +52,20 @@ fn audited_programs() {
     assert_eq!(site.cluster.leftovers().unwrap().len(), 0, "{:?}", site.cluster.leftovers().unwrap());
 }
 
+/// What a program was found to need does not outlast that.
+#[test]
+fn programs_that_are_linked_anew() {
+    if !tool("gcc") {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let mut script = Command::new("bash");
+    script.arg(site::source("relinked.sh")).arg(env!("CARGO_BIN_EXE_hpcrt")).current_dir(&place);
+    let output = script.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "1\n2\n1 2\n1\n2\n1 2\n2\n1\n1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// What sessions without namespaces have in their hosts' memory.
 fn stores(site: &Site) -> Vec<String> {
     let find = ["find", "/dev/shm", "-maxdepth", "1", "-name", "hpcrt-store.*"];

@@ -299,14 +299,16 @@ pub fn resolve(
     let mut directories = BTreeSet::new();
     let (mut pythons, mut environments, mut scripts) = (Vec::new(), Vec::new(), Vec::new());
     let closure = closure::resolve(preload, env, program, |object, file| {
-        pythons.extend(capture::python_trees(&object.canonical));
+        if object.how == How::Program {
+            pythons.extend(capture::python_trees(&object.canonical));
+        }
         // By the name that it is started by: an environment's interpreter is a link out of it.
         if matches!(object.how, How::Program | How::Script | How::Env) {
             let environment = capture::virtual_environment(&object.path);
             environments.extend(environment.map(|path| path.into_os_string().into_vec()));
         }
         if source.shares_device(object.inode.0, &object.canonical) {
-            needs.bytes += object.size;
+            needs.bytes += if object.size <= capture::FILE_MAX { object.size } else { 0 };
             directories.insert(directory_of(&object.canonical));
             if object.how == How::Script {
                 scripts.push((object.canonical.clone(), elf::read_up_to(&file, 0, CHUNK_MAX).ok()));

@@ -12,7 +12,7 @@ use super::catalog::{file_name, is_below, is_code, is_within, parent};
 /// Any other file is captured up to this size where a whole tree is captured: data that packages carry.
 const DATA_MAX: u64 = 16 << 20;
 /// Files larger than this are not captured, whatever they are: a RAM disk is no place for them.
-const FILE_MAX: u64 = 4 << 30;
+pub const FILE_MAX: u64 = 4 << 30;
 /// More roots than this are merged into common parents: every root costs each node a look-up at the shared file system.
 const ROOTS_MAX: usize = 4;
 
@@ -104,10 +104,10 @@ fn outermost(roots: &mut BTreeSet<Vec<u8>>) {
 /// The trees of a Python program, if the program is one: its environment's and its base installation's.
 pub fn python_trees(canonical: &Path) -> Vec<Vec<u8>> {
     let name = canonical.file_name().unwrap_or_default().as_bytes();
-    if !name.starts_with(b"python") && !name.starts_with(b"pypy") {
-        return Vec::new();
-    }
-    let prefix = canonical.parent().and_then(Path::parent);
+    let version = name.strip_prefix(b"python").or_else(|| name.strip_prefix(b"pypy"));
+    // As in python3.11t and python3-dbg, not as in python_job.
+    let is_version = |text: &[u8]| text.first().is_none_or(u8::is_ascii_digit);
+    let prefix = canonical.parent().and_then(Path::parent).filter(|_| version.is_some_and(is_version));
     prefix.map(bytes).into_iter().collect()
 }
 

@@ -145,6 +145,8 @@ pub struct Closure {
     pub missing: Vec<Missing>,
     /// Every directory that was listed, once each: a snapshot of what it held.
     pub directories: Vec<Arc<Listing>>,
+    /// Somewhere else another library may be found: a directory of a search is relative to the working directory.
+    pub depends_on_cwd: bool,
 }
 
 /// Finds the closure of `program` (a path, relative ones from the working directory), handing every file over, still open, as it is

@@ -139,12 +139,21 @@ pub struct Directories<'a, P> {
     by_inode: HashMap<Inode, Directory>,
     /// In the order they were first asked for.
     pub listed: Vec<Arc<Listing>>,
+    /// Some were relative.
+    pub depends_on_cwd: bool,
 }
 
 impl<'a, P: Probe> Directories<'a, P> {
     /// Relative paths are taken from `cwd`.
     pub fn new(probe: &'a P, cwd: &'a Path) -> Self {
-        Directories { probe, cwd, by_path: HashMap::new(), by_inode: HashMap::new(), listed: Vec::new() }
+        Directories {
+            probe,
+            cwd,
+            by_path: HashMap::new(),
+            by_inode: HashMap::new(),
+            listed: Vec::new(),
+            depends_on_cwd: false,
+        }
     }
 
     /// Looks into `path`, at most once.
@@ -152,6 +161,7 @@ impl<'a, P: Probe> Directories<'a, P> {
         if let Some(known) = self.by_path.get(path) {
             return known.clone();
         }
+        self.depends_on_cwd |= !path.starts_with(b"/");
         let directory = self.look(&self.cwd.join(OsStr::from_bytes(path)));
         self.by_path.insert(path.to_vec(), directory.clone());
         directory

@@ -158,6 +158,7 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
         }
         self.load_libraries(&Main { linker, abi, index: main, interpreter: own })?;
         self.closure.directories = self.directories.listed;
+        self.closure.depends_on_cwd = self.directories.depends_on_cwd;
         Ok(self.closure)
     }
 

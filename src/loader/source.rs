@@ -455,6 +455,10 @@ impl Source {
             Ok(stat) => stat,
             Err(error) => return self.absent(path, &error.into()),
         };
+        // What is mounted within a captured directory is each host's own.
+        if !self.shares_device(stat.st_dev, as_path(path)) {
+            return self.leave_alone(path, Described::Whole(version(&stat)));
+        }
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
             rustix::fs::FileType::Directory => self.describe_directory(path, &stat, why),
             rustix::fs::FileType::Symlink => {
@@ -808,6 +812,7 @@ mod tests {
         std::fs::write(directory.path().join("other.py"), "x = 1\n").unwrap();
         let tree = directory.path().canonicalize().unwrap().into_os_string().into_encoded_bytes();
         let (source, found) = Source::start(Compression::Never, READERS, false).unwrap();
+        source.capture(Capture { shared: vec![b"/".to_vec()], ..Capture::default() });
         (directory, tree, source, found)
     }
 

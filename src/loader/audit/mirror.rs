@@ -90,6 +90,8 @@ impl Mirror {
         const FRESH: &[u8] = b".fresh";
         match make(relative(path)) {
             Err(Errno::EXIST) => {
+                // Of one that could not take its place.
+                let _ = rustix::fs::unlinkat(&self.directory, FRESH, AtFlags::empty());
                 make(FRESH)?;
                 rustix::fs::renameat(&self.directory, FRESH, &self.directory, relative(path))
             }

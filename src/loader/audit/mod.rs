@@ -140,8 +140,9 @@ impl Audit {
         self.walker.catalog.write().unwrap_or_else(PoisonError::into_inner).add_roots(roots.to_vec());
         let found = file_systems(roots);
         let mut state = self.state();
-        // The root has compared what it knows with the shared file system since.
+        // The root has compared what it knows with the shared file system since. Who asks for a program is told anew.
         state.changed.clear();
+        state.entries.forget_programs();
         for top in found {
             if !state.shared.contains(&top) {
                 state.shared.push(top);
@@ -219,6 +220,7 @@ impl Audit {
                 // Who looked for it may have been told that there is none.
                 Known::Absent(_) if new == Now::Directory => name_kind::DIR,
                 Known::Absent(_) if new != Now::Gone && is_code(file_name(&path)) => name_kind::UNKNOWN,
+                Known::Listed(_) if new == Now::Gone => name_kind::UNKNOWN,
                 _ => continue,
             };
             if new == Now::Begun {
@@ -382,18 +384,15 @@ impl Audit {
             state.programs.to_string()
         };
         let library_path = environment.library_path.as_deref().unwrap_or_default().as_bytes();
-        // What depends on a program's working directory is left to its linker.
-        let relative =
-            |path: &[u8]| !path.is_empty() && path.split(|b| b":;".contains(b)).any(|d| !d.starts_with(b"/"));
+        // What depends on more of a process than the table's key says is left to its linker.
+        let is_known = !closure.depends_on_cwd && environment.preload.is_none();
         let places: Vec<Option<Vec<u8>>> = closure.objects.iter().map(|o| self.place_of(&o.path)).collect();
         let mut names = Vec::new();
         for (index, object) in closure.objects.iter().enumerate().skip(closure.program) {
             let loader = if index == closure.program { &[][..] } else { object.path.as_os_str().as_bytes() };
             for (name, target) in &object.needs {
                 let target = target.filter(|t| Some(*t) != closure.interpreter && *t != closure.program);
-                if let Some(place) = target.and_then(|target| places[target].as_ref())
-                    && !relative(library_path)
-                {
+                if let Some(place) = target.and_then(|target| places[target].as_ref()).filter(|_| is_known) {
                     names.push((loader.to_vec(), name.as_bytes().to_vec(), place.clone()));
                 }
             }
@@ -403,7 +402,12 @@ impl Audit {
             state.entries.set(&[kind::NAME, number.as_bytes(), &loader, &name], &place);
         }
         let canonical = closure.objects[closure.program].canonical.as_os_str().as_bytes();
-        let value = format!("{number} {static_tls}");
+        let mut value = format!("{number} {static_tls}");
+        if !state.shared.iter().any(|top| is_within(canonical, top))
+            && let Ok(stat) = rustix::fs::stat(canonical)
+        {
+            value = format!("{value} {} {}", stat.st_dev, stat.st_ino);
+        }
         state.entries.set(&[kind::PROGRAM, canonical, library_path], value.as_bytes());
         state.unwritten = true;
     }
@@ -430,10 +434,15 @@ impl State {
     /// What was staged of this file, or below this directory, is not told any more.
     fn outdate(&mut self, path: &[u8]) {
         let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|staged| is_within(staged, path)).cloned().collect();
+        // Also of what was not there: it may come before what was found.
+        if !stale.is_empty() || is_code(file_name(path)) {
+            self.entries.forget_programs();
+            self.unwritten = true;
+        }
         for staged in stale {
             for spelled in self.spelled.remove(&staged).unwrap_or_default() {
                 let staged = self.mirror.place(&spelled);
-                self.entries.replace(&staged, &spelled);
+                self.entries.forget_path(&staged);
                 self.changed.insert(spelled);
                 self.unwritten = true;
             }

@@ -55,7 +55,9 @@ impl Audit {
         if self.state().is_changed(&canonical) {
             return None;
         }
-        let compiled = self.stage(bytecode).unwrap_or_default();
+        // Where it may be there, it is looked for.
+        let original = || if self.is_absent(bytecode) { Vec::new() } else { bytecode.to_vec() };
+        let compiled = self.stage(bytecode).unwrap_or_else(original);
         Some([format!("{} {}\0", attr.mtime.0, attr.size).as_bytes(), &compiled].concat())
     }
 }

@@ -21,11 +21,14 @@ impl Entries {
         self.0.contains_key(&parts.join(&0))
     }
 
-    /// Forgets `from` as something to open; where it was told as the answer to a name, `to` takes its place.
-    pub fn replace(&mut self, from: &[u8], to: &[u8]) {
-        let path = |key: &[u8]| key.split(|byte| *byte == 0).next() == Some(kind::PATH);
-        self.0.retain(|key, value| !(value == from && path(key)));
-        self.0.values_mut().filter(|value| *value == from).for_each(|value| *value = to.to_vec());
+    /// Forgets what is to be opened instead of paths where that is this one.
+    pub fn forget_path(&mut self, staged: &[u8]) {
+        self.0.retain(|key, value| !(value == staged && is_of(key, kind::PATH)));
+    }
+
+    /// Forgets all programs, and the names that they ask for.
+    pub fn forget_programs(&mut self) {
+        self.0.retain(|key, _| is_of(key, kind::PATH));
     }
 
     /// The table; `root` is the path of the directory of staged files. `None`: it would exceed 4 GiB.
@@ -67,6 +70,10 @@ impl Entries {
     }
 }
 
+fn is_of(key: &[u8], kind: &[u8]) -> bool {
+    key.split(|byte| *byte == 0).next() == Some(kind)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,13 +106,17 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_answered_with_the_original() {
+    fn what_changed_is_not_answered() {
         let mut entries = entries();
-        entries.replace(b"/store/root/s/libx.so", b"/s/libx.so");
-        let bytes = entries.table(b"/store/root", &[]).unwrap();
-        let table = Table::new(&bytes).unwrap();
-        assert_eq!(table.get(&[kind::PATH, b"/s/libx.so"]), None);
-        assert_eq!(table.get(&[kind::NAME, b"7", b"", b"libx.so"]), Some(&b"/s/libx.so"[..]));
+        let found = |entries: &Entries, key: &[&[u8]]| {
+            let bytes = entries.table(b"/store/root", &[]).unwrap();
+            Table::new(&bytes).unwrap().get(key).is_some()
+        };
+        let (path, name): (&[&[u8]], &[&[u8]]) = (&[kind::PATH, b"/s/libx.so"], &[kind::NAME, b"7", b"", b"libx.so"]);
+        entries.forget_programs();
+        assert!(found(&entries, path) && !found(&entries, name));
+        entries.forget_path(b"/store/root/s/libx.so");
+        assert!(!found(&entries, path));
     }
 
     /// The bytes of a small table: what a running program has mapped must not change its meaning.

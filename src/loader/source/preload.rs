@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Load, Source, version};
+use crate::loader::capture::FILE_MAX;
 use crate::loader::catalog::is_below;
 use crate::loader::probe::{FileSystem, Listing, Names, Opened, Probe};
 use crate::loader::tally::Why;
@@ -64,7 +65,11 @@ impl Probe for Preload {
         let opened = FileSystem.open(path)?;
         let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
         let path = opened.canonical.as_os_str().as_bytes();
-        if regular && self.source.shares_device(opened.stat.st_dev, &opened.canonical) && !self.source.excludes(path) {
+        if regular
+            && opened.size() <= FILE_MAX
+            && self.source.shares_device(opened.stat.st_dev, &opened.canonical)
+            && !self.source.excludes(path)
+        {
             self.source.operation(path, Why::Closure);
             if let Some((id, version)) = self.source.begin(path, &opened.stat, Why::Closure) {
                 self.source.transfer(id, path, &opened.file, version, (1, Why::Closure), Some(&self.load));

@@ -132,8 +132,15 @@ impl Auditor {
         }
         let Some(found) = found else { return };
         let mut words = found.split(|byte| *byte == b' ');
-        self.program = words.next();
-        if let Some(needed) = words.next() {
+        let (program, needed) = (words.next(), words.next());
+        // Under the same path, as in a container's image, may be another one.
+        if let (Some(device), Some(number)) = (words.next(), words.next())
+            && !self.process.is(device, number)
+        {
+            return;
+        }
+        self.program = program;
+        if let Some(needed) = needed {
             self.process.make_room(needed);
         }
     }

@@ -52,6 +52,19 @@ impl Process {
         self.program
     }
 
+    /// Whether its program is the file with this device and inode number (in decimal).
+    pub(super) fn is(&self, device: &[u8], inode: &[u8]) -> bool {
+        let mut stat = [0_u64; 18];
+        // SAFETY: a string constant, and room for a `struct stat`, whose first words are these on all architectures here.
+        let known = unsafe {
+            let (exe, into) = (c"/proc/self/exe".as_ptr() as usize, stat.as_mut_ptr() as usize);
+            syscall(nr::NEWFSTATAT, [AT_FDCWD, exe, into, 0, 0, 0])
+        };
+        known.is_ok()
+            && stat.first().is_some_and(|is| *is == number(device) as u64)
+            && stat.get(1).is_some_and(|is| *is == number(inode) as u64)
+    }
+
     /// `LD_LIBRARY_PATH`, as the linker takes it; `None`: not known.
     pub(super) fn library_path(&self) -> Option<&'static [u8]> {
         self.environment.map(|environment| last(environment, b"LD_LIBRARY_PATH=").unwrap_or_default())

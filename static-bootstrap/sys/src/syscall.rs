@@ -83,6 +83,7 @@ pub mod nr {
     pub const PREADV: usize = 295;
     pub const OPENAT: usize = 257;
     pub const READLINKAT: usize = 267;
+    pub const NEWFSTATAT: usize = 262;
 }
 
 /// Numbers of the calls used here (`asm-generic/unistd.h`).
@@ -119,6 +120,7 @@ pub mod nr {
     pub const KILL: usize = 129;
     pub const OPENAT: usize = 56;
     pub const READLINKAT: usize = 78;
+    pub const NEWFSTATAT: usize = 79;
 }
 
 /// Makes a system call; an error comes back as the positive errno.

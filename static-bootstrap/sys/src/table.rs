@@ -41,8 +41,8 @@ pub const MESSAGE_MAX: usize = 8 << 10;
 pub mod kind {
     /// An absolute path; the value is the path to open instead.
     pub const PATH: &[u8] = b"f";
-    /// A program (without symbolic links) and its `LD_LIBRARY_PATH`; the value is its number and the bytes of static thread-local
-    /// storage that its libraries take, in decimal with a blank between.
+    /// A program (without symbolic links) and its `LD_LIBRARY_PATH`; the value is its number, the bytes of static thread-local
+    /// storage that its libraries take, and, if it is the host's own, its device and inode number: in decimal with blanks between.
     pub const PROGRAM: &[u8] = b"p";
     /// Number of a program, path of a library of it (of the program itself: nothing), and a name that it asks for; the value is the path to
     /// open.
