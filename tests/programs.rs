@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, Spec};
-use site::{HOSTS, Run, Shown, Site, build, mode, tool};
+use site::{HOSTS, RANKS, Run, Shown, Site, build, mode, tool};
 
 /// root, the cluster's ordinary user, and one without a name or a home.
 const USERS: [u32; 3] = [0, 20001, 65534];
@@ -38,6 +38,7 @@ fn programs() {
         rights(&shown);
         owners(&shown);
         replaced(&site, uid);
+        mounts_within(&site, uid);
         stores(&site, uid);
         eprintln!("as {uid}: {:?}", begun.elapsed());
     }
@@ -123,6 +124,27 @@ fn replaced(site: &Site, uid: u32) {
     let output = child.wait_with_output().unwrap();
     let run = Run { output, took: Duration::ZERO }.code(0);
     assert_eq!(run.out(), "lib\n".repeat(4), "{}", run.err());
+}
+
+/// What a host has mounted within a captured directory is its own.
+fn mounts_within(site: &Site, uid: u32) {
+    let place = format!("/shared/mw{uid}");
+    let app = site.place(uid, &format!("mw{uid}"), &[]);
+    fs::create_dir(app.join("own")).unwrap();
+    fs::write(app.join("app.sh"), "#!/bin/sh\ncat $(dirname $0)/own/which; ls $(dirname $0)/own\n").unwrap();
+    mode(&app.join("app.sh"), 0o755);
+    for host in ["hpc1", "hpc2", "hpc3"] {
+        let mount =
+            format!("mount -t tmpfs none {place}/own && echo {host} > {place}/own/which && touch {place}/own/{host}");
+        assert!(site.cluster.exec(host, 0, &["sh", "-c", &mount]).unwrap().status.success());
+    }
+    let run = site.run(uid, HOSTS, &["--label"], &[&format!("{place}/app.sh")]).code(0);
+    for (rank, host) in RANKS.into_iter().zip(["hpc2", "hpc3"]) {
+        assert_eq!(run.rank(rank), format!("{host}\n{host}\nwhich\n"), "{}", run.err());
+    }
+    for host in ["hpc1", "hpc2", "hpc3"] {
+        assert!(site.cluster.exec(host, 0, &["umount", &format!("{place}/own")]).unwrap().status.success());
+    }
 }
 
 /// Stores that are too small are named at once, with the remedy; those in a directory leave nothing there.
