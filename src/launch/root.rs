@@ -506,8 +506,8 @@ impl Root {
     /// Ends the session: every node cleans up and leaves.
     pub async fn stop(&self) {
         self.children.expect_leaving();
-        self.order(Target::All, Order::Leave, Vec::new()).await;
         let gone = async {
+            self.order(Target::All, Order::Leave, Vec::new()).await;
             while !self.children.is_empty() {
                 let _ = self.changed.1.recv().await;
             }

@@ -564,9 +564,12 @@ impl Running<'_> {
             mpir::aborting(self.errors.first().map_or("a rank failed, or the job was interrupted", |error| error));
         }
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
-        self.root.order(Target::All, Order::End { job: self.job, grace_ms }, Vec::new()).await;
         let give_up = Instant::now() + grace + KILLED + Duration::from_secs(2);
-        self.give_up = Some(self.give_up.map_or(give_up, |g| g.min(give_up)));
+        let give_up = self.give_up.map_or(give_up, |before| before.min(give_up));
+        self.give_up = Some(give_up);
+        // Of who does not take the order it is not waited for more.
+        let order = self.root.order(Target::All, Order::End { job: self.job, grace_ms }, Vec::new());
+        order.or(async { _ = Timer::at(give_up).await }).await;
     }
 
     /// Nodes that have a rank that reads standard input: once for each program that they have, ascending.

@@ -446,9 +446,9 @@ impl Catalog {
                 };
                 let gone = old.iter().filter(|(n, kind)| !has(&fresh, n, *kind));
                 let new = fresh.iter().filter(|(n, _)| find(old, n).is_err());
-                let names: Vec<_> = gone.chain(new).map(|(n, _)| join(path, n)).collect();
-                for name in names {
-                    self.forget(&name, effects);
+                let names: Vec<_> = gone.chain(new).map(|(n, kind)| (join(path, n), *kind)).collect();
+                for (name, kind) in names {
+                    self.forget_as(&name, kind, effects);
                     effects.stale.push(name.into_boxed_slice());
                 }
             }
@@ -475,6 +475,14 @@ impl Catalog {
         });
     }
 
+    /// The same of what is of a kind, or was: below a directory that was missing something may have been looked for in vain.
+    fn forget_as(&mut self, path: &[u8], kind: u8, effects: &mut Effects) {
+        self.forget(path, effects);
+        if kind != kind::REG {
+            self.forget_below(path, false, effects);
+        }
+    }
+
     fn forget(&mut self, path: &[u8], effects: &mut Effects) {
         if let Some(Entry::Dir { .. }) = self.entries.remove(path) {
             self.forget_below(path, false, effects);
@@ -492,7 +500,7 @@ impl Catalog {
                 ask = true;
                 self.forget_below(path, true, effects);
             }
-            _ => self.forget(path, effects),
+            _ => self.forget_as(path, exists.unwrap_or(kind::REG), effects),
         }
         let directory = parent(path).unwrap_or_default();
         let inherits = match self.entries.get_mut(directory) {
@@ -588,6 +596,17 @@ mod tests {
         assert_eq!(c.lookup(b"/elsewhere"), Known::Outside);
         assert_eq!(c.lookup(b"/rr"), Known::Outside);
         assert_eq!(Catalog::new([b"/r".to_vec()]).lookup(b"/r/x"), Known::Unknown);
+    }
+
+    #[test]
+    fn what_was_missing_with_its_directory_is_asked_for_when_that_is_made() {
+        for made in [dir("/r", &[("new", kind::DIR)]), changed("/r/new", Some(kind::DIR))] {
+            let mut c = catalog();
+            let _ = c.apply(&Record::Absent { path: b"/r/new/f.so".to_vec(), errno: 2 }, NOW);
+            assert!(matches!(c.lookup(b"/r/new/f.so"), Known::Absent(_)));
+            let _ = c.apply(&made, NOW);
+            assert!(matches!(c.lookup(b"/r/new/f.so"), Known::Unknown | Known::Volatile));
+        }
     }
 
     #[test]

@@ -581,8 +581,9 @@ impl Source {
             let same = |a: u8, b: u8| a == b || a == kind::UNKNOWN || b == kind::UNKNOWN;
             let came = names.iter().filter(|(name, _)| !before.contains_key(*name));
             let went = before.iter().filter(|(name, kind)| !names.get(*name).is_some_and(|now| same(*now, **kind)));
-            for changed in came.chain(went).map(|(name, _)| join(path, name.as_bytes())) {
-                if state.described.contains_key(&changed) || state.asked.contains_key(&changed) {
+            for (changed, kind) in came.chain(went).map(|(name, kind)| (join(path, name.as_bytes()), *kind)) {
+                // Below a directory that was missing something may have been looked for in vain.
+                if kind != kind::REG || state.described.contains_key(&changed) || state.asked.contains_key(&changed) {
                     state.forget(&changed);
                 }
             }

@@ -75,8 +75,9 @@ pub(super) struct Members {
 pub(super) struct End {
     pub(super) socket: OwnedFd,
     inbox: Vec<u8>,
-    /// What the socket did not take.
+    /// What the socket did not take, and how much of it has gone since.
     outbox: Vec<u8>,
+    sent: usize,
     /// The call that waits is one of PMI-1.
     pmi: bool,
     /// The events that are waited for include that it takes more.
@@ -164,6 +165,7 @@ impl Members {
             socket: ours,
             inbox: Vec::new(),
             outbox: Vec::new(),
+            sent: 0,
             pmi: false,
             full: false,
             naming: "",
@@ -311,8 +313,7 @@ impl Members {
         // A socket that was closed may linger in the set while a child that is about to exec has a copy.
         let Some(end) = ends.get_mut(member).and_then(Option::as_mut) else { return };
         if event.events().contains(EpollFlags::EPOLLOUT) {
-            let outbox = std::mem::take(&mut end.outbox);
-            self.write(member, end, &outbox);
+            self.flush(member, end);
         }
         let heard = match rustix::net::recv(&end.socket, &mut *bytes, RecvFlags::DONTWAIT) {
             Ok((got @ 1.., _)) => {
@@ -335,7 +336,8 @@ impl Members {
 
     /// Obeys all whole requests; keeps the rest.
     fn understand(&self, member: usize, mut inbox: Vec<u8>, new: &[u8]) -> Result<(), String> {
-        let all = if inbox.is_empty() {
+        let is_new = inbox.is_empty();
+        let all = if is_new {
             new
         } else {
             inbox.extend_from_slice(new);
@@ -351,9 +353,14 @@ impl Members {
         if rest.len() > INBOX {
             return Err("the request is too long".to_owned());
         }
-        let rest = rest.to_vec();
+        let done = all.len() - rest.len();
+        if is_new {
+            inbox = rest.to_vec();
+        } else {
+            inbox.drain(..done);
+        }
         if let Some(Some(end)) = self.ends.borrow_mut().get_mut(member) {
-            end.inbox = rest;
+            end.inbox = inbox;
         }
         Ok(())
     }
@@ -562,6 +569,20 @@ impl Members {
         }
         end.outbox.extend_from_slice(reply);
         self.watch(member, end, true);
+    }
+
+    /// Writes more of what a member's socket did not take.
+    fn flush(&self, member: usize, end: &mut End) {
+        match rustix::net::send(&end.socket, &end.outbox[end.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(taken) => end.sent += taken,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+            // It is gone; its end is read next.
+            Err(_) => end.sent = end.outbox.len(),
+        }
+        if end.sent == end.outbox.len() {
+            (end.outbox, end.sent) = (Vec::new(), 0);
+            self.watch(member, end, false);
+        }
     }
 
     fn watch(&self, member: usize, end: &mut End, out: bool) {

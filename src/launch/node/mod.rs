@@ -617,6 +617,10 @@ impl Node {
             Ok(LogFrame::Slow { stripe } | LogFrame::Leave { stripe }) => stripe as usize,
             _ => return,
         };
+        // Where it attaches again it says what is to come.
+        if self.replica.borrow().as_ref().is_some_and(|replica| !replica.is_fed_by_parent(stripe)) {
+            return;
+        }
         let Some((fed, _)) = self.fed.get(stripe) else { return };
         let _ = fed.send(packet).await;
     }

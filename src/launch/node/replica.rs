@@ -102,6 +102,8 @@ pub(super) struct Replica {
     pub(super) pulls: Pulls,
     /// When something was heard last of who feeds us, by stripe.
     fed: Vec<Cell<Instant>>,
+    /// Of each stripe whether it comes down the control link.
+    by_parent: [Cell<bool>; 2],
     pace: Cell<Pace>,
     /// The control link to the parent.
     pub(super) parent: Sender<Packet>,
@@ -175,6 +177,7 @@ impl Replica {
             told: Cell::default(),
             pulls: Pulls::default(),
             fed: vec![Cell::new(Instant::now()); if two_trees { 2 } else { 1 }],
+            by_parent: Default::default(),
             pace: Cell::new(Pace::Unknown),
             parent,
         };
@@ -318,13 +321,30 @@ impl Replica {
         }
     }
 
+    /// Whether anybody waits for what of a stripe comes down the control link. The parent goes on with that when nobody does any more.
+    pub(super) fn is_fed_by_parent(&self, stripe: usize) -> bool {
+        self.by_parent.get(stripe).is_some_and(Cell::get)
+    }
+
     /// The control link as a way for the log; `down`: what comes down it, by stripe.
     async fn fed_by_parent(&self, stripe: u8, down: &[Receiver<Packet>]) -> LinkError {
+        let (by_parent, down) = (&self.by_parent[usize::from(stripe)], &down[usize::from(stripe)]);
+        let empty = || while down.try_recv().is_ok() {};
+        empty();
+        by_parent.set(true);
+        let ended = self.fed_down(stripe, down).await;
+        by_parent.set(false);
+        // Who hands one over now would else wait for good, and hear no orders.
+        empty();
+        ended
+    }
+
+    async fn fed_down(&self, stripe: u8, down: &Receiver<Packet>) -> LinkError {
         if self.parent.send(self.log.attachment(stripe)).await.is_err() {
             return LinkError::Closed;
         }
         loop {
-            let packet = async { down[usize::from(stripe)].recv().await.map_err(|_| LinkError::Closed) };
+            let packet = async { down.recv().await.map_err(|_| LinkError::Closed) };
             let packet = async {
                 let packet = packet.or(link::late(link::SILENCE, LinkError::Silent)).await?;
                 self.time(packet.body.len());

@@ -109,6 +109,9 @@ fn line(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, Garbled> {
     }
 }
 
+/// More than a job lasts: a moment so far ahead can be told, and one much farther cannot.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
     std::str::from_utf8(word).ok()?.parse().ok()
 }
@@ -121,7 +124,7 @@ fn ours<'a>(len: usize, line: &'a [u8], mut rest: &'a [u8]) -> Result<Option<(Re
         None => None,
         Some(word) => {
             let seconds = number(word).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            Some(seconds.ok_or(Garbled("the number of seconds is none"))?)
+            Some(seconds.ok_or(Garbled("the number of seconds is none"))?.min(FOR_EVER))
         }
     };
     if count > TOTAL_MAX / 2 {

@@ -263,7 +263,7 @@ pub(super) fn mremap(at: usize, len: usize, new: usize, flags: usize, to: usize)
     }
     let fresh = entry::enter(move || window::allocate(new)).map_err(|_| call::ENOMEM)?;
     // SAFETY: the program's memory, of these lengths; as it would copy it itself.
-    unsafe { core::ptr::copy_nonoverlapping(at as *const u8, fresh as *mut u8, len) };
+    unsafe { core::ptr::copy_nonoverlapping(at as *const u8, fresh as *mut u8, pages(len)) };
     entry::enter(move || window::release(at, len));
     Ok(fresh)
 }

@@ -201,15 +201,15 @@ pub(super) fn release(at: usize, len: usize) {
 
 /// What is in a range is zero from now on; `unmap`: and no longer the program's.
 pub(super) fn forget(at: usize, len: usize, unmap: bool) {
-    pager::forget(at, len);
-    let len = len.next_multiple_of(PAGE);
-    // SAFETY: the program said that it does not want it any more.
-    if unsafe { call::advise(at, len, call::DONTNEED) }.is_err() {
-        // It was locked by a call that nobody told us of; of what stays the next owner would find what this one left.
-        // SAFETY: as above.
-        let _ =
-            unsafe { call::gated(nr::MUNLOCK, [at, len, 0, 0, 0, 0]).map(|_| call::advise(at, len, call::DONTNEED)) };
-    }
+    pager::forget(at, len, |at, len| {
+        // SAFETY: the program said that it does not want it any more.
+        if unsafe { call::advise(at, len, call::DONTNEED) }.is_err() {
+            // It was locked by a call that nobody told us of; of what stays the next owner would find what this one left.
+            let locked = [at, len, 0, 0, 0, 0];
+            // SAFETY: as above.
+            let _ = unsafe { call::gated(nr::MUNLOCK, locked).map(|_| call::advise(at, len, call::DONTNEED)) };
+        }
+    });
     if unmap {
         TABLE.lock().unmark(at, len);
     }

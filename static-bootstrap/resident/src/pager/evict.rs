@@ -631,12 +631,12 @@ pub(super) fn there(base: usize, pages: Bits) -> Bits {
 
 /// Whether this machine has anything in a swap device.
 fn is_swapping() -> bool {
-    /// `struct sysinfo`: its 8th and 9th words are what there is of swap and what is free of it.
+    /// `struct sysinfo`: its words after the eighth are what there is of swap and what is free of it.
     const WORDS: usize = 16;
     let mut words = [0u64; WORDS];
     // SAFETY: room for the structure.
     let known = unsafe { syscall(nr::SYSINFO, [words.as_mut_ptr() as usize, 0, 0, 0, 0, 0]) };
-    known.is_err() || words[7] != words[8]
+    known.is_err() || words[8] != words[9]
 }
 
 /// Which of these pages the kernel has in a swap device: they are there, but mincore(2) does not say so.

@@ -97,14 +97,21 @@ pub(super) fn advise(at: usize, len: usize, advice: usize) {
     }
 }
 
-/// What is in this range does not matter any more; nobody of ours touches it when this returns.
-pub(super) fn forget(at: usize, len: usize) {
+/// What is in this range does not matter any more: `give` takes it from the program, parts of it in turn, which nobody of ours has in his hands.
+pub(super) fn forget(at: usize, len: usize, give: impl Fn(usize, usize)) {
     if !RUNS.load(Ordering::Acquire) {
-        return;
+        return give(at, len.next_multiple_of(PAGE));
     }
     for (number, pages) in spans(at, len) {
         let mut table = undisturbed(number, pages);
+        // Who missed a page beside these would else find them here, and take what they were for what they are to be.
         let span = table.span(number);
+        span.busy = with(span.busy, pages);
+        drop(table);
+        runs(pages).for_each(|(first, count)| give(address(number, first), count * PAGE));
+        let mut table = TABLE.lock();
+        let span = table.span(number);
+        span.busy = without(span.busy, pages);
         let (here, away) = (count(&both(span.resident, pages)), both(span.remote, pages));
         let kept = count(&both(span.kept, pages));
         span.resident = without(span.resident, pages);
@@ -112,6 +119,7 @@ pub(super) fn forget(at: usize, len: usize) {
         span.note(pages, 0);
         span.remote = without(span.remote, pages);
         drop(table);
+        SETTLED.tell();
         QUEUE.lock().retention.forget(kept);
         if here > 0 {
             FREE.fetch_add(here as i64, Ordering::AcqRel);
