@@ -47,6 +47,17 @@ fn what_is_given_up_is_room_on_the_server() {
     }
 }
 
+/// Of a hundred thousand spans, whose table takes 72 MB.
+#[test]
+fn what_is_given_up_is_zero() {
+    let Some(place) = built() else { return };
+    for without in ["", "uffd-move"] {
+        let servers = Servers::start(Who { uid: None, without }, &[400]);
+        let program = place.join("edges");
+        right(servers.run_program(&[program.as_os_str(), "beside".as_ref(), "60".as_ref()], 20).end(), 100);
+    }
+}
+
 #[test]
 fn a_fork_that_gets_no_connections_fails_alone() {
     let Some(place) = built() else { return };

@@ -43,6 +43,63 @@ static double now(void)
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
+static pthread_barrier_t turn;
+static char *given, *swept;
+static volatile int delay;
+
+static void touch(void)
+{
+    size_t at;
+    for (at = 0; at < bytes; at += PAGE)
+        swept[at]++;
+}
+
+static void *miss(void *unused)
+{
+    volatile int n;
+    (void)unused;
+    while (pthread_barrier_wait(&turn), !ended) {
+        for (n = 0; n < delay; n++)
+            ;
+        (void)*(volatile char *)given;
+        touch();
+        pthread_barrier_wait(&turn);
+    }
+    return 0;
+}
+
+/* Much is given up at once, from the middle of a MiB on whose beginning another thread misses meanwhile. */
+static void beside(void)
+{
+    enum { SPANS = 100000, ROUNDS = 30, HALF = MIB / 2 };
+    pthread_t other;
+    size_t at;
+    int round, n;
+    swept = map(bytes, READ_WRITE, 0);
+    given = map((size_t)(SPANS + 1) * MIB, READ_WRITE, MAP_NORESERVE);
+    touch();
+    check(madvise(given, HALF, MADV_SEQUENTIAL) == 0 && madvise(given + HALF, HALF, MADV_RANDOM) == 0, "madvise");
+    pthread_barrier_init(&turn, 0, 2);
+    check(pthread_create(&other, 0, miss, 0) == 0, "pthread_create");
+    for (round = 0; round < ROUNDS; round++) {
+        memset(given, 1, HALF);
+        for (n = 1; n < 500; n++)
+            given[(size_t)n * MIB] = 1;
+        touch();
+        touch();
+        memset(given + HALF, 0xab, HALF);
+        delay = round % 10 * 100000;
+        pthread_barrier_wait(&turn);
+        check(madvise(given + HALF, (size_t)SPANS * MIB, MADV_DONTNEED) == 0, "madvise");
+        pthread_barrier_wait(&turn);
+        for (at = HALF; at < MIB; at++)
+            check(given[at] == 0, "what was given up is zero, whoever misses what beside it");
+    }
+    ended = 1;
+    pthread_barrier_wait(&turn);
+    pthread_join(other, 0);
+}
+
 /* A page comes and is given up, over and over, while all that is there fits. */
 static void churn(void)
 {
@@ -247,7 +304,7 @@ static void alone(void)
 
 int main(int argc, char **argv)
 {
-    struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"again", again}, {"locked", locked}, {"heap", heap},
+    struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
         {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;
