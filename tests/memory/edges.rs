@@ -26,7 +26,7 @@ fn what_few_programs_do() {
     for who in everybody() {
         let servers = Servers::start(who, &[400]);
         for (way, _) in WAYS {
-            for mode in ["churn", "locked", "heap", "parts", "doors", "vectors"] {
+            for mode in ["churn", "locked", "heap", "parts", "doors", "vectors", "signals", "whole"] {
                 let words = [place.join(way).into_os_string(), mode.into(), "60".into()];
                 let done = servers.run_program(&words.each_ref().map(|word| &**word as &OsStr), 20).end();
                 println!("{who:?} {way} {mode}: {:?}", done.took);

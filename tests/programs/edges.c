@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -282,6 +283,71 @@ static void vectors(void)
     filled(all, 2 * PARTS * PART, 9);
 }
 
+static volatile int handled;
+
+static void handler(int signal)
+{
+    /* In which everything is blocked. */
+    char *text = swept;
+    int null = open("/dev/null", O_WRONLY);
+    handled = signal;
+    check(write(null, text, PAGE) == PAGE && close(null) == 0, "a call in a handler");
+}
+
+static void *bound(void *count)
+{
+    ++*(int *)count;
+    return 0;
+}
+
+/* The signal by which system calls are stopped is the program's, too; and so are calls that libc makes with all signals blocked. */
+static void signals(void)
+{
+    struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART }, old;
+    pthread_attr_t attributes;
+    cpu_set_t set;
+    pthread_t thread;
+    int count = 0;
+    sigfillset(&action.sa_mask);
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 11);
+    check(sigaction(SIGUSR1, &action, &old) == 0 && old.sa_handler == SIG_DFL, "sigaction");
+    check(sigaction(SIGUSR1, 0, &old) == 0 && old.sa_handler == handler && old.sa_flags & SA_RESTART, "what the action is");
+    check(sigismember(&old.sa_mask, SIGTERM) == 1 && sigaction(32, &action, 0) < 0 && sigaction(99, &action, 0) < 0, "its set");
+    check(raise(SIGUSR1) == 0 && handled == SIGUSR1, "a handler");
+    check(signal(SIGSYS, SIG_IGN) == SIG_DFL && raise(SIGSYS) == 0 && signal(SIGSYS, handler) == SIG_IGN, "SIGSYS ignored");
+    check(raise(SIGSYS) == 0 && handled == SIGSYS && signal(SIGSYS, SIG_DFL) == handler, "SIGSYS handled");
+    check(raise(SIGUSR1) == 0, "a call afterwards");
+    check(sched_getaffinity(0, sizeof set, &set) == 0 && pthread_attr_init(&attributes) == 0, "sched_getaffinity");
+    check(pthread_attr_setaffinity_np(&attributes, sizeof set, &set) == 0, "pthread_attr_setaffinity_np");
+    check(pthread_create(&thread, &attributes, bound, &count) == 0 && pthread_join(thread, 0) == 0 && count == 1, "a bound thread");
+    filled(swept, bytes, 11);
+}
+
+static void *drain(void *end)
+{
+    static char some[64 * KIB];
+    size_t all = 0;
+    ssize_t got;
+    while ((got = read(*(int *)end, some, sizeof some)) > 0)
+        all += got;
+    return (void *)all;
+}
+
+/* What blocks is whole. */
+static void whole(void)
+{
+    enum { MUCH = 8 * MIB };
+    char *at = map(bytes, READ_WRITE, 0);
+    int ends[2];
+    pthread_t thread;
+    void *got;
+    fill(at, bytes, 12);
+    check(pipe(ends) == 0 && pthread_create(&thread, 0, drain, ends) == 0, "pipe");
+    check(write(ends[1], at, MUCH) == MUCH && close(ends[1]) == 0, "write");
+    check(pthread_join(thread, &got) == 0 && (size_t)got == MUCH, "what was written");
+    filled(at, bytes, 12);
+}
+
 static pid_t server;
 
 /* A fork for which the server, which is stopped meanwhile, has no connection fails, and nothing else does. */
@@ -305,7 +371,7 @@ static void alone(void)
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
-        {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"alone", alone}};
+        {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

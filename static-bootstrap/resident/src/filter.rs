@@ -7,6 +7,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use sys::addresses::{self, ARGUMENTS};
+use sys::syscall::nr;
 
 use super::objects::{self, PARTS};
 use super::{call, segments, window};
@@ -89,7 +90,8 @@ impl Filter {
 
     /// Stops the calls of which this argument is an address; the step before goes here where it is one of ours, or else `over` so many steps.
     fn stop(&mut self, argument: usize, before: impl FnOnce(&mut Filter, usize)) {
-        let calls = || addresses::calls_with(argument);
+        // libc makes one with all signals blocked, of which this one must not be: `heirs` sees to that.
+        let calls = || addresses::calls_with(argument).filter(|call| *call != nr::SCHED_SETAFFINITY);
         let count = calls().count();
         before(self, count + 4);
         self.put(Step(LOAD, 0, 0, NUMBER));

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use sys::syscall::nr;
 
-use super::{call, calls, hooks, objects, pager, patch, thread};
+use super::{call, calls, hooks, objects, pager, patch, thread, trap};
 
 const CALLS: [usize; 6] =
     [nr::CLONE, nr::CLONE3, nr::VFORK, nr::EXECVEAT, nr::SCHED_SETAFFINITY, nr::SCHED_GETAFFINITY];
@@ -110,6 +110,7 @@ unsafe extern "C" fn around() {
         "sub rsp, 512",
         "and rsp, -64",
         "fxsave64 [rsp]",
+        "mov rdi, rdx",
         "call {leave}",
         "fxrstor64 [rsp]",
         "mov rcx, [rbp - 8]",
@@ -127,6 +128,9 @@ unsafe extern "C" fn around() {
     )
 }
 
-extern "C" fn leave() {
+/// `third`: the call's third argument, which for sched_setaffinity(2) points to a set. libc makes that call with all signals blocked, too, so that it cannot be
+/// stopped ([`crate::filter`]), and what it points to has to be here.
+extern "C" fn leave(third: usize) {
     pager::part();
+    trap::bring(third);
 }

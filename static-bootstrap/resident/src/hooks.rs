@@ -33,17 +33,17 @@ const NO_GUARD: usize = 103;
 // Addresses of libc's, or zero.
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".weak preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
+    ".weak preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
+    ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
     ".popsection",
 );
 
-const COUNT: usize = 22;
+const COUNT: usize = 23;
 /// Places among them.
 const CURBRK: usize = 18;
 const ERRNO: usize = 19;
@@ -88,6 +88,7 @@ pub(super) fn install() -> Result<(), u32> {
         errno,
         in_fork,
         fork,
+        sigaction,
     ] = *libc();
     // Another libc, in which nothing has these names.
     if mmap == 0 || munmap == 0 || errno == 0 {
@@ -112,6 +113,7 @@ pub(super) fn install() -> Result<(), u32> {
         (mlock, our_mlock as *const () as usize),
         (mlock2, our_mlock2 as *const () as usize),
         (mlockall, our_mlockall as *const () as usize),
+        (sigaction, our_sigaction as *const () as usize),
     ];
     for (from, to) in all.into_iter().filter(|(from, _)| *from != 0) {
         // SAFETY: libc's functions, and ones that do the same; no thread but this one exists.
@@ -338,6 +340,50 @@ extern "C" fn our_sigmask(how: usize, set: *const u64, old: usize) -> usize {
         Ok(_) => 0,
         Err(errno) => errno as usize,
     }
+}
+
+/// glibc's `struct sigaction`; of its set the kernel knows the first word.
+#[repr(C)]
+struct Action {
+    handler: u64,
+    mask: [u64; 16],
+    flags: i32,
+    restorer: u64,
+}
+
+/// Without the signal by which [`trap`] works, whose action the program only thinks that it sets.
+extern "C" fn our_sigaction(signal: i32, new: *const Action, old: *mut Action) -> usize {
+    /// glibc's own.
+    const THREADS: core::ops::RangeInclusive<i32> = 32..=33;
+    const RESTORER: u64 = 0x400_0000;
+    if THREADS.contains(&signal) {
+        return returned(Err(call::EINVAL));
+    }
+    let (mut given, mut before) = ([0u64; 4], [0u64; 4]);
+    // SAFETY: the program's structures, as it says.
+    unsafe {
+        if let Some(new) = new.as_ref() {
+            given = [new.handler, new.flags as u32 as u64 | RESTORER, trap::restore as *const () as u64, new.mask[0]];
+        }
+        let at = if new.is_null() { 0 } else { (&raw const given) as usize };
+        let args = [signal as usize, at, (&raw mut before) as usize, 8, 0, 0];
+        let set = if signal as usize != signals::SIGSYS || trap::is_on() {
+            let result = signals::set_action(args, |_| {}, |_| {});
+            if result < 0 { Err(result.unsigned_abs() as u32) } else { Ok(0) }
+        } else {
+            raw(nr::RT_SIGACTION, args)
+        };
+        if set.is_err() {
+            return returned(set);
+        }
+        if let Some(old) = old.as_mut() {
+            let [handler, flags, restorer, set] = before;
+            let mut mask = [0; 16];
+            mask[0] = set;
+            *old = Action { handler, mask, flags: flags as i32, restorer };
+        }
+    }
+    0
 }
 
 extern "C" fn our_readv(fd: usize, vector: usize, count: usize) -> usize {

@@ -18,6 +18,11 @@ const RT_SIGSUSPEND: usize = 130;
 /// What the program thinks its action is: handler, flags, restorer, mask.
 static ACTION: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
+/// What the program's own action was before it was ours.
+pub(super) fn take_over(action: [u64; 4]) {
+    action.iter().zip(&ACTION).for_each(|(value, word)| word.store(*value, Ordering::Relaxed));
+}
+
 /// One that somebody sent.
 pub(super) fn foreign(signal: i32, info: *const i32, frame: *mut usize) {
     const DEFAULT: u64 = 0;

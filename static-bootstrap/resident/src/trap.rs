@@ -80,6 +80,13 @@ impl Hold {
     }
 }
 
+/// Brings what lies at an address here, if calls are stopped and that is memory of the program's.
+pub(super) fn bring(at: usize) {
+    if is_on() && window::contains(at) && entry::enter(move || window::mapped(at, 1)) > 0 {
+        touch(at, 1);
+    }
+}
+
 /// Brings a range of the program's memory here.
 fn touch(at: usize, len: usize) {
     for page in (at..at + len).step_by(PAGE) {
@@ -129,12 +136,17 @@ pub(super) fn with_parts<T>(parts: [usize; 2], len: usize, call: impl FnOnce() -
 
 /// Makes a system call that the filter stopped.
 fn resolve(number: usize, mut args: [usize; 6]) -> Result<usize, u32> {
+    const WAIT_ALL: usize = 0x100;
     if matches!(number, nr::MLOCK | nr::MLOCK2) {
         return hooks::lock(number, args);
     }
     if let Some((at, len)) = buffer(number).filter(|(at, _)| window::contains(args[*at])) {
         let wanted = args[len];
-        let is_file = wanted > most() && is_regular(args[0]);
+        // What is written goes on as the kernel's own call would, and so does what is read whole. Anything but a file may have nothing more to give,
+        // and would be waited for.
+        let is_whole = matches!(number, nr::WRITE | nr::PWRITE64 | nr::SENDTO)
+            || number == nr::RECVFROM && args[3] & WAIT_ALL != 0
+            || wanted > most() && is_regular(args[0]);
         let mut done = 0;
         loop {
             args[len] = (wanted - done).min(most());
@@ -144,8 +156,7 @@ fn resolve(number: usize, mut args: [usize; 6]) -> Result<usize, u32> {
                 result => result?,
             };
             done += moved;
-            // Only a file is read and written on: anything else may have nothing more to give, and would be waited for.
-            if done >= wanted || moved < args[len] || !is_file {
+            if done >= wanted || moved < args[len] || !is_whole {
                 return Ok(done);
             }
             args[at] += moved;
@@ -226,6 +237,11 @@ pub(super) fn with_strings(
     Err(call::EFAULT)
 }
 
+/// Whether calls may be stopped.
+pub(super) fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
 /// Makes a call with a `struct msghdr`.
 pub(super) fn with_message<T>(message: usize, call: impl FnOnce() -> T) -> T {
     if !ON.load(Ordering::Relaxed) || message == 0 {
@@ -241,7 +257,13 @@ pub(super) fn with_message<T>(message: usize, call: impl FnOnce() -> T) -> T {
 /// Registers of a signal's frame (`asm/ucontext.h`): r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, ...
 const REGISTERS: usize = 40 / 8;
 
-extern "C" fn stopped(_: i32, _: usize, frame: *mut usize) {
+extern "C" fn stopped(signal: i32, info: *const i32, frame: *mut usize) {
+    /// `si_code`, the third word: a filter has stopped a call.
+    const BY_FILTER: i32 = 1;
+    // SAFETY: a `siginfo_t`.
+    if unsafe { info.add(2).read() } != BY_FILTER {
+        return signals::foreign(signal, info, frame);
+    }
     // SAFETY: the kernel gives a frame with these registers, which are ours to change.
     unsafe {
         let at = |nth: usize| frame.add(REGISTERS + nth);
@@ -262,7 +284,8 @@ extern "C" fn stopped(_: i32, _: usize, frame: *mut usize) {
 
 #[unsafe(naked)]
 pub(super) extern "C" fn restore() {
-    core::arch::naked_asm!("mov eax, {sigreturn}", "syscall", sigreturn = const nr::RT_SIGRETURN)
+    // These instructions are what unwinders know a handler's end by.
+    core::arch::naked_asm!(".byte 0x48, 0xc7, 0xc0, {sigreturn}, 0, 0, 0", "syscall", sigreturn = const nr::RT_SIGRETURN)
 }
 
 /// A call that fails, since there is no room at the address that it is given, to see whether it is stopped.
@@ -271,11 +294,15 @@ const PROBE: usize = nr::SCHED_GETAFFINITY;
 /// Sees to it that what the filter stops is made, and finds out whether there is one.
 fn catch() -> Result<bool, u32> {
     let action = [stopped as *const () as usize, FLAGS, restore as *const () as usize, 0];
+    let mut before = [0u64; 4];
     let unblocked = NEVER_BLOCKED;
     const UNBLOCK: usize = 1;
     // SAFETY: a `struct sigaction` as the kernel takes it; a set of signals; a call that does nothing.
     unsafe {
-        syscall(nr::RT_SIGACTION, [SIGSYS, action.as_ptr() as usize, 0, 8, 0, 0])?;
+        syscall(nr::RT_SIGACTION, [SIGSYS, action.as_ptr() as usize, before.as_mut_ptr() as usize, 8, 0, 0])?;
+        if before[0] != action[0] as u64 {
+            signals::take_over(before);
+        }
         syscall(nr::RT_SIGPROCMASK, [UNBLOCK, &raw const unblocked as usize, 0, 8, 0, 0])?;
         let _ = syscall(PROBE, [0, 0, window::BASE, 0, 0, 0]);
     }
