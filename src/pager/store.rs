@@ -26,7 +26,7 @@ const LEFT: u64 = 8;
 /// Spans that are copied at a time: so long nobody hears from the server.
 const COPIED: usize = 64;
 
-/// How long whoever finds no room waits for some: that a client is gone is learned a moment after its process has ended.
+/// How long a client that finds no room waits for some, with all that it sends meanwhile: that another is gone is learned a moment after its process has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -52,6 +52,8 @@ struct Pages {
     label: Bits,
     /// Pages that hold something.
     count: AtomicU64,
+    /// Since when there has been no room for more.
+    starved: Mutex<Option<Instant>>,
 }
 
 /// A client, and how many leases of it there are.
@@ -209,18 +211,21 @@ impl Store {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
     }
 
-    /// The same, if there soon is.
-    fn take(&self, more: u64) -> Result<(), Full> {
-        let mut begun = None;
+    /// The same for a client, if there soon is.
+    fn take(&self, client: &Pages, more: u64) -> Result<(), Full> {
+        if more == 0 {
+            return Ok(());
+        }
         while let Err(used) = self.take_now(more, 0) {
             if self.squeeze(more) {
                 continue;
             }
-            if begun.get_or_insert_with(Instant::now).elapsed() >= self.patience {
+            if lock(&client.starved).get_or_insert_with(Instant::now).elapsed() >= self.patience {
                 return Err(Full { capacity: self.capacity, used });
             }
             thread::sleep(Duration::from_millis(1));
         }
+        *lock(&client.starved) = None;
         Ok(())
     }
 
@@ -291,7 +296,7 @@ impl Lease {
         let (mut spans, before, mut after, counted) = loop {
             let (before, after) = change(&shared.spans());
             let more = after.pages().saturating_sub(before.pages());
-            self.store.take(more)?;
+            self.store.take(&self.pages, more)?;
             let spans = shared.spans();
             let (before, after) = change(&spans);
             if after.pages() <= before.pages() + more {
@@ -366,7 +371,7 @@ impl Lease {
         let left = without(after, data);
         let taken = || self.pages.count.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
         if spans.get(&number).is_some_and(|kept| Arc::strong_count(&kept.owner) > 1) {
-            self.store.take(more)?;
+            self.store.take(&self.pages, more)?;
             taken();
             let Some(old) = spans.remove(&number) else { return Ok(()) };
             copy(&mut fresh, &old.span, left);
@@ -378,7 +383,7 @@ impl Lease {
             self.store.give_back(old.let_go());
             return Ok(());
         }
-        self.store.take(more.saturating_sub(less))?;
+        self.store.take(&self.pages, more.saturating_sub(less))?;
         self.store.give_back(less.saturating_sub(more));
         taken();
         match spans.get_mut(&number) {
@@ -594,6 +599,25 @@ mod tests {
             });
             assert_eq!((store.used(), store.clients()), (0, 0));
         }
+    }
+
+    #[test]
+    fn who_found_no_room_hears_it_at_once_until_there_is_some() {
+        let patience = Duration::from_millis(200);
+        let store = Store::with_patience(4 * PAGE as u64, patience);
+        let (lease, other) = (store.open([0, 0], Bits::default()), store.open([0, 1], Bits::default()));
+        put(&other, 0, bits([0, 1, 2]), bits([]), 1).unwrap();
+        let begun = Instant::now();
+        for _ in 0..100 {
+            put(&lease, 0, bits([0, 1]), bits([]), 1).unwrap_err();
+        }
+        assert!(begun.elapsed() < 50 * patience);
+        put(&lease, 0, bits([0]), bits([]), 1).unwrap();
+        thread::scope(|scope| {
+            let kept = scope.spawn(|| put(&lease, 1, bits([0, 1]), bits([]), 1));
+            scope.spawn(|| drop(other));
+            assert_eq!(kept.join().unwrap(), Ok(()));
+        });
     }
 
     #[test]
