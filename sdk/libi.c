@@ -382,11 +382,13 @@ libi_rc_e LIBI_recvUsrData(void **to, int *length) {
     return rc == LIBI_OK ? LIBI_barrier() : rc;
 }
 
+static int is_message(int length) { return length >= 0 && length <= LIBI_MAX_BUFFER_LENGTH; }
+
 libi_rc_e LIBI_sendUsrData(void *from, int *length) {
     if (member.fd < 0) return LIBI_EINIT;
     libi_rc_e rc = LIBI_OK;
     if (my_rank == 0) {
-        rc = *length < 0 || *length > LIBI_MAX_BUFFER_LENGTH ? LIBI_EIO : ask(&member, "send", from, 1, (size_t)*length, OWN);
+        rc = is_message(*length) ? ask(&member, "send", from, 1, (size_t)*length, OWN) : LIBI_EIO;
         if (rc == LIBI_OK) rc = done(&member);
     }
     /* The others are there already. */
@@ -531,7 +533,7 @@ libi_rc_e LIBI_fe_getMaxMsgBufLen(int *length) {
 
 libi_rc_e LIBI_fe_sendUsrData(libi_sess_handle_t session, void *from, int length) {
     if (!find(session) || session->link.fd < 0) return LIBI_ESESS;
-    if (length < 0 || length > LIBI_MAX_BUFFER_LENGTH) return LIBI_EIO;
+    if (!is_message(length)) return LIBI_EIO;
     libi_rc_e rc = ask(&session->link, "send", from, 1, (size_t)length, OWN);
     return rc == LIBI_OK ? done(&session->link) : rc;
 }

@@ -593,13 +593,11 @@ fn parts(words: Vec<OsString>, file: Option<&Path>, usage: &'static str) -> Resu
             let text = std::fs::read_to_string(file);
             let text = text.map_err(|error| Error::usage("read --configfile", error).on(file))?;
             // A `:` of its own may end a line.
-            let cut = |line: &'_ str| match line.strip_suffix(':') {
-                Some(rest) if rest.is_empty() || rest.ends_with([' ', '\t']) => rest.trim_end().to_owned(),
-                _ => line.to_owned(),
-            };
-            let lines = text.lines().map(|line| cut(line.trim()));
+            let is_own = |before: &&str| before.is_empty() || before.ends_with([' ', '\t']);
+            let lines = text.lines().map(str::trim);
+            let lines = lines.map(|line| line.strip_suffix(':').filter(is_own).map_or(line, str::trim_end));
             let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-            let parts: Vec<Part> = lines.map(|line| part(split_line(&line)?, true)).collect::<Result<_>>()?;
+            let parts: Vec<Part> = lines.map(|line| part(split_line(line)?, true)).collect::<Result<_>>()?;
             if parts.is_empty() { nothing() } else { Ok(parts) }
         }
         None if words.is_empty() => nothing(),

@@ -477,10 +477,11 @@ impl Catalog {
 
     /// The same of what is of a kind, or was: below a directory that was missing something may have been looked for in vain.
     fn forget_as(&mut self, path: &[u8], kind: u8, effects: &mut Effects) {
-        self.forget(path, effects);
-        if kind != kind::REG {
-            self.forget_below(path, false, effects);
+        if kind == kind::REG {
+            return self.forget(path, effects);
         }
+        self.entries.remove(path);
+        self.forget_below(path, false, effects);
     }
 
     fn forget(&mut self, path: &[u8], effects: &mut Effects) {

@@ -39,22 +39,22 @@ fn what_few_programs_do() {
 /// More than a thousand spans at once.
 #[test]
 fn what_is_given_up_is_room_on_the_server() {
-    let Some(place) = built() else { return };
-    for without in ["", "shared"] {
-        let servers = Servers::start(Who { uid: None, without }, &[2000]);
-        let program = place.join("edges");
-        right(servers.run_program(&[program.as_os_str(), "again".as_ref(), "1600".as_ref()], 20).end(), 20);
-    }
+    runs(["", "shared"], 2000, ["again", "1600"], 20);
 }
 
 /// Of a hundred thousand spans, whose table takes 72 MB.
 #[test]
 fn what_is_given_up_is_zero() {
+    runs(["", "uffd-move"], 400, ["beside", "60"], 100);
+}
+
+/// As root, with 20 MB and a server that lends so many, in two ways; `most`: MB that may be here at once.
+fn runs(ways: [&'static str; 2], lent: u32, [mode, megabytes]: [&str; 2], most: u32) {
     let Some(place) = built() else { return };
-    for without in ["", "uffd-move"] {
-        let servers = Servers::start(Who { uid: None, without }, &[400]);
+    for without in ways {
+        let servers = Servers::start(Who { uid: None, without }, &[lent]);
         let program = place.join("edges");
-        right(servers.run_program(&[program.as_os_str(), "beside".as_ref(), "60".as_ref()], 20).end(), 100);
+        right(servers.run_program(&[program.as_os_str(), mode.as_ref(), megabytes.as_ref()], 20).end(), most);
     }
 }
 

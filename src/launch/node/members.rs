@@ -107,6 +107,17 @@ struct Messages {
     unreceived: usize,
 }
 
+impl End {
+    /// How much of this its socket takes now; `None`: it is gone, and its end is read next.
+    fn take(&self, bytes: &[u8]) -> Option<usize> {
+        match rustix::net::send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(taken) => Some(taken),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Some(0),
+            Err(_) => None,
+        }
+    }
+}
+
 impl Members {
     /// Of the job that `launch` is a part of; `None` without ranks here. `below`: the nodes reached through this one.
     ///
@@ -336,8 +347,7 @@ impl Members {
 
     /// Obeys all whole requests; keeps the rest.
     fn understand(&self, member: usize, mut inbox: Vec<u8>, new: &[u8]) -> Result<(), String> {
-        let is_new = inbox.is_empty();
-        let all = if is_new {
+        let all = if inbox.is_empty() {
             new
         } else {
             inbox.extend_from_slice(new);
@@ -354,7 +364,7 @@ impl Members {
             return Err("the request is too long".to_owned());
         }
         let done = all.len() - rest.len();
-        if is_new {
+        if inbox.is_empty() {
             inbox = rest.to_vec();
         } else {
             inbox.drain(..done);
@@ -559,12 +569,10 @@ impl Members {
             return;
         }
         if end.outbox.is_empty() {
-            match rustix::net::send(&end.socket, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(taken) if taken == reply.len() => return self.watch(member, end, false),
-                Ok(taken) => reply = &reply[taken..],
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                // It is gone; its end is read next.
-                Err(_) => return,
+            match end.take(reply) {
+                Some(taken) if taken == reply.len() => return self.watch(member, end, false),
+                Some(taken) => reply = &reply[taken..],
+                None => return,
             }
         }
         end.outbox.extend_from_slice(reply);
@@ -573,12 +581,8 @@ impl Members {
 
     /// Writes more of what a member's socket did not take.
     fn flush(&self, member: usize, end: &mut End) {
-        match rustix::net::send(&end.socket, &end.outbox[end.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(taken) => end.sent += taken,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-            // It is gone; its end is read next.
-            Err(_) => end.sent = end.outbox.len(),
-        }
+        let left = &end.outbox[end.sent..];
+        end.sent += end.take(left).unwrap_or(left.len());
         if end.sent == end.outbox.len() {
             (end.outbox, end.sent) = (Vec::new(), 0);
             self.watch(member, end, false);

@@ -388,11 +388,11 @@ impl Audit {
         let is_known = !closure.depends_on_cwd && environment.preload.is_none();
         let places: Vec<Option<Vec<u8>>> = closure.objects.iter().map(|o| self.place_of(&o.path)).collect();
         let mut names = Vec::new();
-        for (index, object) in closure.objects.iter().enumerate().skip(closure.program) {
+        for (index, object) in closure.objects.iter().enumerate().skip(closure.program).filter(|_| is_known) {
             let loader = if index == closure.program { &[][..] } else { object.path.as_os_str().as_bytes() };
             for (name, target) in &object.needs {
                 let target = target.filter(|t| Some(*t) != closure.interpreter && *t != closure.program);
-                if let Some(place) = target.and_then(|target| places[target].as_ref()).filter(|_| is_known) {
+                if let Some(place) = target.and_then(|target| places[target].as_ref()) {
                     names.push((loader.to_vec(), name.as_bytes().to_vec(), place.clone()));
                 }
             }

@@ -18,7 +18,7 @@ const RT_SIGSUSPEND: usize = 130;
 /// What the program thinks its action is: handler, flags, restorer, mask.
 static ACTION: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
-/// What the program's own action was before it was ours.
+/// What the program's own action was before the signal was ours, or would be.
 pub(super) fn take_over(action: [u64; 4]) {
     action.iter().zip(&ACTION).for_each(|(value, word)| word.store(*value, Ordering::Relaxed));
 }
@@ -60,8 +60,7 @@ pub(super) fn set_action(
         let before = [0, 1, 2, 3].map(|nth| ACTION[nth].load(Ordering::Relaxed));
         if new != 0 {
             // SAFETY: the program's structure.
-            let given = unsafe { *(new as *const [u64; 4]) };
-            given.iter().zip(&ACTION).for_each(|(value, word)| word.store(*value, Ordering::Relaxed));
+            take_over(unsafe { *(new as *const [u64; 4]) });
         }
         if old != 0 {
             // SAFETY: as above.

@@ -33,7 +33,7 @@ const COUNT_BITS: u32 = 24;
 /// The pages of a span that stay here.
 pub(super) fn held(span: usize) -> Bits {
     let mut pages = NONE;
-    if ON.load(Ordering::Relaxed) {
+    if is_on() {
         for word in HELD.iter().map(|slot| slot.load(Ordering::SeqCst)).filter(|word| *word != 0) {
             let (first, count) = ((word >> COUNT_BITS) as usize, (word & ((1 << COUNT_BITS) - 1)) as usize);
             let (start, end) = (span * SPAN_PAGES, (span + 1) * SPAN_PAGES);
@@ -120,7 +120,7 @@ fn buffer(number: usize) -> Option<(usize, usize)> {
 
 /// Makes a system call of a program all of whose calls come to us.
 pub(super) fn make(number: usize, args: [usize; 6]) -> Result<usize, u32> {
-    if ON.load(Ordering::Relaxed) && args.iter().any(|at| window::contains(*at)) {
+    if is_on() && args.iter().any(|at| window::contains(*at)) {
         return resolve(number, args);
     }
     // SAFETY: the program's own call.
@@ -129,7 +129,7 @@ pub(super) fn make(number: usize, args: [usize; 6]) -> Result<usize, u32> {
 
 /// Makes a call with two pointers to so many bytes.
 pub(super) fn with_parts<T>(parts: [usize; 2], len: usize, call: impl FnOnce() -> T) -> T {
-    let on = ON.load(Ordering::Relaxed);
+    let on = is_on();
     let _held = parts.map(|at| if on { Hold::new(at, len) } else { Hold(None) });
     call()
 }
@@ -196,7 +196,7 @@ fn is_regular(fd: usize) -> bool {
 pub(super) fn with_vector<T>(vector: usize, count: usize, call: impl FnOnce() -> T) -> T {
     /// Held at once; of more the kernel takes what is here.
     const PARTS: usize = 16;
-    if !ON.load(Ordering::Relaxed) || vector == 0 {
+    if !is_on() || vector == 0 {
         return call();
     }
     let _list = Hold::new(vector, count.min(1024) * 16);
@@ -226,7 +226,7 @@ pub(super) fn with_strings(
     let word = |at: usize| unsafe { (at as *const usize).read_volatile() };
     for _ in 0..TRIES {
         match call() {
-            Err(call::EFAULT) if ON.load(Ordering::Relaxed) => {}
+            Err(call::EFAULT) if is_on() => {}
             result => return result,
         }
         let _ = string(path);
@@ -244,7 +244,7 @@ pub(super) fn is_on() -> bool {
 
 /// Makes a call with a `struct msghdr`.
 pub(super) fn with_message<T>(message: usize, call: impl FnOnce() -> T) -> T {
-    if !ON.load(Ordering::Relaxed) || message == 0 {
+    if !is_on() || message == 0 {
         return call();
     }
     let _message = Hold::new(message, 56);
