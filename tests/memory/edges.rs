@@ -8,6 +8,10 @@ use super::{Servers, Who, everybody, place, right};
 
 const WAYS: [(&str, &[&str]); 2] = [("edges", &[]), ("edges-alone", &["-static"])];
 
+const MODES: [&str; 12] = [
+    "churn", "locked", "heap", "parts", "doors", "vectors", "signals", "whole", "early", "crowd", "jumped", "messages",
+];
+
 /// Builds the program in each way, beside the others.
 fn built() -> Option<&'static Path> {
     let place = place()?;
@@ -26,7 +30,7 @@ fn what_few_programs_do() {
     for who in everybody() {
         let servers = Servers::start(who, &[400]);
         for (way, _) in WAYS {
-            for mode in ["churn", "locked", "heap", "parts", "doors", "vectors", "signals", "whole"] {
+            for mode in MODES {
                 let words = [place.join(way).into_os_string(), mode.into(), "60".into()];
                 let done = servers.run_program(&words.each_ref().map(|word| &**word as &OsStr), 20).end();
                 println!("{who:?} {way} {mode}: {:?}", done.took);

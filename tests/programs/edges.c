@@ -3,10 +3,16 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <poll.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/msg.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -348,6 +354,190 @@ static void whole(void)
     filled(at, bytes, 12);
 }
 
+enum { WAITERS = 16, LARGE = 4 * MIB };
+static int waited[WAITERS][2];
+static char *rooms[WAITERS];
+
+static void *wait_in_read(void *argument)
+{
+    long nth = (long)argument;
+    check(read(waited[nth][0], rooms[nth], LARGE) == 5 && !memcmp(rooms[nth], "hello", 5), "a read that waited");
+    return 0;
+}
+
+static void *wait_in_readv(void *argument)
+{
+    char *room = rooms[(long)argument];
+    struct iovec list[2] = {{room, 2}, {room + 9 * PAGE, LARGE - 9 * PAGE}};
+    check(readv(waited[(long)argument][0], list, 2) == 5 && !memcmp(room, "he", 2) && !memcmp(room + 9 * PAGE, "llo", 3), "a readv that waited");
+    return 0;
+}
+
+static void *wait_in_recvmsg(void *argument)
+{
+    char *room = rooms[(long)argument];
+    struct iovec part = {room + PAGE, LARGE - PAGE};
+    struct msghdr *message = (struct msghdr *)room;
+    *message = (struct msghdr){.msg_iov = &part, .msg_iovlen = 1};
+    check(recvmsg(waited[(long)argument][0], message, 0) == 5 && !memcmp(room + PAGE, "hello", 5), "a recvmsg that waited");
+    return 0;
+}
+
+static void *wait_in_epoll(void *argument)
+{
+    struct epoll_event *all = (struct epoll_event *)rooms[(long)argument], one = {.events = EPOLLIN, .data.u64 = 77};
+    int set = epoll_create1(0);
+    check(epoll_ctl(set, EPOLL_CTL_ADD, waited[(long)argument][0], &one) == 0, "epoll_ctl");
+    check(epoll_wait(set, all, 10000, -1) == 1 && all->data.u64 == 77 && close(set) == 0, "an epoll_wait that waited");
+    return 0;
+}
+
+static void *wait_in_poll(void *argument)
+{
+    struct pollfd *all = (struct pollfd *)rooms[(long)argument];
+    for (int i = 0; i < 1000; i++)
+        all[i].fd = i == 999 ? waited[(long)argument][0] : -1;
+    all[999].events = POLLIN;
+    check(poll(all, 1000, -1) == 1 && all[999].revents == POLLIN, "a poll that waited");
+    return 0;
+}
+
+static pthread_t start_waiter(long nth, void *(*how)(void *))
+{
+    pthread_t thread;
+    rooms[nth] = map(LARGE, READ_WRITE, 0);
+    check(socketpair(AF_UNIX, SOCK_STREAM, 0, waited[nth]) == 0 && pthread_create(&thread, 0, how, (void *)nth) == 0, "a thread that waits");
+    return thread;
+}
+
+static void wake_waiter(long nth, pthread_t thread)
+{
+    check(write(waited[nth][1], "hello", 5) == 5 && pthread_join(thread, 0) == 0, "a thread that waited");
+}
+
+/* Threads wait in the kernel when much is asked for, and when all that they wait with would be away. */
+static void early(void)
+{
+    void *(*ways[])(void *) = {wait_in_read, wait_in_readv, wait_in_recvmsg, wait_in_epoll, wait_in_poll};
+    enum { WAYS = sizeof ways / sizeof *ways };
+    pthread_t threads[WAYS];
+    for (long nth = 0; nth < WAYS; nth++)
+        threads[nth] = start_waiter(nth, ways[nth]);
+    usleep(200000);
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 13);
+    filled(swept, bytes, 13);
+    filled(swept, bytes, 13);
+    for (long nth = 0; nth < WAYS; nth++)
+        wake_waiter(nth, threads[nth]);
+    for (long nth = 0; nth < WAYS; nth++)
+        threads[nth] = start_waiter(nth, ways[nth]);
+    usleep(50000);
+    filled(swept, bytes, 13);
+    filled(swept, bytes, 13);
+    for (long nth = 0; nth < WAYS; nth++)
+        wake_waiter(nth, threads[nth]);
+}
+
+/* Together they wait with three times as much as may be here. */
+static void crowd(void)
+{
+    pthread_t threads[WAITERS];
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 14);
+    for (int round = 0; round < 2; round++) {
+        for (long nth = 0; nth < WAITERS; nth++)
+            threads[nth] = start_waiter(nth, wait_in_read);
+        usleep(50000);
+        filled(swept, bytes, 14);
+        for (long nth = 0; nth < WAITERS; nth++)
+            wake_waiter(nth, threads[nth]);
+    }
+}
+
+static sigjmp_buf out;
+
+static void jump(int signal)
+{
+    siglongjmp(out, signal);
+}
+
+/* A call is left by a jump out of a handler, and by the end of its thread, over and over. */
+static void jumped(void)
+{
+    struct itimerval soon = {.it_value.tv_usec = 300};
+    pthread_t thread;
+    void *end;
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 15);
+    signal(SIGALRM, jump);
+    check(socketpair(AF_UNIX, SOCK_STREAM, 0, waited[0]) == 0, "socketpair");
+    for (volatile int round = 0; round < 300; round++)
+        if (!sigsetjmp(out, 1)) {
+            setitimer(ITIMER_REAL, &soon, 0);
+            check(read(waited[0][0], swept + round % (bytes / LARGE) * LARGE, LARGE) < 0, "a read that is left");
+        }
+    filled(swept, bytes, 15);
+    for (int round = 0; round < 40; round++) {
+        thread = start_waiter(1, wait_in_read);
+        usleep(1000);
+        check(pthread_cancel(thread) == 0 && pthread_join(thread, &end) == 0 && end == PTHREAD_CANCELED, "a thread that is cancelled");
+        check(munmap(rooms[1], LARGE) == 0 && close(waited[1][0]) == 0 && close(waited[1][1]) == 0, "what it had");
+    }
+    filled(swept, bytes, 15);
+}
+
+/* Lists of many parts, and of messages, into memory that somebody else's pushes out all the time. */
+static void messages(void)
+{
+    enum { PARTS = 600, PART = 8 * KIB, MANY = 20, WORDS = 512 };
+    char name[] = "/tmp/hpcrt-test.XXXXXX", *from = map(2 * PARTS * PART, READ_WRITE, 0), *to = map(2 * PARTS * PART, READ_WRITE, 0);
+    struct iovec list[PARTS], other[PARTS];
+    struct mmsghdr sent[MANY] = {0}, got[MANY] = {0};
+    struct { long type; uint64_t words[WORDS]; } *message = (void *)map(2 * MIB, READ_WRITE, 0), *answer = (void *)((char *)message + MIB);
+    int fd = mkstemp(name), ends[2], queue = msgget(IPC_PRIVATE, 0600);
+    pthread_t thread;
+    double begun;
+    unlink(name);
+    for (int i = 0; i < PARTS; i++) {
+        fill(from + 2 * i * PART, PART, i);
+        list[i] = (struct iovec){from + 2 * i * PART, PART};
+        other[i] = (struct iovec){to + 2 * i * PART, PART};
+    }
+    for (int i = 0; i < MANY; i++) {
+        sent[i].msg_hdr = (struct msghdr){.msg_iov = list + 2 * i, .msg_iovlen = 2};
+        got[i].msg_hdr = (struct msghdr){.msg_iov = other + 2 * i, .msg_iovlen = 2};
+    }
+    check(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0 && pthread_create(&thread, 0, sweep, 0) == 0, "socketpair");
+    for (begun = now(); now() < begun + 2;) {
+        check(lseek(fd, 0, SEEK_SET) == 0 && writev(fd, list, PARTS) == PARTS * PART, "writev of many");
+        check(preadv2(fd, other, PARTS, 0, 0) == PARTS * PART, "preadv2 of many");
+        check(pwritev2(fd, other, PARTS, 0, 0) == PARTS * PART, "pwritev2 of many");
+        check(lseek(fd, 0, SEEK_SET) == 0 && readv(fd, other, PARTS) == PARTS * PART, "readv of many");
+        for (int i = 0; i < PARTS; i++)
+            filled(to + 2 * i * PART, PART, i);
+        memset(to, 0, 2 * MANY * 2 * PART);
+        for (int i = 0; i < MANY;) {
+            int some = sendmmsg(ends[0], sent + i, MANY - i < 8 ? MANY - i : 8, 0);
+            check(some > 0, "sendmmsg");
+            for (int end = i + some; i < end;) {
+                some = recvmmsg(ends[1], got + i, end - i, 0, 0);
+                check(some > 0 && got[i].msg_len == 2 * PART, "recvmmsg");
+                i += some;
+            }
+        }
+        for (int i = 0; i < 2 * MANY; i++)
+            filled(to + 2 * i * PART, PART, i);
+        message->type = 1;
+        for (int i = 0; i < WORDS; i++)
+            message->words[i] = mix(i);
+        check(msgsnd(queue, message, sizeof message->words, 0) == 0, "msgsnd");
+        memset(answer, 0, sizeof *answer);
+        usleep(1000);
+        check(msgrcv(queue, answer, sizeof answer->words, 0, 0) == sizeof answer->words && !memcmp(message, answer, sizeof *answer), "msgrcv");
+    }
+    ended = 1;
+    pthread_join(thread, 0);
+    check(msgctl(queue, IPC_RMID, 0) == 0, "msgctl");
+}
+
 static pid_t server;
 
 /* A fork for which the server, which is stopped meanwhile, has no connection fails, and nothing else does. */
@@ -371,7 +561,8 @@ static void alone(void)
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
-        {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"alone", alone}};
+        {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
+        {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -33,7 +33,6 @@ pub(super) mod nr {
     pub(crate) const PPOLL: usize = 271;
     pub(crate) const EPOLL_PWAIT: usize = 281;
     pub(crate) const PERSONALITY: usize = 135;
-    pub(crate) const TGKILL: usize = 234;
     pub(crate) const PKEY_MPROTECT: usize = 329;
     pub(crate) const RT_TGSIGQUEUEINFO: usize = 297;
     pub(crate) const NEWFSTATAT: usize = 262;
@@ -44,10 +43,7 @@ pub(super) mod nr {
     pub(crate) const SYNCFS: usize = 306;
     pub(crate) const SYNC_FILE_RANGE: usize = 277;
     pub(crate) const FALLOCATE: usize = 285;
-    pub(crate) const SENDMMSG: usize = 307;
     pub(crate) const COPY_FILE_RANGE: usize = 326;
-    pub(crate) const PREADV2: usize = 327;
-    pub(crate) const PWRITEV2: usize = 328;
     pub(crate) const STATX: usize = 332;
     pub(crate) const IO_URING_SETUP: usize = 425;
     pub(crate) const OPENAT2: usize = 437;

@@ -10,8 +10,6 @@ use super::dispatch::{self, NEXT, STACK, Stopped};
 use super::{call, entry, heirs, hooks, pager, signals, trap, window};
 
 const ENOSYS: isize = 38;
-const PREADV2: usize = 327;
-const PWRITEV2: usize = 328;
 const CLONE_VM: usize = 0x100;
 const CLONE_VFORK: usize = 0x4000;
 const SIGCHLD: usize = 17;
@@ -70,8 +68,9 @@ fn other(number: usize, args: [usize; 6]) -> Result<usize, u32> {
         nr::MADVISE => hooks::madvise(first, second, third),
         nr::BRK => Ok(hooks::set_break(first)),
         nr::MLOCK | nr::MLOCK2 | nr::MLOCKALL => hooks::lock(number, args),
-        nr::READV | nr::WRITEV | nr::PREADV | nr::PWRITEV | PREADV2 | PWRITEV2 => trap::with_vector(second, third, raw),
-        nr::RECVMSG | nr::SENDMSG => trap::with_message(second, raw),
+        _ if trap::has_list(number) => trap::with_list(number, args),
+        nr::RECVMSG | nr::SENDMSG => trap::with_message(number, args),
+        nr::RECVMMSG | nr::SENDMMSG => trap::with_messages(number, args),
         nr::EXECVE => trap::with_strings(first, [second, third], raw),
         nr::EXECVEAT => trap::with_strings(second, [third, fourth], raw),
         // Ours would end.

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use sys::syscall::nr;
 
-use super::{call, calls, hooks, objects, pager, patch, thread, trap};
+use super::{call, calls, holds, hooks, objects, pager, patch, thread};
 
 const CALLS: [usize; 6] =
     [nr::CLONE, nr::CLONE3, nr::VFORK, nr::EXECVEAT, nr::SCHED_SETAFFINITY, nr::SCHED_GETAFFINITY];
@@ -132,5 +132,5 @@ unsafe extern "C" fn around() {
 /// stopped ([`crate::filter`]), and what it points to has to be here.
 extern "C" fn leave(third: usize) {
     pager::part();
-    trap::bring(third);
+    holds::bring(third);
 }

@@ -33,17 +33,19 @@ const NO_GUARD: usize = 103;
 // Addresses of libc's, or zero.
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
-    ".weak preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
+    ".weak preadv, pwritev, preadv2, pwritev2, recvmmsg, sendmmsg, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
+    ".weak sigaction",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
+    ".quad preadv2, pwritev2, recvmmsg, sendmmsg",
     ".popsection",
 );
 
-const COUNT: usize = 23;
+const COUNT: usize = 27;
 /// Places among them.
 const CURBRK: usize = 18;
 const ERRNO: usize = 19;
@@ -89,6 +91,10 @@ pub(super) fn install() -> Result<(), u32> {
         in_fork,
         fork,
         sigaction,
+        preadv2,
+        pwritev2,
+        recvmmsg,
+        sendmmsg,
     ] = *libc();
     // Another libc, in which nothing has these names.
     if mmap == 0 || munmap == 0 || errno == 0 {
@@ -109,6 +115,10 @@ pub(super) fn install() -> Result<(), u32> {
         (sendmsg, our_sendmsg as *const () as usize),
         (preadv, our_preadv as *const () as usize),
         (pwritev, our_pwritev as *const () as usize),
+        (preadv2, our_preadv2 as *const () as usize),
+        (pwritev2, our_pwritev2 as *const () as usize),
+        (recvmmsg, our_recvmmsg as *const () as usize),
+        (sendmmsg, our_sendmmsg as *const () as usize),
         (execve, our_execve as *const () as usize),
         (mlock, our_mlock as *const () as usize),
         (mlock2, our_mlock2 as *const () as usize),
@@ -386,20 +396,28 @@ extern "C" fn our_sigaction(signal: i32, new: *const Action, old: *mut Action) -
     0
 }
 
-extern "C" fn our_readv(fd: usize, vector: usize, count: usize) -> usize {
-    returned(trap::with_vector(vector, count, || raw(nr::READV, [fd, vector, count, 0, 0, 0])))
+extern "C" fn our_readv(fd: usize, list: usize, count: usize) -> usize {
+    returned(trap::with_list(nr::READV, [fd, list, count, 0, 0, 0]))
 }
 
-extern "C" fn our_writev(fd: usize, vector: usize, count: usize) -> usize {
-    returned(trap::with_vector(vector, count, || raw(nr::WRITEV, [fd, vector, count, 0, 0, 0])))
+extern "C" fn our_writev(fd: usize, list: usize, count: usize) -> usize {
+    returned(trap::with_list(nr::WRITEV, [fd, list, count, 0, 0, 0]))
 }
 
-extern "C" fn our_preadv(fd: usize, vector: usize, count: usize, at: usize) -> usize {
-    returned(trap::with_vector(vector, count, || raw(nr::PREADV, [fd, vector, count, at, 0, 0])))
+extern "C" fn our_preadv(fd: usize, list: usize, count: usize, at: usize) -> usize {
+    returned(trap::with_list(nr::PREADV, [fd, list, count, at, 0, 0]))
 }
 
-extern "C" fn our_pwritev(fd: usize, vector: usize, count: usize, at: usize) -> usize {
-    returned(trap::with_vector(vector, count, || raw(nr::PWRITEV, [fd, vector, count, at, 0, 0])))
+extern "C" fn our_pwritev(fd: usize, list: usize, count: usize, at: usize) -> usize {
+    returned(trap::with_list(nr::PWRITEV, [fd, list, count, at, 0, 0]))
+}
+
+extern "C" fn our_preadv2(fd: usize, list: usize, count: usize, at: usize, flags: i32) -> usize {
+    returned(trap::with_list(nr::PREADV2, [fd, list, count, at, 0, flags as usize]))
+}
+
+extern "C" fn our_pwritev2(fd: usize, list: usize, count: usize, at: usize, flags: i32) -> usize {
+    returned(trap::with_list(nr::PWRITEV2, [fd, list, count, at, 0, flags as usize]))
 }
 
 extern "C" fn our_execve(path: usize, arguments: usize, environment: usize) -> usize {
@@ -410,9 +428,17 @@ extern "C" fn our_execve(path: usize, arguments: usize, environment: usize) -> u
 }
 
 extern "C" fn our_recvmsg(fd: usize, message: usize, flags: usize) -> usize {
-    returned(trap::with_message(message, || raw(nr::RECVMSG, [fd, message, flags, 0, 0, 0])))
+    returned(trap::with_message(nr::RECVMSG, [fd, message, flags, 0, 0, 0]))
 }
 
 extern "C" fn our_sendmsg(fd: usize, message: usize, flags: usize) -> usize {
-    returned(trap::with_message(message, || raw(nr::SENDMSG, [fd, message, flags, 0, 0, 0])))
+    returned(trap::with_message(nr::SENDMSG, [fd, message, flags, 0, 0, 0]))
+}
+
+extern "C" fn our_recvmmsg(fd: usize, messages: usize, count: u32, flags: usize, time: usize) -> usize {
+    returned(trap::with_messages(nr::RECVMMSG, [fd, messages, count as usize, flags, time, 0]))
+}
+
+extern "C" fn our_sendmmsg(fd: usize, messages: usize, count: u32, flags: usize) -> usize {
+    returned(trap::with_messages(nr::SENDMMSG, [fd, messages, count as usize, flags, 0, 0]))
 }

@@ -18,11 +18,13 @@ mod digest;
 #[allow(dead_code, reason = "of the file layer")]
 mod dispatch;
 mod door;
+mod early;
 mod entry;
 mod fatal;
 mod filter;
 mod fork;
 mod heirs;
+mod holds;
 mod hooks;
 mod lenders;
 mod link;

@@ -3,15 +3,16 @@
 //!
 //! What the program executes keeps its filters ([`filter`]) and never meets them.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, with};
+use sys::addresses;
+use sys::page::PAGE;
 use sys::syscall::{nr, syscall};
 
 use super::filter::{self, Step};
+use super::holds::{self, Holds};
 use super::signals::{self, NEVER_BLOCKED, SIGSYS};
-use super::table::range;
-use super::{call, calls, entry, hooks, pager, settings, window};
+use super::{call, calls, hooks, window};
 
 /// SA_SIGINFO, SA_RESTORER, SA_RESTART, SA_NODEFER.
 const FLAGS: usize = 0x4 | 0x400_0000 | 0x1000_0000 | 0x4000_0000;
@@ -20,100 +21,20 @@ const SET_FILTER: usize = 1;
 const TSYNC: usize = 1;
 const NO_NEW_PRIVS: usize = 38;
 const TRIES: usize = 12;
+/// Bytes that a call may always hold at once; those of a message, which cannot come or go in parts.
+const LEAST: usize = 16 * PAGE;
+const MESSAGE: usize = 64 * PAGE;
 
 /// It is in force.
 static ON: AtomicBool = AtomicBool::new(false);
 /// A call was stopped that was made to find out.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Ranges that stay here: first page (from the window's beginning) and number of pages in one word; 0 is free.
-static HELD: [AtomicU64; 128] = [const { AtomicU64::new(0) }; 128];
-const COUNT_BITS: u32 = 24;
-
-/// The pages of a span that stay here.
-pub(super) fn held(span: usize) -> Bits {
-    let mut pages = NONE;
-    if is_on() {
-        for word in HELD.iter().map(|slot| slot.load(Ordering::SeqCst)).filter(|word| *word != 0) {
-            let (first, count) = ((word >> COUNT_BITS) as usize, (word & ((1 << COUNT_BITS) - 1)) as usize);
-            let (start, end) = (span * SPAN_PAGES, (span + 1) * SPAN_PAGES);
-            if first < end && first + count > start {
-                pages = with(pages, range(first.max(start) - start, (first + count).min(end) - start));
-            }
-        }
-    }
-    pages
-}
-
-/// Nothing has to stay here.
-pub(super) fn let_go() {
-    HELD.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
-}
-
-/// Brings a range here, and keeps it until this is dropped.
-struct Hold(Option<&'static AtomicU64>);
-
-impl Hold {
-    fn new(at: usize, len: usize) -> Hold {
-        let Some(first) = window::page(at).filter(|_| len > 0) else { return Hold(None) };
-        let pages = |len: usize| (at % PAGE + len).div_ceil(PAGE);
-        let word = (first as u64) << COUNT_BITS | pages(len).min((1 << COUNT_BITS) - 1) as u64;
-        let taken = |slot: &&AtomicU64| slot.compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed).is_ok();
-        let hold = Hold(HELD.iter().find(taken));
-        // Who makes room from now on sees it; who has begun may have something of it in his hands.
-        let (len, in_hands) = entry::enter(move || {
-            let len = window::mapped(at, len);
-            (len, pager::is_in_hands(at, len))
-        });
-        if len == 0 {
-            return Hold(None);
-        }
-        let (at, len) = (at & !(PAGE - 1), pages(len) * PAGE);
-        touch(at, len);
-        for _ in 0..TRIES {
-            if !in_hands || entry::enter(move || pager::is_here(at, len)) {
-                break;
-            }
-            touch(at, len);
-        }
-        hold
-    }
-}
-
-/// Brings what lies at an address here, if calls are stopped and that is memory of the program's.
-pub(super) fn bring(at: usize) {
-    if is_on() && window::contains(at) && entry::enter(move || window::mapped(at, 1)) > 0 {
-        touch(at, 1);
-    }
-}
-
-/// Brings a range of the program's memory here.
-fn touch(at: usize, len: usize) {
-    for page in (at..at + len).step_by(PAGE) {
-        // SAFETY: the program's memory. This is where its thread waits for the page.
-        unsafe { (page as *const u8).read_volatile() };
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if let Some(slot) = self.0 {
-            slot.store(0, Ordering::SeqCst);
-        }
-    }
-}
-
-/// Bytes of one call that are held at once.
-pub(super) fn most() -> usize {
-    (settings::get().local as usize / 8).max(PAGE * 16) & !(PAGE - 1)
-}
-
-/// The argument that is a buffer, and the one that is its length.
+/// Of calls that may come back with less than was wanted: the argument that is a buffer, and the one that is its length.
 fn buffer(number: usize) -> Option<(usize, usize)> {
     match number {
         nr::READ | nr::WRITE | nr::PREAD64 | nr::PWRITE64 | nr::RECVFROM | nr::SENDTO | nr::GETDENTS64 => Some((1, 2)),
         nr::GETRANDOM => Some((0, 1)),
-        nr::READLINKAT => Some((2, 3)),
         _ => None,
     }
 }
@@ -129,54 +50,72 @@ pub(super) fn make(number: usize, args: [usize; 6]) -> Result<usize, u32> {
 
 /// Makes a call with two pointers to so many bytes.
 pub(super) fn with_parts<T>(parts: [usize; 2], len: usize, call: impl FnOnce() -> T) -> T {
-    let on = is_on();
-    let _held = parts.map(|at| if on { Hold::new(at, len) } else { Hold(None) });
+    let mut holds = Holds::default();
+    if is_on() {
+        parts.iter().for_each(|at| _ = holds.add(*at, len));
+    }
     call()
 }
 
 /// Makes a system call that the filter stopped.
-fn resolve(number: usize, mut args: [usize; 6]) -> Result<usize, u32> {
+fn resolve(number: usize, args: [usize; 6]) -> Result<usize, u32> {
     const WAIT_ALL: usize = 0x100;
     if matches!(number, nr::MLOCK | nr::MLOCK2) {
         return hooks::lock(number, args);
     }
     if let Some((at, len)) = buffer(number).filter(|(at, _)| window::contains(args[*at])) {
-        let wanted = args[len];
+        let least = if matches!(number, nr::RECVFROM | nr::SENDTO) { MESSAGE } else { LEAST };
         // What is written goes on as the kernel's own call would, and so does what is read whole. Anything but a file may have nothing more to give,
         // and would be waited for.
-        let is_whole = matches!(number, nr::WRITE | nr::PWRITE64 | nr::SENDTO)
+        let is_whole = matches!(number, nr::WRITE | nr::PWRITE64 | nr::SENDTO | nr::GETRANDOM)
             || number == nr::RECVFROM && args[3] & WAIT_ALL != 0
-            || wanted > most() && is_regular(args[0]);
-        let mut done = 0;
-        loop {
-            args[len] = (wanted - done).min(most());
-            let result = held_call(number, args, args[len]);
-            let moved = match result {
-                Err(_) if done > 0 => return Ok(done),
-                result => result?,
-            };
-            done += moved;
-            if done >= wanted || moved < args[len] || !is_whole {
-                return Ok(done);
-            }
-            args[at] += moved;
+            || args[len] > holds::share(least) && is_regular(args[0]);
+        return in_parts(args[len], is_whole, |done, left| {
+            let mut args = args;
+            args[at] += done;
+            args[len] = left.min(holds::share(least));
             if matches!(number, nr::PREAD64 | nr::PWRITE64) {
-                args[3] += moved;
+                args[3] += done;
             }
-        }
+            (args[len], held_call(number, args))
+        });
     }
-    held_call(number, args, 0)
+    held_call(number, args)
 }
 
-/// Holds what the arguments point to: so many bytes, or as many as it takes.
-fn held_call(number: usize, args: [usize; 6], len: usize) -> Result<usize, u32> {
+/// Calls with what was done, and is left, of so many bytes, which comes back with how many it wanted and what became of them, until they are done or, if not all is to
+/// be, once.
+fn in_parts(
+    wanted: usize,
+    is_whole: bool,
+    call: impl Fn(usize, usize) -> (usize, Result<usize, u32>),
+) -> Result<usize, u32> {
+    let mut done = 0;
+    loop {
+        let (asked, result) = call(done, wanted - done);
+        let moved = match result {
+            Err(_) if done > 0 => return Ok(done),
+            result => result?,
+        };
+        done += moved;
+        if done >= wanted || moved < asked || !is_whole {
+            return Ok(done);
+        }
+    }
+}
+
+/// Holds what the arguments point to: as many bytes as they say, or else as it takes.
+fn held_call(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    let lengths = addresses::lengths(number, &args);
     let mut guess = 256;
     for _ in 0..TRIES {
-        let reach = if len > 0 { len } else { guess };
-        let _held: [Hold; 6] = core::array::from_fn(|nth| Hold::new(args[nth], reach));
+        let mut holds = Holds::default();
+        for (at, len) in args.iter().zip(lengths) {
+            holds.add(*at, if len > 0 { len } else { guess });
+        }
         // SAFETY: the program's own call.
         match unsafe { call::gated(number, args) } {
-            Err(call::EFAULT) => guess = (guess * 4).min(most()),
+            Err(call::EFAULT) => guess = (guess * 4).min(holds::most()),
             result => return result,
         }
     }
@@ -192,26 +131,95 @@ fn is_regular(fd: usize) -> bool {
     known.is_ok() && stat[6] & FORMAT == REGULAR
 }
 
-/// Makes a call with a list of buffers, (address, length), of which the filter sees nothing.
-pub(super) fn with_vector<T>(vector: usize, count: usize, call: impl FnOnce() -> T) -> T {
-    /// Held at once; of more the kernel takes what is here.
-    const PARTS: usize = 16;
-    if !is_on() || vector == 0 {
-        return call();
-    }
-    let _list = Hold::new(vector, count.min(1024) * 16);
-    let mut left = most();
-    let _held: [Hold; PARTS] = core::array::from_fn(|nth| {
-        if nth >= count {
-            return Hold(None);
-        }
+/// A list of buffers, (address, length), of which the filter sees nothing.
+#[derive(Clone, Copy)]
+struct List {
+    at: usize,
+    count: usize,
+}
+
+impl List {
+    /// The kernel takes no more.
+    const MOST: usize = 1024;
+
+    fn parts(self) -> impl Iterator<Item = [usize; 2]> {
         // SAFETY: the program says that there are so many.
-        let [at, len] = unsafe { *(vector as *const [usize; 2]).add(nth) };
-        let part = len.min(left);
-        left -= part;
-        Hold::new(at, part)
-    });
-    call()
+        (0..self.count.min(List::MOST)).map(move |nth| unsafe { *(self.at as *const [usize; 2]).add(nth) })
+    }
+
+    /// Holds it, and what is in it up to so many bytes: how many there are, and how many of them are held.
+    fn hold(self, holds: &mut Holds, most: usize) -> [usize; 2] {
+        /// Held at once; of more the kernel takes what is here.
+        const PARTS: usize = 256;
+        holds.add(self.at, self.count.min(List::MOST) * size_of::<[usize; 2]>());
+        let (mut all, mut held) = (0usize, 0);
+        for (nth, [at, len]) in self.parts().enumerate() {
+            let part = len.min(most - held);
+            if nth < PARTS && held == all && holds.add(at, part) {
+                held += part;
+            }
+            all = all.saturating_add(len);
+        }
+        [all, held]
+    }
+
+    /// Where the byte lies that so many are before, and how many of that buffer are left from there.
+    fn find(self, mut before: usize) -> Option<(usize, usize)> {
+        self.parts().find_map(|[at, len]| {
+            let left = len.checked_sub(before).filter(|left| *left > 0);
+            let found = left.map(|left| (at + before, left));
+            before = before.saturating_sub(len);
+            found
+        })
+    }
+
+    /// Makes a call with all of it, and, if it `is_whole` but could not be held at once, others with one piece of a buffer each for what is left.
+    fn go(
+        self,
+        least: usize,
+        is_whole: impl Fn() -> bool,
+        first: impl Fn() -> Result<usize, u32>,
+        piece: impl Fn(usize, &[usize; 2]) -> Result<usize, u32>,
+    ) -> Result<usize, u32> {
+        let mut holds = Holds::default();
+        let [all, held] = self.hold(&mut holds, holds::share(least));
+        let done = first()?;
+        drop(holds);
+        if done >= all || held >= all || done < held || !is_whole() {
+            return Ok(done);
+        }
+        let more = in_parts(all - done, true, |more, _| {
+            let Some((at, left)) = self.find(done + more) else { return (1, Ok(0)) };
+            let part = [at, left.min(holds::share(least))];
+            let mut holds = Holds::default();
+            holds.add(at, part[1]);
+            (part[1], piece(done + more, &part))
+        });
+        Ok(done + more.unwrap_or(0))
+    }
+}
+
+/// Whether the second and third argument of a call are a list of buffers.
+pub(super) fn has_list(number: usize) -> bool {
+    matches!(number, nr::READV | nr::WRITEV | nr::PREADV | nr::PWRITEV | nr::PREADV2 | nr::PWRITEV2)
+}
+
+/// Makes such a call.
+pub(super) fn with_list(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    /// Where the file is.
+    const CURRENT: usize = usize::MAX;
+    // SAFETY: the program's own call, or one with a part of what it gave.
+    let raw = |args| unsafe { call::gated(number, args) };
+    let [fd, at, count, position, ..] = args;
+    if !is_on() || at == 0 {
+        return raw(args);
+    }
+    let is_whole = || matches!(number, nr::WRITEV | nr::PWRITEV | nr::PWRITEV2) || is_regular(fd);
+    let piece = |done: usize, part: &[usize; 2]| {
+        let position = if position == CURRENT { CURRENT } else { position.wrapping_add(done) };
+        raw([fd, &raw const *part as usize, 1, position, args[4], args[5]])
+    };
+    List { at, count }.go(LEAST, is_whole, || raw(args), piece)
 }
 
 /// Makes a call with lists of strings that ends the program if it succeeds: nothing is held, because nobody would let go of it.
@@ -243,15 +251,49 @@ pub(super) fn is_on() -> bool {
 }
 
 /// Makes a call with a `struct msghdr`.
-pub(super) fn with_message<T>(message: usize, call: impl FnOnce() -> T) -> T {
-    if !is_on() || message == 0 {
-        return call();
+pub(super) fn with_message(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    // SAFETY: the program's own call, or one with a part of what it gave.
+    let raw = |number, args| unsafe { call::gated(number, args) };
+    let [fd, at, flags, ..] = args;
+    if !is_on() || at == 0 {
+        return raw(number, args);
     }
-    let _message = Hold::new(message, 56);
+    let mut holds = Holds::default();
+    let list = beside(&mut holds, at);
+    // A message that does not go whole does not go at all; but it may be a stream.
+    let piece = |_, [at, len]: &[usize; 2]| raw(nr::SENDTO, [fd, *at, *len, flags, 0, 0]);
+    list.go(MESSAGE, || number == nr::SENDMSG, || raw(number, args), piece)
+}
+
+/// Makes a call with a list of them, or of as many from the first on as can be held: it says how many it has taken.
+pub(super) fn with_messages(number: usize, mut args: [usize; 6]) -> Result<usize, u32> {
+    /// `struct mmsghdr`
+    const SIZE: usize = 64;
+    let [_, at, count, ..] = args;
+    let mut holds = Holds::default();
+    if is_on() && at != 0 {
+        let (mut left, count) = (holds::share(MESSAGE), count.min(List::MOST));
+        holds.add(at, count * SIZE);
+        holds.add(args[4], size_of::<[usize; 2]>());
+        let fits = (0..count).take_while(|nth| {
+            let [all, held] = beside(&mut holds, at + nth * SIZE).hold(&mut holds, left);
+            left -= held;
+            held == all
+        });
+        args[2] = fits.count().max(count.min(1));
+    }
+    // SAFETY: the program's own call.
+    unsafe { call::gated(number, args) }
+}
+
+/// Holds a `struct msghdr` and what it has beside its list.
+fn beside(holds: &mut Holds, at: usize) -> List {
+    holds.add(at, 56);
     // SAFETY: the program says that there is one.
-    let [name, _, vector, count, control, len, _] = unsafe { *(message as *const [usize; 7]) };
-    let (_name, _control) = (Hold::new(name, 128), Hold::new(control, len.min(most())));
-    with_vector(vector, count, call)
+    let [name, _, list, count, control, len, _] = unsafe { *(at as *const [usize; 7]) };
+    holds.add(name, 128);
+    holds.add(control, len.min(holds::most()));
+    List { at: list, count: if list == 0 { 0 } else { count } }
 }
 
 /// Registers of a signal's frame (`asm/ucontext.h`): r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, ...

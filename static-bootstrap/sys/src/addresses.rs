@@ -66,3 +66,29 @@ pub fn calls_with(argument: usize) -> impl Iterator<Item = usize> {
         .flat_map(|(_, calls)| calls)
         .map(|call| usize::from(*call))
 }
+
+/// How many bytes the kernel reads or writes at most at each argument, where others of the call say it; 0: they do not, or it is a list of addresses.
+pub fn lengths(call: usize, args: &[usize; ARGUMENTS]) -> [usize; ARGUMENTS] {
+    /// What stands before the bytes of a System V message.
+    const TYPE: usize = 8;
+    let (argument, count, each, more) = match call {
+        // read, write, pread64, pwrite64, sendto, recvfrom, getdents, readlink, listxattr and its likes, getdents64, mq_timedsend, mq_timedreceive
+        0 | 1 | 17 | 18 | 44 | 45 | 78 | 89 | 194..=196 | 217 | 242 | 243 => (1, 2, 1, 0),
+        // msgsnd, msgrcv
+        69 | 70 => (1, 2, 1, TYPE),
+        // getcwd, getrandom
+        79 | 318 => (0, 1, 1, 0),
+        // setxattr and getxattr and their likes, readlinkat
+        188..=193 | 267 => (2, 3, 1, 0),
+        // poll, ppoll
+        7 | 271 => (0, 1, 8, 0),
+        // epoll_wait, epoll_pwait, epoll_pwait2
+        232 | 281 | 441 => (1, 2, 12, 0),
+        // io_getevents, io_pgetevents
+        208 | 333 => (3, 2, 32, 0),
+        _ => return [0; ARGUMENTS],
+    };
+    let mut all = [0; ARGUMENTS];
+    all[argument] = args[count].saturating_mul(each).saturating_add(more);
+    all
+}

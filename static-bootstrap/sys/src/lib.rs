@@ -33,5 +33,6 @@ pub mod socket;
 pub mod strides;
 pub mod syscall;
 pub mod table;
+pub mod tasks;
 #[cfg(target_arch = "x86_64")]
 mod width;

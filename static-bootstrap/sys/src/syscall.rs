@@ -84,6 +84,12 @@ pub mod nr {
     pub const OPENAT: usize = 257;
     pub const READLINKAT: usize = 267;
     pub const NEWFSTATAT: usize = 262;
+    pub const TGKILL: usize = 234;
+    pub const PROCESS_VM_READV: usize = 310;
+    pub const SENDMMSG: usize = 307;
+    pub const RECVMMSG: usize = 299;
+    pub const PREADV2: usize = 327;
+    pub const PWRITEV2: usize = 328;
 }
 
 /// Numbers of the calls used here (`asm-generic/unistd.h`).

@@ -12,7 +12,7 @@ use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::table::{TABLE, Table, address, range};
-use crate::{call, counts, digest, processors, settings, trap};
+use crate::{call, counts, digest, holds, processors, settings};
 
 /// Entries of the queue, and of a part whose memory is given back when all of it went; powers of two.
 const ENTRIES: usize = 1 << 24;
@@ -448,7 +448,7 @@ impl Evictor {
         let here = without(both(pages, span.resident), span.busy);
         let asked = if from == Source::Kept { both(here, span.kept) } else { without(here, span.kept) };
         // What the program cannot reach now we cannot either.
-        let held = with(both(asked, trap::held(number)), without(asked, span.mapped));
+        let held = with(both(asked, holds::held(number)), without(asked, span.mapped));
         let first = bounds(pages).0;
         let pages = without(asked, held);
         span.resident = without(span.resident, pages);

@@ -11,7 +11,7 @@ use crate::lenders::Fresh;
 use crate::lock::{Event, Guard, Lock};
 use crate::table::TABLE;
 use crate::uffd::Uffd;
-use crate::{call, counts, door, fatal, trap, window};
+use crate::{call, counts, door, fatal, holds, window};
 
 /// Held by a thread of ours while it works.
 pub(super) struct Gate {
@@ -100,7 +100,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     });
     let uffd = uffd.unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
     ahead::abandon();
-    trap::let_go();
+    holds::let_go();
     *SLOTS.lock() = slots::make(&uffd).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     fresh.install();
     begin(Engine { uffd, ..engine }, &granted);

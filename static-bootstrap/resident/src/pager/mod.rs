@@ -23,7 +23,7 @@ use super::lenders::{self, Fresh};
 use super::lock::{Event, Guard, Lock};
 use super::table::{TABLE, Table, address, range, spans};
 use super::uffd::Uffd;
-use super::{call, counts, digest, door, fatal, heirs, segments, settings, thread, trap, window};
+use super::{call, counts, digest, door, early, fatal, heirs, holds, segments, settings, thread, trap, window};
 use evict::Queue;
 pub(super) use fork::fork;
 pub(super) use gather::part;
@@ -217,8 +217,10 @@ fn start() {
     // Nothing goes before what other threads ask the kernel for is stopped.
     if uffd.traps {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
+        early::hold();
     }
     begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
+    holds::bring_earlier();
 }
 
 /// So many pages fit, and so many while few slots are used.
@@ -301,10 +303,10 @@ fn index(number: usize, pages: Bits) -> Range<u64> {
 }
 
 impl Engine {
-    /// Pages that may be here within so many bytes, of which so many are what is known of them. With less than what a system call holds, and
+    /// Pages that may be here within so many bytes, of which so many are what is known of them. With less than what system calls hold, and
     /// what both threads bring, nothing would be left to go, nor with less than slots have at times.
     fn fits(&self, budget: usize, known: usize) -> usize {
-        let least = (trap::most() / PAGE + SPAN_PAGES).max(3 * SPAN_PAGES).max(self.reserve as usize * 4);
+        let least = (2 * holds::most() / PAGE + SPAN_PAGES).max(3 * SPAN_PAGES).max(self.reserve as usize * 4);
         let least = if self.uffd.moves { least + SLOTS_LEAST * SPAN_PAGES } else { least };
         (budget.saturating_sub(self.staged + known) / PAGE).max(least)
     }
