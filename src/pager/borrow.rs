@@ -250,6 +250,11 @@ impl Servers {
             cause::ALTERED => Error::new("use the memory server", "what it answers is wrong").on(name),
             cause::SHORT => Error::new("run the program", "it holds on to more memory than it may keep on its node")
                 .remedy("raise --local-mb"),
+            cause::PINNED => {
+                let error = "it has pinned memory for a device, or uses io_uring or libaio: before Linux 6.8 what these write could be lost";
+                Error::new("lend memory to the program", error)
+                    .remedy("run it without --memory, or so that it does neither")
+            }
             _ => {
                 let what = match first {
                     step::WINDOW => "reserve address space",

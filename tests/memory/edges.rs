@@ -8,8 +8,9 @@ use super::{Servers, Who, everybody, place, right};
 
 const WAYS: [(&str, &[&str]); 2] = [("edges", &[]), ("edges-alone", &["-static"])];
 
-const MODES: [&str; 12] = [
+const MODES: [&str; 13] = [
     "churn", "locked", "heap", "parts", "doors", "vectors", "signals", "whole", "early", "crowd", "jumped", "messages",
+    "spliced",
 ];
 
 /// Builds the program in each way, beside the others.
@@ -34,6 +35,26 @@ fn what_few_programs_do() {
                 let words = [place.join(way).into_os_string(), mode.into(), "60".into()];
                 let done = servers.run_program(&words.each_ref().map(|word| &**word as &OsStr), 20).end();
                 println!("{who:?} {way} {mode}: {:?}", done.took);
+                right(done, 20);
+            }
+        }
+    }
+}
+
+/// Where pages can only be copied the program is told why that is not safe.
+#[test]
+fn what_is_pinned_is_not_lost() {
+    let Some(place) = built() else { return };
+    for who in everybody() {
+        let servers = Servers::start(who, &[400]);
+        for (way, _) in WAYS {
+            let words = [place.join(way).into_os_string(), "pinned".into(), "60".into()];
+            let done = servers.run_program(&words.each_ref().map(|word| &**word as &OsStr), 20).end();
+            if who.without == "uffd-move" {
+                done.code(125).says("pinned memory for a device");
+            } else if done.err.contains("wrong: io_uring (errno") {
+                eprintln!("SKIPPED: io_uring is not allowed here");
+            } else {
                 right(done, 20);
             }
         }

@@ -538,6 +538,58 @@ static void messages(void)
     check(msgctl(queue, IPC_RMID, 0) == 0, "msgctl");
 }
 
+/* What a pipe was given by reference, and what was asked to be sent so. */
+static void spliced(void)
+{
+    enum { PAGES = 16, SOCKET_ZEROCOPY = 60 };
+    char *from = map(MIB, READ_WRITE, 0), *to = map(MIB, READ_WRITE, 0);
+    struct iovec part = {from, PAGES * PAGE};
+    int ends[2], one = 1;
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 16);
+    fill(from, PAGES * PAGE, 17);
+    check(pipe(ends) == 0 && vmsplice(ends[1], &part, 1, SPLICE_F_NONBLOCK) == PAGES * PAGE, "vmsplice");
+    check(vmsplice(ends[1], &part, 1, SPLICE_F_NONBLOCK) < 0 && errno == EAGAIN, "vmsplice into what is full");
+    filled(swept, bytes, 16);
+    fill(swept, bytes, 18);
+    part.iov_base = to;
+    check(vmsplice(ends[0], &part, 1, 0) == PAGES * PAGE, "vmsplice out of it");
+    filled(to, PAGES * PAGE, 17);
+    filled(from, PAGES * PAGE, 17);
+    check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "socketpair");
+    check(setsockopt(ends[0], SOL_SOCKET, SOCKET_ZEROCOPY, &one, sizeof one) < 0, "what is sent by reference");
+    check(setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, to, sizeof(struct timeval)) == 0 || errno == EDOM, "setsockopt");
+}
+
+/* io_uring (linux/io_uring.h) with a buffer that it has pinned. */
+static void pinned(void)
+{
+    enum { SETUP = 425, ENTER, REGISTER, RINGS = 0, ENTRIES = 0x10000000, READ_FIXED = 4, WAIT = 1 };
+    uint32_t about[30] = {0};
+    char name[] = "/tmp/hpcrt-test.XXXXXX", *room = map(MIB, READ_WRITE, 0), *ring, *entry;
+    struct iovec part = {room, MIB};
+    int fd = mkstemp(name), uring = syscall(SETUP, 4, about);
+    unlink(name);
+    check(uring >= 0 && syscall(REGISTER, uring, 0, &part, 1) == 0, "io_uring");
+    ring = mmap(0, PAGE, READ_WRITE, MAP_SHARED, uring, RINGS);
+    entry = mmap(0, PAGE, READ_WRITE, MAP_SHARED, uring, ENTRIES);
+    check(ring != MAP_FAILED && entry != MAP_FAILED, "its rings");
+    for (uint64_t word = 0; word < MIB / 8; word++)
+        check(write(fd, &word, 8) == 8, "write");
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 19);
+    filled(swept, bytes, 19);
+    *(uint8_t *)entry = READ_FIXED;
+    *(int32_t *)(entry + 4) = fd;
+    *(uint64_t *)(entry + 16) = (uintptr_t)room;
+    *(uint32_t *)(entry + 24) = MIB;
+    /* Of struct io_uring_params: where the tail is, and the list of entries. */
+    *(uint32_t *)(ring + about[16]) = 0;
+    *(volatile uint32_t *)(ring + about[11]) = 1;
+    check(syscall(ENTER, uring, 1, 1, WAIT, 0, 0) == 1, "a read into it");
+    for (uint64_t word = 0; word < MIB / 8; word++)
+        check(((uint64_t *)room)[word] == word, "what was read");
+    filled(swept, bytes, 19);
+}
+
 static pid_t server;
 
 /* A fork for which the server, which is stopped meanwhile, has no connection fails, and nothing else does. */
@@ -562,7 +614,8 @@ int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
         {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
-        {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"alone", alone}};
+        {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned},
+        {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -26,7 +26,6 @@ pub(super) mod nr {
     pub(crate) const STATFS: usize = 137;
     pub(crate) const FSTATFS: usize = 138;
     pub(crate) const SETRLIMIT: usize = 160;
-    pub(crate) const IO_SETUP: usize = 206;
     pub(crate) const RT_SIGSUSPEND: usize = 130;
     pub(crate) const WAITID: usize = 247;
     pub(crate) const PSELECT6: usize = 270;
@@ -45,7 +44,6 @@ pub(super) mod nr {
     pub(crate) const FALLOCATE: usize = 285;
     pub(crate) const COPY_FILE_RANGE: usize = 326;
     pub(crate) const STATX: usize = 332;
-    pub(crate) const IO_URING_SETUP: usize = 425;
     pub(crate) const OPENAT2: usize = 437;
 }
 

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use sys::syscall::{nr, syscall};
 
 use super::dispatch::{self, NEXT, STACK, Stopped};
-use super::{call, entry, heirs, hooks, pager, signals, trap, window};
+use super::{call, entry, filter, heirs, hooks, pager, signals, trap, window};
 
 const ENOSYS: isize = 38;
 const CLONE_VM: usize = 0x100;
@@ -68,6 +68,9 @@ fn other(number: usize, args: [usize; 6]) -> Result<usize, u32> {
         nr::MADVISE => hooks::madvise(first, second, third),
         nr::BRK => Ok(hooks::set_break(first)),
         nr::MLOCK | nr::MLOCK2 | nr::MLOCKALL => hooks::lock(number, args),
+        nr::VMSPLICE => trap::splice(args),
+        nr::SETSOCKOPT => trap::set_option(args),
+        _ if filter::ASYNCHRONOUS.contains(&number) && trap::is_on() => Err(ENOSYS as u32),
         _ if trap::has_list(number) => trap::with_list(number, args),
         nr::RECVMSG | nr::SENDMSG => trap::with_message(number, args),
         nr::RECVMMSG | nr::SENDMMSG => trap::with_messages(number, args),

@@ -26,18 +26,24 @@ const NOT_LESS: u16 = 0x35;
 const RETURN: u16 = 0x06;
 const ALLOW: u32 = 0x7fff_0000;
 const TRAP: u32 = 0x3_0000;
+const NO_SUCH_CALL: u32 = 0x5_0000 | 38;
 /// Offsets in `struct seccomp_data`, and of the high half of a word.
 const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
 const POINTER: u32 = 8;
 const ARGUMENT: u32 = 16;
 const HIGH: u32 = 4;
+
+/// What goes on when the call has returned: nobody would know what is to stay here for it, and who finds that a kernel has none of them does without.
+pub(super) const ASYNCHRONOUS: [usize; 2] = [nr::IO_SETUP, nr::IO_URING_SETUP];
+const X86_64: u32 = 0xc000_003e;
 
 /// Steps of a comparison of two words.
 const BLOCK: usize = 10;
 /// Calls of which one argument is an address, at most: a jump over them has eight bits.
 const CALLS: usize = 240;
 /// The other stops what the window's does, and has comparisons.
-const MOST: usize = 6 + ARGUMENTS * (CALLS + 6) + (PARTS + segments::MOST * ARGUMENTS) * (BLOCK + 2);
+const MOST: usize = 12 + ARGUMENTS * (CALLS + 6) + (PARTS + segments::MOST * ARGUMENTS) * (BLOCK + 2);
 
 struct Filter {
     steps: [Step; MOST],
@@ -114,6 +120,12 @@ pub(super) fn of_window<T>(set: impl FnOnce(&[Step]) -> T) -> T {
     const MASK: u32 = !((window::SIZE >> 32) as u32 - 1);
     const VALUE: u32 = (window::BASE >> 32) as u32;
     let mut filter = Filter::new();
+    filter.put(Step(LOAD, 0, 0, ARCHITECTURE));
+    filter.put(Step(EQUAL, 0, 4, X86_64));
+    filter.put(Step(LOAD, 0, 0, NUMBER));
+    filter.put(Step(EQUAL, 1, 0, ASYNCHRONOUS[0] as u32));
+    filter.put(Step(EQUAL, 0, 1, ASYNCHRONOUS[1] as u32));
+    filter.put(Step(RETURN, 0, 0, NO_SUCH_CALL));
     filter.put(Step(LOAD, 0, 0, POINTER));
     filter.put(Step(EQUAL, 0, 3, call::GATE_NEXT as u32));
     filter.put(Step(LOAD, 0, 0, POINTER + HIGH));

@@ -34,18 +34,18 @@ const NO_GUARD: usize = 103;
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".weak preadv, pwritev, preadv2, pwritev2, recvmmsg, sendmmsg, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
-    ".weak sigaction",
+    ".weak sigaction, vmsplice, setsockopt",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
-    ".quad preadv2, pwritev2, recvmmsg, sendmmsg",
+    ".quad preadv2, pwritev2, recvmmsg, sendmmsg, vmsplice, setsockopt",
     ".popsection",
 );
 
-const COUNT: usize = 27;
+const COUNT: usize = 29;
 /// Places among them.
 const CURBRK: usize = 18;
 const ERRNO: usize = 19;
@@ -95,6 +95,8 @@ pub(super) fn install() -> Result<(), u32> {
         pwritev2,
         recvmmsg,
         sendmmsg,
+        vmsplice,
+        setsockopt,
     ] = *libc();
     // Another libc, in which nothing has these names.
     if mmap == 0 || munmap == 0 || errno == 0 {
@@ -119,6 +121,8 @@ pub(super) fn install() -> Result<(), u32> {
         (pwritev2, our_pwritev2 as *const () as usize),
         (recvmmsg, our_recvmmsg as *const () as usize),
         (sendmmsg, our_sendmmsg as *const () as usize),
+        (vmsplice, our_vmsplice as *const () as usize),
+        (setsockopt, our_setsockopt as *const () as usize),
         (execve, our_execve as *const () as usize),
         (mlock, our_mlock as *const () as usize),
         (mlock2, our_mlock2 as *const () as usize),
@@ -441,4 +445,12 @@ extern "C" fn our_recvmmsg(fd: usize, messages: usize, count: u32, flags: usize,
 
 extern "C" fn our_sendmmsg(fd: usize, messages: usize, count: u32, flags: usize) -> usize {
     returned(trap::with_messages(nr::SENDMMSG, [fd, messages, count as usize, flags, 0, 0]))
+}
+
+extern "C" fn our_vmsplice(fd: usize, list: usize, count: usize, flags: u32) -> usize {
+    returned(trap::splice([fd, list, count, flags as usize, 0, 0]))
+}
+
+extern "C" fn our_setsockopt(fd: usize, level: u32, name: u32, value: usize, len: u32) -> usize {
+    returned(trap::set_option([fd, level as usize, name as usize, value, len as usize, 0]))
 }

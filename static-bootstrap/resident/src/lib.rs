@@ -34,6 +34,7 @@ mod lock;
 mod objects;
 mod pager;
 mod patch;
+mod pins;
 mod processors;
 mod segments;
 mod settings;

@@ -24,6 +24,7 @@ const TRIES: usize = 12;
 /// Bytes that a call may always hold at once; those of a message, which cannot come or go in parts.
 const LEAST: usize = 16 * PAGE;
 const MESSAGE: usize = 64 * PAGE;
+const NOT_SUPPORTED: u32 = 95;
 
 /// It is in force.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -248,6 +249,32 @@ pub(super) fn with_strings(
 /// Whether calls may be stopped.
 pub(super) fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
+}
+
+/// vmsplice(2) that copies: the pipe would have pages that go, and be others'.
+pub(super) fn splice([fd, list, count, flags, ..]: [usize; 6]) -> Result<usize, u32> {
+    const GET_FLAGS: usize = 3;
+    const ACCESS: usize = 3;
+    const READ_ONLY: usize = 0;
+    const NO_WAIT: usize = 2;
+    const RWF_NO_WAIT: usize = 8;
+    // SAFETY: integers.
+    let mode = unsafe { syscall(nr::FCNTL, [fd, GET_FLAGS, 0, 0, 0, 0]) }?;
+    let [plain, more] = if mode & ACCESS == READ_ONLY { [nr::READV, nr::PREADV2] } else { [nr::WRITEV, nr::PWRITEV2] };
+    if flags & NO_WAIT != 0 {
+        match with_list(more, [fd, list, count, usize::MAX, 0, RWF_NO_WAIT]) {
+            Err(NOT_SUPPORTED) => {}
+            result => return result,
+        }
+    }
+    with_list(plain, [fd, list, count, 0, 0, 0])
+}
+
+/// setsockopt(2): what is sent is copied, since pages go.
+pub(super) fn set_option(args: [usize; 6]) -> Result<usize, u32> {
+    const SOCKET: usize = 1;
+    const ZEROCOPY: usize = 60;
+    if args[1] == SOCKET && args[2] == ZEROCOPY { Err(NOT_SUPPORTED) } else { make(nr::SETSOCKOPT, args) }
 }
 
 /// Makes a call with a `struct msghdr`.

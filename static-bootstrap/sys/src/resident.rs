@@ -147,6 +147,8 @@ pub mod cause {
     pub const SHORT: u32 = 6;
     /// A server is lost, and the program goes on without it; detail: why (one of these), pages that it kept.
     pub const GOES_ON: u32 = 7;
+    /// The kernel cannot move pages, and something may use the program's behind its back.
+    pub const PINNED: u32 = 8;
 }
 
 pub mod step {

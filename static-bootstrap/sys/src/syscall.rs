@@ -85,6 +85,9 @@ pub mod nr {
     pub const READLINKAT: usize = 267;
     pub const NEWFSTATAT: usize = 262;
     pub const TGKILL: usize = 234;
+    pub const VMSPLICE: usize = 278;
+    pub const IO_SETUP: usize = 206;
+    pub const IO_URING_SETUP: usize = 425;
     pub const PROCESS_VM_READV: usize = 310;
     pub const SENDMMSG: usize = 307;
     pub const RECVMMSG: usize = 299;

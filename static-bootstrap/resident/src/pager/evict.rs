@@ -11,6 +11,7 @@ use sys::syscall::{nr, syscall};
 use super::fork::Gate;
 use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
+use crate::pins::Pins;
 use crate::table::{TABLE, Table, address, range};
 use crate::{call, counts, digest, holds, processors, settings};
 
@@ -256,6 +257,7 @@ struct Evictor {
     staged: usize,
     healer: Healer,
     returns: Returns,
+    pins: Pins,
 }
 
 /// The thread.
@@ -264,8 +266,8 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     gather::join(gather::BACK);
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
-    let mut evictor =
-        Evictor { engine, open: [Gift::NONE; OPEN], len: 0, budget, known, room: 0, staged: 0, healer, returns };
+    let (open, pins) = ([Gift::NONE; OPEN], Pins::new());
+    let mut evictor = Evictor { engine, open, len: 0, budget, known, room: 0, staged: 0, healer, returns, pins };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -410,6 +412,9 @@ impl Evictor {
                 Taken::Nothing => {}
             }
         }
+        if !engine.uffd.moves {
+            self.give_up(&parts[..len]);
+        }
         // What was discarded before these came would be lost after they are given.
         self.discard();
         let there = parts[..len].iter().filter(|part| part.whole).map(|part| count(&part.gift.pages)).sum::<usize>();
@@ -479,7 +484,7 @@ impl Evictor {
             return Taken::Held;
         }
         // The slot that they are in now is of what is always there.
-        if !keeps {
+        if !keeps && engine.uffd.moves {
             FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
             ROOM.tell();
         }
@@ -527,15 +532,28 @@ impl Evictor {
             let (from, len) = (address(number, first), count * PAGE);
             let protected = self.engine.uffd.protect(from, len);
             protected.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
-            // SAFETY: pages that are there, which nobody takes away but we, and a place of ours; the program does not want these back before they
-            // are asked for again.
-            let gone = unsafe {
+            // SAFETY: pages that are there, which nobody takes away but we, and a place of ours.
+            unsafe {
                 core::ptr::copy_nonoverlapping(from as *const u8, base.wrapping_add(first * PAGE) as *mut u8, len);
-                call::advise(from, len, call::DONTNEED)
-            };
-            gone.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
+            }
         }
         (pages, there)
+    }
+
+    /// Takes what was copied away from the program, if nothing is pinned: since it was protected it cannot have been.
+    fn give_up(&self, parts: &[Part]) {
+        if !parts.is_empty() && self.pins.any() {
+            fatal::say(cause::PINNED, 0, [0; 2]);
+        }
+        for Gift { number, pages, .. } in parts.iter().map(|part| part.gift) {
+            for (first, count) in runs(pages) {
+                // SAFETY: the program does not want these back before they are asked for again.
+                let gone = unsafe { call::advise(address(number, first), count * PAGE, call::DONTNEED) };
+                gone.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
+            }
+            FREE.fetch_add(count(&pages) as i64, Ordering::AcqRel);
+        }
+        ROOM.tell();
     }
 
     /// Gives it to its servers, which get those `after` it at once.

@@ -23,7 +23,7 @@ use super::lenders::{self, Fresh};
 use super::lock::{Event, Guard, Lock};
 use super::table::{TABLE, Table, address, range, spans};
 use super::uffd::Uffd;
-use super::{call, counts, digest, door, early, fatal, heirs, holds, segments, settings, thread, trap, window};
+use super::{call, counts, digest, door, early, fatal, heirs, holds, pins, segments, settings, thread, trap, window};
 use evict::Queue;
 pub(super) use fork::fork;
 pub(super) use gather::part;
@@ -193,6 +193,9 @@ fn start() {
     lenders::deal(&granted);
     Fresh::new(&granted).install();
     let uffd = Uffd::open().unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
+    if !uffd.moves && pins::is_asynchronous() {
+        fatal::say(cause::PINNED, 0, [0; 2]);
+    }
     let budget = settings.local as usize;
     let made = slots::make(&uffd).and_then(|pool| {
         *SLOTS.lock() = pool;
