@@ -7,6 +7,7 @@ mod common;
 mod site;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{FileExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -291,7 +292,20 @@ fn a_full_file_system_is_told_once() {
     let size = fs::metadata(directory.join("f")).unwrap().len();
     let large = who.files("full {}/small/f 0 3000000").end();
     let shown = who.files("shown {}/small/g").end();
+    fs::remove_file(directory.join("f")).unwrap();
+    fs::remove_file(directory.join("g")).unwrap();
+    let mut rest = fs::File::create(directory.join("rest")).unwrap();
+    while rest.write_all(&[0; 4096]).is_ok() {}
+    let page = rest.metadata().unwrap().len() - 4096;
+    rest.set_len(page).unwrap();
+    drop(rest);
+    let untold = ["0", "1", "2", "3"].map(|how| who.files(&format!("untold {{}}/small/f {how}")).end());
     mount(&["umount"]);
+    for (done, code) in untold.into_iter().zip([125, 125, 125, 0]) {
+        let done = done.code(code).says("small/f").says("No space left");
+        assert_eq!(done.text(), "right\n");
+        assert_eq!(code == 125, done.err.contains("ended without having been told"));
+    }
     assert_eq!(large.code(0).says("small/f").says("No space left").text(), "told once\nright\n");
     assert_eq!(shown.code(0).says("small/g").says("No space left").text(), "shown\nright\n");
     assert_eq!(done.code(0).says("small/f").says("No space left").text(), "told once\nright\n");

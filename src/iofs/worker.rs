@@ -21,7 +21,7 @@ use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::files::{Work, Worked};
 use crate::net::wire::forward::Name;
-use crate::sys::extents::{APPEND, KNOWN, Log, NOBODY, NONE, NOT_TAKEN, RUN, SLOW};
+use crate::sys::extents::{self, APPEND, KNOWN, Log, NOBODY, NONE, NOT_TAKEN, RUN, SLOW};
 use crate::sys::extents_map::{Extents, wait, wake};
 use crate::sys::process;
 
@@ -471,6 +471,9 @@ impl Worker {
         drop(told);
         let count = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let [writes, bytes, pieces] = [&log.segment.writes, &log.segment.bytes, &log.segment.pieces].map(count);
-        let _ = self.agent.send(&Worked::Drained { segment, writes, bytes, pieces }, &[]);
+        let is_untold =
+            |file: &extents::File| file.known.load(Ordering::SeqCst) == KNOWN && file.error.load(Ordering::SeqCst) != 0;
+        let untold = log.segment.untold.load(Ordering::SeqCst) != 0 || log.segment.files.iter().any(is_untold);
+        let _ = self.agent.send(&Worked::Drained { segment, writes, bytes, pieces, untold }, &[]);
     }
 }

@@ -246,6 +246,13 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         Running { aborted: Some(code), .. } => *code,
         _ => running.ends.exit_code(),
     };
+    let untold = running.card.progress.borrow().writing.as_ref().is_some_and(|writing| writing.untold);
+    let code = if untold && code == 0 {
+        console.say("not all that a program wrote is there, and it ended without having been told");
+        EXIT_FAILED
+    } else {
+        code
+    };
     Ok(Outcome {
         code,
         placement: running.placement,

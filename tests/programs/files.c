@@ -794,6 +794,21 @@ static void shown(const char *path) {
     printf("shown\n");
 }
 
+/* Ends without a look at what it has written, for which there is room of a page: at the end of the process, by a descriptor put in its place, or by a range of them. */
+static void untold(const char *path, long how) {
+    int fd = create(path), other;
+    char bytes[8192] = { 7 };
+    /* The first is written at once. */
+    CHECK(write(fd, bytes, 1) == 1 && write(fd, bytes, sizeof bytes) == sizeof bytes);
+    if (how == 1) {
+        CHECK((other = open("/dev/null", O_WRONLY)) >= 0);
+        CHECK(dup2(other, fd) == -1 && errno == ENOSPC);
+        CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes && close(fd) == 0);
+    }
+    if (how == 2) CHECK(close_range(fd, fd, 0) == 0);
+    if (how == 3) CHECK(close(fd) == -1 && errno == ENOSPC);
+}
+
 /* Reads what was written, piece by piece, computes for so many us at each, and writes a piece of the result. */
 static void pipeline(const char *path, long count, int microseconds, int size) {
     char other[4096], *bytes = malloc(size);
@@ -832,6 +847,7 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "special")) special(path);
     else if (!strcmp(mode, "crowd")) crowd(path);
     else if (!strcmp(mode, "shown")) shown(path);
+    else if (!strcmp(mode, "untold")) untold(path, number);
     else if (!strcmp(mode, "full")) full(path, number ? number : ENOSPC, count > 4 ? atol(words[4]) : 512);
     else if (!strcmp(mode, "pipeline")) pipeline(path, number, atoi(words[4]), atoi(words[5]));
     else if (!strcmp(mode, "large")) large(path, number, atoi(words[4]));

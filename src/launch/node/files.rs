@@ -259,7 +259,7 @@ impl Written {
 
     fn heard(&self, word: &Worked) {
         match word {
-            Worked::Drained { segment, writes, bytes, pieces } => {
+            Worked::Drained { segment, writes, bytes, pieces, untold } => {
                 // Who is told twice that a program is over says twice that it is.
                 if self.programs.borrow_mut().remove(segment).is_none() {
                     return;
@@ -272,8 +272,8 @@ impl Written {
                     self.direct.borrow_mut().remove(&name);
                     self.release(name.0);
                 }
-                let (lost, [writes, bytes, pieces]) = (Vec::new(), [*writes, *bytes, *pieces]);
-                self.counts.borrow_mut().add(&Writing { writes, bytes, pieces, lost });
+                let [writes, bytes, pieces] = [*writes, *bytes, *pieces];
+                self.counts.borrow_mut().add(&Writing { writes, bytes, pieces, untold: *untold, ..Writing::default() });
             }
             Worked::Lost { segment, file, errno } => {
                 let (name, error) = (self.name((*segment, *file)), io::Error::from_raw_os_error(*errno).to_string());

@@ -84,6 +84,8 @@ pub struct Writing {
     pub pieces: u64,
     /// Files in which something is missing, and why.
     pub lost: Vec<(String, String)>,
+    /// A program ended without having been told of that.
+    pub untold: bool,
 }
 
 impl Writing {
@@ -93,6 +95,7 @@ impl Writing {
         self.bytes += other.bytes;
         self.pieces += other.pieces;
         self.lost.extend_from_slice(&other.lost);
+        self.untold |= other.untold;
     }
 }
 

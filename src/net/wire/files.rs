@@ -45,12 +45,14 @@ pub enum Work {
 /// What the worker tells.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum Worked {
-    /// All of a log whose program has ended is written: how many writes and bytes that were, and how many calls it took.
+    /// All of a log whose program has ended is written: how many writes and bytes that were, how many calls it took, and whether something is
+    /// missing of which the program was not told.
     Drained {
         segment: u32,
         writes: u64,
         bytes: u64,
         pieces: u64,
+        untold: bool,
     },
     /// What follows in this file was not written, because of this errno, until the program is told.
     Lost {

@@ -186,6 +186,13 @@ fn leave() {
     settle();
     let _inside = Inside::enter();
     let_go();
+    for (id, file) in table::all() {
+        if let Some((log, _)) = worker::log(file.log.load(Ordering::Relaxed).into())
+            && log.segment.files[id].error.load(Ordering::SeqCst) != 0
+        {
+            log.segment.untold.store(1, Ordering::SeqCst);
+        }
+    }
 }
 
 fn let_go() {
@@ -331,7 +338,7 @@ fn perform(number: usize, args: [usize; 6]) -> isize {
             if third & UNSHARE != 0 {
                 step_aside();
             } else if third & CLOEXEC == 0 {
-                table::between(fd, second).for_each(|fd| _ = close(fd, || 0));
+                table::between(fd, second).for_each(|fd| _ = forsake(fd));
             }
             go()
         }
@@ -342,8 +349,9 @@ fn perform(number: usize, args: [usize; 6]) -> isize {
             }
             // Nobody is to find the new one as what the old one was.
             let _inside = Inside::enter();
-            close(second, || 0);
-            duplicated(fd, go)
+            let lost = forsake(second);
+            let result = duplicated(fd, go);
+            if failed(result) { result } else { lost.unwrap_or(result) }
         }
         nr::SENDMSG | nr::SENDMMSG => {
             // Open files may go to another process.
@@ -686,6 +694,14 @@ fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
     table::remove(fd);
     let result = go();
     error.unwrap_or(result)
+}
+
+/// Closes what a call closes beside what it does: what is missing then.
+fn forsake(fd: usize) -> Option<isize> {
+    let log = table::known(fd).and_then(|id| worker::log(table::file(id).log.load(Ordering::Relaxed).into()));
+    let lost = Some(close(fd, || 0)).filter(|result| *result != 0)?;
+    log.inspect(|(log, _)| log.segment.untold.store(1, Ordering::SeqCst));
+    Some(lost)
 }
 
 #[used]

@@ -70,6 +70,8 @@ pub struct Segment {
     pub busy: AtomicU32,
     /// Not 0: the worker gives memory of the ring back, and nobody appends.
     giving: AtomicU32,
+    /// Not 0: an open file of which something is missing was closed by a call that cannot say so, or that nobody expects to.
+    pub untold: AtomicU32,
     /// Position up to which somebody waits.
     pub wanted: AtomicU64,
     /// Header of the run from which the worker goes on, and the position up to which the file system has all.
