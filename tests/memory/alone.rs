@@ -75,3 +75,16 @@ fn statically_linked_programs_of_every_kind() {
         _ => &["triad", "sort", "scatter", "heap", "calls", "threads", "children", "forks", "reserve", "heirs"],
     });
 }
+
+/// Of whom it is not known how he starts threads; where a program starts him he is left alone.
+#[test]
+fn what_musl_links_dynamically_is_refused() {
+    let Some(program) = build("musl-dynamic", ("dynamic", "musl-gcc", &[]), &[("memory.c", "-DALONE")]) else { return };
+    for who in everybody() {
+        let servers = Servers::start(who, &[400]);
+        let refused = servers.run_program(&[program.as_os_str(), "threads".as_ref(), "40".as_ref()], 20).end();
+        refused.code(125).says("dynamic linker is musl's");
+        let line = format!("{} threads 40; exit $?", program.display());
+        servers.run_program(&["sh".as_ref(), "-c".as_ref(), line.as_ref()], 20).end().code(0);
+    }
+}

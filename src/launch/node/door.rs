@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// executed here either, or is shown by the view.
 ///
 /// # Errors
-/// It is a dynamic linker, or made by Go, whose threads have stacks on which no signal fits: nothing can be put into them for `operation`.
+/// Its dynamic linker is not glibc's, it is one itself, or it is made by Go, whose threads have stacks on which no signal fits: nothing can be put into them for `operation`.
 pub(super) fn statically_linked(launch: &Launch, operation: &'static str) -> Result<Option<PathBuf>> {
     let elf = |path: &Path| Elf::read(&fs::File::open(path).ok()?, None).ok();
     let program = Path::new(OsStr::from_bytes(&launch.program));
@@ -49,8 +49,12 @@ pub(super) fn statically_linked(launch: &Launch, operation: &'static str) -> Res
         Some(elf) => Some((program.to_owned(), elf)),
         None => script(program).and_then(|path| elf(&path).map(|elf| (path, elf))),
     };
-    let Some((path, elf)) = found.filter(|(_, elf)| elf.interpreter.is_none()) else { return Ok(None) };
+    let Some((path, elf)) = found else { return Ok(None) };
     let refuse = |cause: &str, remedy| Err(Error::usage(operation, cause).on(&path).remedy(remedy));
+    if let Some(linker) = elf.interpreter {
+        let is_musl = Path::new(&linker).file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl-"));
+        return if is_musl { refuse("its dynamic linker is musl's", "build it for glibc") } else { Ok(None) };
+    }
     if elf.soname.is_some() {
         return refuse("it is a library or a dynamic linker", "name the program itself");
     }

@@ -34,25 +34,31 @@ const NO_GUARD: usize = 103;
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".weak preadv, pwritev, preadv2, pwritev2, recvmmsg, sendmmsg, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
-    ".weak sigaction, vmsplice, setsockopt",
+    ".weak sigaction, vmsplice, setsockopt, gnu_get_libc_version",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
-    ".quad preadv2, pwritev2, recvmmsg, sendmmsg, vmsplice, setsockopt",
+    ".quad preadv2, pwritev2, recvmmsg, sendmmsg, vmsplice, setsockopt, gnu_get_libc_version",
     ".popsection",
 );
 
-const COUNT: usize = 29;
+const COUNT: usize = 30;
 /// Places among them.
 const CURBRK: usize = 18;
 const ERRNO: usize = 19;
+const VERSION: usize = 29;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
     static LIBC: [usize; COUNT];
+}
+
+/// Whether it is glibc: of no other it is known how it starts threads and processes.
+pub(super) fn are_known() -> bool {
+    libc()[VERSION] != 0
 }
 
 /// An address in libc's text.
@@ -97,8 +103,8 @@ pub(super) fn install() -> Result<(), u32> {
         sendmmsg,
         vmsplice,
         setsockopt,
+        _,
     ] = *libc();
-    // Another libc, in which nothing has these names.
     if mmap == 0 || munmap == 0 || errno == 0 {
         return Err(call::EINVAL);
     }

@@ -55,7 +55,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 /// Called by the dynamic linker before any other code of the program.
 extern "C" fn begin() {
-    if settings::get().place[0] == 0 {
+    if settings::get().place[0] == 0 || !hooks::are_known() {
         return;
     }
     if let Err(errno) = window::reserve(None) {
