@@ -175,6 +175,16 @@ int main(void)
         check(middle[i] == 0, "what was given up");
     check(mprotect(middle, 8192, PROT_READ) == 0 && mprotect(middle, 8192, PROT_READ | PROT_WRITE) == 0, "mprotect");
     memset(middle, 1, 1 << 20);
+    /* Nobody looks there while all else comes and goes. */
+    check(mprotect(middle, 1 << 20, PROT_NONE) == 0, "mprotect");
+    for (int round = 0; round < 3; round++)
+        for (i = 0; i < OTHER; i += 512)
+            check(other[i] == mix(i) + 10 + 1, "a word of the library");
+    for (i = 0; (char *)&words[i + 1] <= middle; i++)
+        check(words[i] == mix(i) + 11, "a word before what is closed");
+    check(mprotect(middle, 1 << 20, PROT_READ | PROT_WRITE) == 0, "mprotect back");
+    for (i = 0; i < 1 << 20; i++)
+        check(middle[i] == 1, "what was closed");
     right();
     return 0;
 }

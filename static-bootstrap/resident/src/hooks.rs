@@ -234,7 +234,8 @@ pub(super) fn mmap(args: [usize; 6]) -> Result<usize, u32> {
 }
 
 pub(super) fn mprotect(at: usize, len: usize, protection: usize) -> Result<usize, u32> {
-    if segments::contains(at) || !window::contains(at) || !at.is_multiple_of(PAGE) || len == 0 {
+    let is_ours = window::contains(at) && (!segments::contains(at) || segments::holds_all(at, len));
+    if !is_ours || !at.is_multiple_of(PAGE) || len == 0 {
         return raw(nr::MPROTECT, [at, len, protection, 0, 0, 0]);
     }
     entry::enter(move || open(at, len, protection)).map(|()| 0)

@@ -77,6 +77,11 @@ pub(super) fn contains(at: usize) -> bool {
     all().iter().any(|segment| segment.holds(at))
 }
 
+/// Whether all of a range is in one of them.
+pub(super) fn holds_all(at: usize, len: usize) -> bool {
+    all().iter().any(|segment| segment.holds(at) && len <= get(&segment.end) - at)
+}
+
 /// Whether all of a range is in one of them, and was zero at first.
 pub(super) fn was_zero(at: usize, len: usize) -> bool {
     let zero = |segment: &Segment| at >= get(&segment.filled) && len <= get(&segment.end).saturating_sub(at);
