@@ -590,6 +590,25 @@ static void pinned(void)
     filled(swept, bytes, 19);
 }
 
+/* Address space is given back in pieces that do not lie together, over and over. */
+static void scattered(void)
+{
+    enum { BLOCKS = 2000, BLOCK = 8 * MIB, ROUNDS = 100 };
+    static char *blocks[BLOCKS];
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 20);
+    for (int round = 0; round < ROUNDS; round++)
+        for (int half = 0; half < 2; half++) {
+            for (int i = 0; i < BLOCKS; i++)
+                if (!blocks[i])
+                    *(int *)(blocks[i] = map(BLOCK, READ_WRITE, MAP_NORESERVE)) = i;
+            for (int i = half; i < BLOCKS; i += 2) {
+                check(*(int *)blocks[i] == i && munmap(blocks[i], BLOCK) == 0, "munmap");
+                blocks[i] = 0;
+            }
+        }
+    filled(swept, bytes, 20);
+}
+
 static pid_t server;
 
 /* A fork for which the server, which is stopped meanwhile, has no connection fails, and nothing else does. */
@@ -614,7 +633,7 @@ int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
         {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
-        {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned},
+        {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
         {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;

@@ -23,6 +23,7 @@ mod entry;
 mod fatal;
 mod filter;
 mod fork;
+mod freed;
 mod heirs;
 mod holds;
 mod hooks;

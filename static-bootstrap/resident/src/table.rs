@@ -77,7 +77,8 @@ impl Table {
 
     /// Bytes that it has of memory.
     pub(super) fn size(&self) -> usize {
-        self.window.pages / SPAN_PAGES * size_of::<Span>() + self.digested * size_of::<[u64; SPAN_PAGES]>()
+        let spans: usize = self.window.given().into_iter().map(|given| given.len()).sum();
+        spans * size_of::<Span>() + self.digested * size_of::<[u64; SPAN_PAGES]>()
     }
 
     /// Whether a page need not be fetched: it is here, or the program does not have it.

@@ -6,15 +6,13 @@ use sys::resident::WINDOW_BYTES;
 use sys::syscall::nr;
 
 use super::table::{TABLE, Table, spans};
-use super::{call, pager, segments};
+use super::{call, freed, pager, segments};
 
 /// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.
 pub(super) const BASE: usize = 0x6800_0000_0000;
 pub(super) const SIZE: usize = WINDOW_BYTES as usize;
 /// The first part belongs to the program's break.
-const HEAP: usize = 256 << 30;
-/// Ranges given back and not asked for again, remembered.
-const RANGES: usize = 512;
+pub(super) const HEAP: usize = 256 << 30;
 pub(super) const NO_ACCESS: usize = 0;
 
 /// What a libc puts beside its thread-local storage, at most.
@@ -29,15 +27,12 @@ pub(super) struct State {
     reachable: usize,
     /// Nothing from here on was ever given.
     fresh: usize,
-    /// (address, bytes), whole spans.
-    free: [(usize, usize); RANGES],
     /// Pages that the program has.
     pub(super) pages: usize,
 }
 
 impl State {
-    pub(super) const NEW: State =
-        State { first: 0, end: BASE, reachable: BASE, fresh: BASE + HEAP, free: [(0, 0); RANGES], pages: 0 };
+    pub(super) const NEW: State = State { first: 0, end: BASE, reachable: BASE, fresh: BASE + HEAP, pages: 0 };
 }
 
 /// Takes the window before anybody else does. `thread_local`: bytes that the first thread of a statically linked program has for itself. It asks for them with the
@@ -87,12 +82,8 @@ pub(super) fn reserve_for(len: usize) -> Result<usize, u32> {
     let size = len.checked_next_multiple_of(SPAN).filter(|size| *size < SIZE).ok_or(call::ENOMEM)?;
     let mut table = TABLE.lock();
     let state = &mut table.window;
-    let at = match state.free.iter_mut().find(|range| range.1 >= size) {
-        Some((at, left)) => {
-            let found = *at;
-            (*at, *left) = (found + size, *left - size);
-            found
-        }
+    let at = match freed::take(size / SPAN) {
+        Some(first) => BASE + HEAP + first * SPAN,
         None if state.fresh + size <= BASE + SIZE => {
             state.fresh += size;
             state.fresh - size
@@ -190,10 +181,11 @@ pub(super) fn release(at: usize, len: usize) {
             let _ = call::map(at.max(start), (at + len).min(start + SPAN) - at.max(start), NO_ACCESS, call::FIXED);
             continue;
         }
-        if span.given == [0; 4] && start >= BASE + HEAP && !table.window.is_free(start) {
+        let behind = start.checked_sub(BASE + HEAP).map(|bytes| bytes / SPAN);
+        if let Some(nth) = behind.filter(|nth| span.given == NONE && !freed::has(*nth)) {
             // SAFETY: nobody has anything in this span any more.
             if unsafe { call::protect(start, SPAN, NO_ACCESS) }.is_ok() {
-                table.window.give_back(start, SPAN);
+                freed::put(nth);
             }
         }
     }
@@ -236,26 +228,10 @@ pub(super) fn extend(at: usize, len: usize, new: usize) -> bool {
 }
 
 impl State {
-    fn give_back(&mut self, at: usize, len: usize) {
-        let joined = self.free.iter_mut().find(|range| range.1 > 0 && (range.0 + range.1 == at || at + len == range.0));
-        match joined {
-            Some(range) => *range = (range.0.min(at), range.1 + len),
-            None => {
-                if let Some(empty) = self.free.iter_mut().find(|range| range.1 == 0) {
-                    *empty = (at, len);
-                }
-            }
-        }
-    }
-
     /// The spans that were ever given to the program: of its break, and of the rest.
     pub(super) fn given(&self) -> [core::ops::Range<usize>; 2] {
         let number = |at: usize| (at - BASE) / SPAN;
         [0..number(self.reachable), number(BASE + HEAP)..number(self.fresh)]
-    }
-
-    fn is_free(&self, at: usize) -> bool {
-        at >= self.fresh || self.free.iter().any(|range| (range.0..range.0 + range.1).contains(&at))
     }
 }
 

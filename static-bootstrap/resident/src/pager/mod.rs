@@ -67,7 +67,7 @@ const WILL_NEED: usize = 3;
 const TOGETHER: usize = 64;
 /// Slots of which all pages are there at times, at least.
 const SLOTS_LEAST: usize = 3;
-/// Bytes that it takes to know of pages, at least: what is static (420 KiB at most), stacks, and parts of the queue that are not given back yet; and by which they become more.
+/// Bytes that it takes to know of pages, at least: what is static (530 KiB at most), stacks, and parts of the queue that are not given back yet; and by which they become more.
 const TABLES: usize = 640 << 10;
 const MORE: usize = 256 << 10;
 
