@@ -104,12 +104,14 @@ pub struct Reader {
 pub struct Writer {
     io: Box<dyn AsyncWrite + Send + Unpin>,
     tags: Option<Tags>,
-    /// Small parts of a frame, together.
+    /// Small parts of a frame, together; between frames at most [`KEPT`] bytes.
     small: Vec<u8>,
 }
 
 /// Bodies of at most this many bytes are copied behind their headers.
 const SMALL: usize = 4 << 10;
+/// A writer keeps room for so many bytes: headers of large directories take megabytes, and are rare.
+const KEPT: usize = 4 * SMALL;
 
 /// Bytes read ahead for small frames; larger parts go straight to their place.
 const READ_AHEAD: usize = 32 << 10;
@@ -230,6 +232,8 @@ impl Writer {
                 self.io.write_all(&body_tag).await?;
             }
         }
+        self.small.clear();
+        self.small.shrink_to(KEPT);
         Ok(self.io.flush().await?)
     }
 }
@@ -371,6 +375,20 @@ mod tests {
                 let got = got.unwrap();
                 assert_eq!(got.message::<Hello>().unwrap(), message);
                 assert_eq!(got.body, packet.body);
+            }
+        });
+    }
+
+    #[test]
+    fn a_large_header_leaves_no_memory_behind() {
+        smol::block_on(async {
+            let (mut writer, small) = (trusted(smol::io::empty(), smol::io::sink()).1, vec![1; SMALL]);
+            for header in [1 << 20, 100] {
+                let mut bytes = AlignedVec::new();
+                bytes.resize(header, 0);
+                let packet = Packet { kind: Kind::Log, header: Arc::new(bytes), body: Arc::new(small.clone()) };
+                writer.send(&packet).await.unwrap();
+                assert!(writer.small.is_empty() && writer.small.capacity() <= KEPT, "{}", writer.small.capacity());
             }
         });
     }
