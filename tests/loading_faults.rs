@@ -379,6 +379,39 @@ fn an_agent_stopped_in_the_broadcast_and_the_others_go_on() {
     silent("t-lf-stopk", "--keep-going", stop);
 }
 
+/// The last host in the chain says nothing any more, in the middle of the broadcast, and every host has a bridge of containers with the same
+/// address: the others have everything all the same, and go on.
+fn silent_at_the_end(name: &str, hit: impl Fn(&Cluster, &Running)) {
+    let Some(cluster) = up(name, "200mbit") else { return };
+    let bridge = "ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && ip link set docker0 up";
+    for host in cluster.hosts() {
+        assert!(cluster.exec(&host, 0, &["sh", "-c", bridge]).unwrap().status.success());
+    }
+    let (hosts, agent) = (cluster.hosts().join(","), cluster.agent_command());
+    let words =
+        ["/shared/hpcrt", "exec", "-q", "--compress", "never", "--keep-going", "--hosts", &hosts, "--agent", &agent];
+    let before = received(&cluster, 3);
+    let run = Run::new(cluster.command("hpc1", USER, &words)).cwd("/").within(Duration::from_secs(90));
+    let run = run.program(&[DRIVER]).start();
+    broadcast(&cluster, before);
+    hit(&cluster, &run);
+    let done = run.end();
+    report(name, done.took, clean(&cluster), &done);
+    one_error(&done, 3);
+    let lines = done.lines();
+    assert!(lines.len() == 3 && lines.iter().all(|line| *line == lines[0]), "{lines:?} {}", done.err);
+}
+
+#[test]
+fn the_last_link_cut_in_the_broadcast() {
+    silent_at_the_end("t-lf-cute", |cluster, _| link(cluster, 3, "down"));
+}
+
+#[test]
+fn the_last_agent_stopped_in_the_broadcast() {
+    silent_at_the_end("t-lf-stope", |cluster, run| Victim(Role::Agent, 3).hit(cluster, run, Signal::SIGSTOP));
+}
+
 /// The hosts' agents keep their stores in a small file system.
 fn small_stores(cluster: &Cluster, megabytes: u32) {
     for host in cluster.hosts() {

@@ -195,9 +195,7 @@ impl Loading {
                 };
                 heard.or(late).await;
             }
-            while !self.log.wants_more() {
-                changed.woken().await;
-            }
+            self.log.room().await;
             self.log.append(record, body, hash);
         }
     }

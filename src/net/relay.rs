@@ -23,6 +23,8 @@ use super::pace::{Pace, Taker};
 
 /// Default for the bytes of bodies that a node holds for its children.
 pub const WINDOW: usize = 6 << 20;
+/// A child that has taken nothing for so long keeps its feeder from nothing any more, but for the root.
+pub const LATE: Duration = Duration::from_secs(2);
 
 /// What a body costs while it is held, in bytes. Cloning a body must be cheap (an `Arc`).
 pub trait Weight {
@@ -32,8 +34,8 @@ pub trait Weight {
 /// Who feeds a node in a stripe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Upstream {
-    /// A process of the same host. What the children have not taken yet is left with it: taken at once, at the speed of memory, it would keep
-    /// the host's processors from sending.
+    /// A process of the same host. What the children have not taken yet is left with it, for [`LATE`]: taken at once, at the speed of memory,
+    /// it would keep the host's processors from sending.
     Near,
     /// A peer over a link like those to the children: a child that is fed alone is compared with it.
     Linked,
@@ -124,6 +126,8 @@ struct Feed<H, B> {
     next: usize,
     refetch: Refetch<H, B>,
     taker: Taker,
+    /// When it last was given something or had all there was; zero before.
+    took: Duration,
     notice: Option<Notice>,
 }
 
@@ -242,7 +246,8 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
     pub fn attach(&mut self, child: Child, stripe: u8, from: u64) -> Result<(), ProtocolError> {
         let (stripe, next) = self.checked(stripe, from)?;
         self.feeds.retain(|feed| (feed.child, feed.stripe) != (child, stripe));
-        self.feeds.push(Feed { child, stripe, next, refetch: Refetch::No, taker: Taker::default(), notice: None });
+        let (refetch, taker) = (Refetch::No, Taker::default());
+        self.feeds.push(Feed { child, stripe, next, refetch, taker, took: Duration::ZERO, notice: None });
         self.stripes.iter_mut().for_each(|stripe| stripe.came = Taker::default());
         self.release(stripe);
         Ok(())
@@ -285,6 +290,8 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
             self.release(stripe.into());
             return Transmit::Leave { stripe };
         }
+        // Its link takes more.
+        self.feeds.iter_mut().filter(|feed| feed.child == child).for_each(|feed| feed.took = now);
         let stripes = self.stripes.len();
         let seq = |feed: &Feed<H, B>| (feed.next * stripes + feed.stripe) as u64;
         let ready = |feed: &Feed<H, B>| {
@@ -345,13 +352,20 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
     /// Whether to read more: from the upstream peers, or, at the root, from the source of the log.
     ///
     /// False while a window's worth of bodies waits for the node's store. At the root, and where the upstream peer is [`Upstream::Near`], also
-    /// while one more would push out a body that no child has taken yet: so the source runs as fast as the fastest link.
-    pub fn wants_more(&self) -> bool {
+    /// while one more would push out a body that no child has taken yet: so the source runs as fast as the fastest link. The root waits as long
+    /// as that takes, for it would have to read again; others only for children that have taken something within [`LATE`]: the rest may be gone,
+    /// and all behind this node would wait with it. `now` as in [`poll_transmit`](Self::poll_transmit).
+    pub fn wants_more(&self, now: Duration) -> bool {
         let untaken = || {
             self.droppable.front().is_some_and(|&seq| {
                 let (stripe, index) = self.place(seq);
-                (self.root || self.stripes[stripe].upstream == Upstream::Near)
-                    && !self.feeds.iter().any(|feed| feed.stripe == stripe && feed.next > index)
+                let mut feeds = self.feeds.iter().filter(|feed| feed.stripe == stripe);
+                let waits = match self.stripes[stripe].upstream {
+                    _ if self.root => true,
+                    Upstream::Near => feeds.clone().any(|feed| now < feed.took + LATE),
+                    _ => false,
+                };
+                waits && !feeds.any(|feed| feed.next > index)
             })
         };
         self.unstored < self.window && !(self.held + self.largest > self.window && untaken())
@@ -527,7 +541,7 @@ mod tests {
         relay.attach(1, 0, 0).unwrap();
         relay.attach(2, 0, 0).unwrap();
         for seq in 0..10 {
-            assert!(relay.wants_more());
+            assert!(relay.wants_more(Duration::ZERO));
             relay.append(entry(seq, 10));
             store_all(&mut relay);
             assert!(matches!(relay.poll_transmit(1, Duration::ZERO), Transmit::Entry { seq: sent, .. } if sent == seq));
@@ -551,27 +565,28 @@ mod tests {
         for seq in 0..3 {
             root.append(entry(seq, 10));
         }
-        assert!(!root.wants_more(), "the store has not taken anything");
+        assert!(!root.wants_more(Duration::ZERO), "the store has not taken anything");
         store_all(&mut root);
-        assert!(!root.wants_more(), "the child has not taken anything");
+        assert!(!root.wants_more(2 * LATE), "the child has not taken anything");
         root.poll_transmit(1, Duration::ZERO);
-        assert!(root.wants_more());
+        assert!(root.wants_more(Duration::ZERO));
 
         let mut replica = Log::replica(1, 30);
         replica.attach(1, 0, 0).unwrap();
         for seq in 0..3 {
             replica.handle_entry(0, seq, entry(seq, 10)).unwrap();
         }
-        assert!(!replica.wants_more());
+        assert!(!replica.wants_more(Duration::ZERO));
         store_all(&mut replica);
-        assert!(replica.wants_more(), "its children are not the business of its upstream peer");
+        assert!(replica.wants_more(Duration::ZERO), "its children are not the business of its upstream peer");
 
         replica.set_upstream(0, Upstream::Near);
-        assert!(!replica.wants_more(), "unless that is on the same host");
+        assert!(!replica.wants_more(Duration::ZERO), "unless that is on the same host");
+        assert!(replica.wants_more(LATE), "and then not for good");
         replica.poll_transmit(1, Duration::ZERO);
-        assert!(replica.wants_more());
+        assert!(replica.wants_more(Duration::ZERO));
         replica.detach(1);
-        assert!(replica.wants_more(), "without children");
+        assert!(replica.wants_more(Duration::ZERO), "without children");
     }
 
     #[test]
@@ -627,7 +642,7 @@ mod tests {
             let mut asked = Vec::new();
             for step in steps {
                 match step {
-                    Step::Append(bytes) if relay.wants_more() => {
+                    Step::Append(bytes) if relay.wants_more(Duration::ZERO) => {
                         let seq = sizes.len() as u64;
                         let body = (bytes > 0).then_some(Bytes(bytes));
                         prop_assert_eq!(relay.append(Entry { header: seq, body }), seq);

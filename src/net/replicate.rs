@@ -12,9 +12,11 @@ use std::time::Instant;
 
 use async_channel::{Receiver, Sender, bounded};
 use rkyv::util::AlignedVec;
+use smol::Timer;
+use smol::future::FutureExt;
 
 use super::link::{LinkError, Packet};
-use super::relay::{self, Child, Entry, Relay, Transmit, Upstream, WINDOW, Weight};
+use super::relay::{self, Child, Entry, LATE, Relay, Transmit, Upstream, WINDOW, Weight};
 use super::wire::frame::{FrameError, Kind, Message};
 use super::wire::log::LogFrame;
 use super::wire::record::{LoadId, Record};
@@ -145,9 +147,19 @@ impl Log {
         self.notify();
     }
 
-    /// Whether more may be put in, see [`Relay::wants_more`].
-    pub fn wants_more(&self) -> bool {
-        self.relay.borrow().wants_more()
+    /// Until more may be put in, see [`Relay::wants_more`].
+    pub async fn room(&self) {
+        let wants_more = || self.relay.borrow().wants_more(self.begun.elapsed());
+        if wants_more() {
+            return;
+        }
+        let changed = self.listener();
+        while !wants_more() {
+            let late = async {
+                Timer::after(LATE).await;
+            };
+            changed.woken().or(late).await;
+        }
     }
 
     /// The next body to be written to the store.
@@ -360,14 +372,15 @@ mod tests {
         let mut poll = || smol::block_on(smol::future::poll_once(&mut feed));
         assert!(poll().is_none() && log.children() == 1);
         let mut offset = 0;
-        while log.wants_more() {
+        let has_room = || smol::block_on(smol::future::poll_once(log.room())).is_some();
+        while has_room() {
             let len = 1 << 20;
             log.append(Record::Chunk { file: 1, offset, len, codec: Codec::Raw }, vec![0; len as usize], [0; 32]);
             offset += u64::from(len);
             assert!(poll().is_none() && offset < 20 << 20, "its link takes one");
         }
         drop(feed);
-        assert!(log.children() == 0 && log.wants_more());
+        assert!(log.children() == 0 && has_room());
     }
 
     #[test]

@@ -362,11 +362,7 @@ impl Replica {
         stripe: u8,
         next: impl Future<Output = Result<Packet, LinkError>>,
     ) -> Result<(), LinkError> {
-        let changed = self.log.listener();
-        while !self.log.wants_more() {
-            changed.woken().await;
-        }
-        drop(changed);
+        self.log.room().await;
         let packet = next.await?;
         self.fed[usize::from(stripe)].set(Instant::now());
         let bare = packet.body.is_empty();

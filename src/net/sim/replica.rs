@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Input, Link, Machine, Network, Send, Sim};
-use crate::net::relay::{Child, Entry, ProtocolError, Relay, Transmit, Upstream, Weight};
+use crate::net::relay::{Child, Entry, LATE, ProtocolError, Relay, Transmit, Upstream, Weight};
 use crate::net::topology::{Node, Topology};
 
 /// Bytes on the wire beside a body, and of a message without one.
@@ -65,6 +65,8 @@ pub struct Replica {
     topology: Topology,
     load: Load,
     relay: Relay<u32, Size>,
+    /// Of the last input.
+    now: Duration,
     /// Who feeds this node, by stripe.
     upstream: [Option<Node>; 2],
     attach: Vec<u8>,
@@ -92,6 +94,7 @@ impl Replica {
             topology,
             load,
             relay: new(topology.stripes(), load.window),
+            now: Duration::ZERO,
             upstream: [None; 2],
             attach: Vec::new(),
             turn: 0,
@@ -188,7 +191,7 @@ impl Replica {
         }
         loop {
             let begun = self.appended > 0 || self.relay.children().count() >= self.firsts || now >= ATTACH;
-            let source = self.node == 0 && begun && self.appended < self.load.entries && self.relay.wants_more();
+            let source = self.node == 0 && begun && self.appended < self.load.entries && self.relay.wants_more(now);
             if source {
                 self.relay.append(self.load.entry(self.appended));
                 self.appended += 1;
@@ -227,6 +230,7 @@ impl Machine for Replica {
     type Message = Message;
 
     fn handle(&mut self, now: Duration, input: Input<Message>) {
+        self.now = now;
         let result = match input {
             Input::Start => {
                 for stripe in 0..self.topology.stripes() {
@@ -313,11 +317,12 @@ impl Machine for Replica {
         let stored = self.storing.front().map(|&(at, _)| at);
         let rebuilt = self.rebuilding.front().map(|&(at, ..)| at);
         let begin = (self.node == 0 && self.appended == 0).then_some(ATTACH);
-        stored.into_iter().chain(rebuilt).chain(begin).min()
+        let room = (self.node != 0 && !self.relay.wants_more(self.now)).then(|| self.now + LATE);
+        stored.into_iter().chain(rebuilt).chain(begin).chain(room).min()
     }
 
     fn accepts(&self, message: &Message) -> bool {
-        self.relay.wants_more() || !matches!(message, Message::Entry { .. })
+        self.relay.wants_more(self.now) || !matches!(message, Message::Entry { .. })
     }
 }
 

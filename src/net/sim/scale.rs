@@ -8,6 +8,7 @@ use fastrand::Rng;
 use super::replica::tests::{CHUNK, PATIENCE, completed, load, undisturbed};
 use super::replica::{Load, Replica, broadcast};
 use super::{Network, Sim, Traffic};
+use crate::net::relay::LATE;
 use crate::net::topology::{CostModel, Node, Shape, Topology};
 
 /// Chunks in the broadcasts of this file, 1 MiB each.
@@ -216,6 +217,23 @@ fn a_slow_leaf_delays_only_itself() {
     assert_eq!(left, 0, "it feeds nobody");
     assert!(outside <= usual.mul_f64(1.05), "{outside:?} instead of {usual:?}");
     assert!(own > 20 * usual && own < 110 * usual, "{own:?} instead of {usual:?}");
+}
+
+/// All are on one host, and one that feeds nobody dies halfway, of which its feeder hears nothing: nobody waits for it for long.
+#[test]
+fn who_is_dead_and_not_known_to_be_holds_up_nobody() {
+    let (network, nodes) = (Network { detection: Duration::from_secs(900), ..Network::default() }, 32);
+    let load = Load { crowd: nodes, ..load(ENTRIES) };
+    for shape in [Shape::Chain, Shape::TwoTrees] {
+        let topology = Topology::new(shape, nodes);
+        let feeds = |node: &Node| (0..topology.stripes()).any(|stripe| topology.children(stripe, *node).count() > 0);
+        let mut sim = broadcast(topology, load, network, 0);
+        sim.start_all();
+        sim.crash((1..nodes).find(|node| !feeds(node)).expect("one is a leaf"), link_time(&load, &network) / 2);
+        assert!(sim.run(PATIENCE));
+        let took = completed(&sim);
+        assert!(took < 2 * LATE, "{shape:?}: {took:?}");
+    }
 }
 
 /// The proof `sim`, see `docs/WORKING.md`.
