@@ -80,6 +80,19 @@ fn several_hosts_read_and_each_byte_is_read_once() {
     }
 }
 
+/// Hosts that have a bridge of containers, with the same address on each, are not one.
+#[test]
+fn hosts_that_share_an_address_of_their_bridges_read() {
+    let Some((cluster, _backing)) = up("bridge", 40.0) else { return };
+    let bridge = "ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && ip link set docker0 up";
+    for host in cluster.hosts() {
+        assert!(cluster.exec(&host, 0, &["sh", "-c", bridge]).unwrap().status.success());
+    }
+    let done = start(&cluster, 0, "--roots 4").end().code(0);
+    let (_, read) = check(&cluster, &done, 4);
+    assert!(read.iter().all(|bytes| *bytes > LIBRARY as u64 / 4), "{read:?} {}", done.err);
+}
+
 /// A host that reads is killed in the middle; the front end's reads what it did not.
 #[test]
 fn a_reader_that_dies_is_replaced() {

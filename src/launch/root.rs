@@ -360,9 +360,7 @@ impl Root {
             nodes.iter().filter_map(able).collect()
         };
         // This host reads anyway.
-        let here: Vec<&str> = self.addresses.iter().map(|address| listen::host_of(address)).collect();
-        let elsewhere =
-            || able.iter().filter(|(_, addresses)| !addresses.iter().any(|a| here.contains(&listen::host_of(a))));
+        let elsewhere = || able.iter().filter(|(_, addresses)| !listen::on_one_host(addresses, &self.addresses));
         let apart = elsewhere().next().is_some();
         let others = usize::try_from(self.roots - 1).unwrap_or(usize::MAX);
         let readers: Vec<NodeId> = elsewhere().map(|(node, _)| *node).take(others).collect();

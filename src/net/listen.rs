@@ -61,9 +61,11 @@ pub fn addresses_of(listener: &TcpListener) -> Vec<String> {
     found.into_iter().map(|f| f.1).collect()
 }
 
-/// The host of "address:port".
-pub fn host_of(address: &str) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host)
+/// Whether listeners with these addresses are on one host: one who listens nowhere may be on any. All must be the same: bridges of containers and
+/// virtual machines have the same on many hosts.
+pub fn on_one_host(one: &[String], other: &[String]) -> bool {
+    let host = |address: &String| address.rsplit_once(':').map(|(host, _)| host.to_owned());
+    !one.is_empty() && one.iter().map(host).eq(other.iter().map(host))
 }
 
 /// Connects to a node over the first of its addresses that works, trying the next one beside it after a short while.
@@ -116,4 +118,21 @@ async fn one(address: &str, key: &SessionKey, me: u32, purpose: Purpose) -> Resu
     let stream = Async::<TcpStream>::connect(address).or(late).await?;
     stream.get_ref().set_nodelay(true)?;
     link::connect(smol::net::TcpStream::from(stream), key, me, purpose).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_told_apart_by_what_they_do_not_share() {
+        let at = |addresses: &[&str]| addresses.iter().map(|a| (*a).to_owned()).collect::<Vec<_>>();
+        let ours = at(&["10.0.0.1:4000", "172.17.0.1:4000"]);
+        assert!(on_one_host(&ours, &at(&["10.0.0.1:5000", "172.17.0.1:5000"])));
+        for other in [at(&["10.0.0.2:4000", "172.17.0.1:4000"]), at(&["172.17.0.1:4000"]), at(&[])] {
+            assert!(!on_one_host(&ours, &other) && !on_one_host(&other, &ours), "{other:?}");
+        }
+        assert!(on_one_host(&at(&["127.0.0.1:1"]), &at(&["127.0.0.1:2"])), "agents beside each other");
+        assert!(!on_one_host(&[], &[]), "nothing is known");
+    }
 }

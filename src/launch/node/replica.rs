@@ -22,7 +22,7 @@ use crate::loader::version::now;
 use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall};
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, LinkError, Packet};
-use crate::net::listen::{self, host_of};
+use crate::net::listen;
 use crate::net::relay::Upstream;
 use crate::net::replicate::{FeedsLog, Log, LogEntry, Rebuild};
 use crate::net::single_flight::{Asked, SingleFlight};
@@ -547,12 +547,11 @@ pub(super) fn feeders(node: NodeId, two_trees: bool, nodes: &[Feeder]) -> Vec<Ve
     let shape = if two_trees { Shape::TwoTrees } else { Shape::Chain };
     let topology = Topology::new(shape, u32::try_from(nodes.len()).unwrap_or(u32::MAX));
     let Some(me) = nodes.iter().position(|f| f.node == node) else { return Vec::new() };
-    let hosts = |feeder: &Feeder| feeder.addresses.iter().map(|a| host_of(a).to_owned()).collect::<Vec<_>>();
-    let here = hosts(&nodes[me]);
+    let here = &nodes[me].addresses;
     let me = u32::try_from(me).unwrap_or(u32::MAX);
     let at = |position: u32| {
         let feeder = nodes[position as usize].clone();
-        let near = hosts(&feeder).iter().any(|host| here.contains(host));
+        let near = listen::on_one_host(&feeder.addresses, here);
         (feeder, if near { Upstream::Near } else { Upstream::Linked })
     };
     (0..topology.stripes()).map(|stripe| topology.ancestors(stripe, me).map(at).collect()).collect()
@@ -625,6 +624,20 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hosts_with_the_same_bridge_are_not_near() {
+        let at = |node, host: &str| {
+            let addresses = [host, "172.17.0.1"].map(|host| format!("{host}:{}", 4000 + node)).to_vec();
+            Feeder { node, addresses }
+        };
+        let nodes = [at(0, "10.0.0.1"), at(1, "10.0.0.1"), at(2, "10.0.0.2"), at(3, "10.0.0.3")];
+        let near = |node| {
+            let found = feeders(node, false, &nodes).remove(0);
+            found.into_iter().filter(|found| found.1 == Upstream::Near).map(|found| found.0.node).collect::<Vec<_>>()
+        };
+        assert_eq!([1, 2, 3].map(near), [vec![0], vec![], vec![]]);
+    }
 
     #[test]
     fn loads_that_are_complete_take_no_memory() {
