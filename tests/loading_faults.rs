@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use cluster::generate::libraries::Libraries;
 use cluster::{Cluster, Spec};
+use common::network::{ESTABLISHED, sockets};
 use common::{Done, GONE, Role, Run, Running, marked, role, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -410,6 +411,23 @@ fn the_last_link_cut_in_the_broadcast() {
 #[test]
 fn the_last_agent_stopped_in_the_broadcast() {
     silent_at_the_end("t-lf-stope", |cluster, run| Victim(Role::Agent, 3).hit(cluster, run, Signal::SIGSTOP));
+}
+
+/// While the ranks run, a host is cut off from the network: who feeds it does not keep the connection as long as TCP would.
+#[test]
+fn connections_to_a_host_that_is_cut_off_end() {
+    let Some(cluster) = up("t-lf-gone", "1gbit") else { return };
+    let run = exec(&cluster, USER, &format!("--keep-going {HOLD}")).start();
+    running(&cluster, &run);
+    let address: std::net::Ipv4Addr = cluster.state().hosts[1].address.parse().unwrap();
+    let address = format!("{:08X}:", u32::from_ne_bytes(address.octets()));
+    let kept = || sockets(&cluster, 0).iter().any(|(_, to, state)| to.starts_with(&address) && state == ESTABLISHED);
+    assert!(kept(), "the first feeds the second");
+    link(&cluster, 1, "down");
+    until(|| (!kept()).then_some(()));
+    run.signal(Signal::SIGKILL);
+    run.end();
+    clean(&cluster);
 }
 
 /// The hosts' agents keep their stores in a small file system.

@@ -34,6 +34,7 @@ use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::net::TcpStream;
 use smol::{Async, LocalExecutor, Timer};
+use socket2::SockRef;
 
 use self::facts::Clock;
 use self::job::Job;
@@ -52,7 +53,7 @@ use crate::loader::catalog::as_path;
 use crate::loader::view::directory;
 use crate::net::auth::SessionKey;
 use crate::net::gauge::Gauge;
-use crate::net::link::{self, LinkError, Packet, Reader, Writer};
+use crate::net::link::{self, LinkError, Packet, Reader, SILENCE, Writer};
 use crate::net::listen;
 use crate::net::replicate::{FeedsLog, Rebuild};
 use crate::net::seqpacket::Seqpacket;
@@ -357,6 +358,8 @@ async fn enrolment(reader: &mut Reader) -> Result<Enroll> {
 pub(super) async fn feed_arrivals<R: Rebuild + FeedsLog + 'static>(tasks: Spawner, arrivals: Arrivals, feeder: Rc<R>) {
     while let Some((node, (mut reader, writer), socket)) = arrivals.next_fed().await {
         let feeder = Rc::clone(&feeder);
+        // What is sent to one whose network is gone keeps the link for a quarter of an hour otherwise.
+        let _ = SockRef::from(&socket).set_tcp_user_timeout(Some(SILENCE));
         let (outbox, pumping) = pump_with(&tasks, writer, Packet::new(&LogFrame::Ping, Vec::new()), LOG_OUTBOX);
         let (asked, attachments) = bounded(2);
         let listen = async move {
