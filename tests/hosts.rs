@@ -152,6 +152,25 @@ fn interfaces_that_lead_nowhere() {
     nothing_left(&cluster);
 }
 
+/// Hosts whose packets to each other are dropped without a word, as firewalls do: only the command that starts agents leads from one to the
+/// other, and the program's files take its way before anybody gives up.
+#[test]
+fn a_network_that_drops_everything() {
+    let Some(cluster) = up("t-launch-drop", 14, 0) else { return };
+    let addresses: Vec<String> = cluster.state().hosts.iter().map(|host| host.address.clone()).collect();
+    for (host, name) in cluster.hosts().iter().enumerate() {
+        let nobody = |(_, address)| format!("ip neigh add {address} lladdr 02:00:00:00:00:fe dev eth0 nud permanent;");
+        let others = addresses.iter().enumerate().filter(|(other, _)| *other != host);
+        let line = others.map(nobody).collect::<String>();
+        assert!(cluster.exec(name, 0, &["sh", "-c", &line]).unwrap().status.success());
+    }
+    let run = exec(&cluster, Some("hpc1"), USER, &cluster.agent_command(), "").program(&["/shared/hostlocal"]);
+    let done = run.end().code(0);
+    eprintln!("{:?}", done.took);
+    assert_eq!(done.lines().len(), 14, "{}", done.err);
+    nothing_left(&cluster);
+}
+
 const SILENT: &str = "says nothing";
 
 /// What a stranger may do with a connection.

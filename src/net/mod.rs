@@ -1,6 +1,7 @@
 //! The overlay: bytes, peers and routes, without meaning. `wire` holds the types of every conversation.
 
 pub mod alarm;
+pub mod ascent;
 pub mod auth;
 pub mod collective;
 pub mod direct;

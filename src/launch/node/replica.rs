@@ -20,6 +20,7 @@ use crate::loader::chunk;
 use crate::loader::store::Store;
 use crate::loader::version::now;
 use crate::loader::view::{DEADLINE, Identity, Setup, Siblings, Skeleton, Upcall};
+use crate::net::ascent::Ascent;
 use crate::net::auth::SessionKey;
 use crate::net::link::{self, LinkError, Packet};
 use crate::net::listen;
@@ -283,25 +284,33 @@ impl Replica {
         key: SessionKey,
         down: Vec<Receiver<Packet>>,
     ) {
+        let (begun, heard) = (Instant::now(), &self.fed[usize::from(stripe)]);
+        let mut ascent = Ascent::new(feeders.len(), Duration::ZERO);
         // A parent that has fed us can do so as long as it lives, and without it this node does not: its silence means no news.
-        let mut parent_feeds = false;
-        'nearest: loop {
-            let mut left = false;
-            for (feeder, upstream) in &feeders {
+        let (mut parent_feeds, mut left) = (false, false);
+        loop {
+            let before = heard.get();
+            if let Some((feeder, upstream)) = ascent.asked().map(|at| &feeders[at]) {
                 self.log.set_upstream(stripe, *upstream);
-                let Err(ended) = self.fed_by(stripe, feeder, &key, left).await else { continue 'nearest };
+                let Err(ended) = self.fed_by(stripe, feeder, &key, left).await else {
+                    (ascent, left) = (Ascent::new(feeders.len(), begun.elapsed()), false);
+                    continue;
+                };
                 log::debug!("node {}: not fed by node {} any more: {ended}", self.node, feeder.node);
                 left |= matches!(ended, LinkError::Left);
+            } else {
+                self.log.set_upstream(stripe, Upstream::Other);
+                let next = self.log.next(stripe);
+                let ended = self.fed_by_parent(stripe, &down).await;
+                parent_feeds |= self.log.next(stripe) != next;
+                if parent_feeds {
+                    heard.set(Instant::now());
+                }
+                log::debug!("node {}: not fed by its parent any more: {ended}", self.node);
+                left = false;
+                Timer::after(RETRY).await;
             }
-            self.log.set_upstream(stripe, Upstream::Other);
-            let before = self.log.next(stripe);
-            let ended = self.fed_by_parent(stripe, &down).await;
-            parent_feeds |= self.log.next(stripe) != before;
-            if parent_feeds {
-                self.fed[usize::from(stripe)].set(Instant::now());
-            }
-            log::debug!("node {}: not fed by its parent any more: {ended}", self.node);
-            Timer::after(RETRY).await;
+            ascent.handle_end(heard.get() != before, begun.elapsed());
         }
     }
 

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Input, Link, Machine, Network, Send, Sim};
+use crate::net::ascent::Ascent;
 use crate::net::relay::{Child, Entry, LATE, ProtocolError, Relay, Transmit, Upstream, Weight};
 use crate::net::topology::{Node, Topology};
 
@@ -69,6 +70,9 @@ pub struct Replica {
     now: Duration,
     /// Who feeds this node, by stripe.
     upstream: [Option<Node>; 2],
+    /// How it came to that, and whether anything was heard of that one.
+    ascent: [Ascent; 2],
+    heard: [bool; 2],
     attach: Vec<u8>,
     turn: usize,
     /// Children that the root waits for before it reads anything.
@@ -96,6 +100,8 @@ impl Replica {
             relay: new(topology.stripes(), load.window),
             now: Duration::ZERO,
             upstream: [None; 2],
+            ascent: [Ascent::new(0, Duration::ZERO); 2],
+            heard: [false; 2],
             attach: Vec::new(),
             turn: 0,
             firsts: (0..topology.stripes()).map(|stripe| topology.children(stripe, 0).count()).sum(),
@@ -154,6 +160,7 @@ impl Replica {
     }
 
     fn entry(&mut self, stripe: u8, seq: u64, entry: Entry<u32, Size>) -> Result<(), ProtocolError> {
+        self.heard[usize::from(stripe)] = true;
         self.repeated += u64::from(seq < self.relay.resume_from(stripe));
         self.relay.handle_entry(stripe, seq, entry)
     }
@@ -161,14 +168,19 @@ impl Replica {
     /// `peer` does not feed this node in `stripe` any more, if it did.
     fn lost_upstream(&mut self, peer: Node, stripe: u8) {
         if self.fed_by(stripe) == Some(peer) {
-            let mut ancestors = self.topology.ancestors(stripe, self.node);
-            let next = ancestors.find(|&node| node == peer).and_then(|_| ancestors.next());
-            self.follow(stripe, next.or(self.topology.parent(stripe, self.node)));
+            let (ascent, heard) = (&mut self.ascent[usize::from(stripe)], &mut self.heard[usize::from(stripe)]);
+            ascent.handle_end(std::mem::take(heard), self.now);
+            if ascent.asked().is_none() {
+                ascent.handle_end(false, self.now);
+            }
+            self.follow(stripe);
         }
     }
 
-    fn follow(&mut self, stripe: u8, feeder: Option<Node>) {
+    fn follow(&mut self, stripe: u8) {
         let host = |node: Node| node / self.load.crowd.max(1);
+        let asked = self.ascent[usize::from(stripe)].asked();
+        let feeder = asked.and_then(|at| self.topology.ancestors(stripe, self.node).nth(at));
         self.upstream[usize::from(stripe)] = feeder;
         if let Some(feeder) = feeder {
             let near = host(feeder) == host(self.node);
@@ -234,7 +246,9 @@ impl Machine for Replica {
         let result = match input {
             Input::Start => {
                 for stripe in 0..self.topology.stripes() {
-                    self.follow(stripe, self.topology.parent(stripe, self.node));
+                    self.ascent[usize::from(stripe)] =
+                        Ascent::new(self.topology.ancestors(stripe, self.node).count(), now);
+                    self.follow(stripe);
                 }
                 Ok(())
             }
@@ -492,6 +506,16 @@ pub(super) mod tests {
             (sim.now(), sim.events())
         };
         assert_eq!(run(7), run(7));
+    }
+
+    /// Of all above it only the root answers, and it takes as long as a connection is tried until that is known of each.
+    #[test]
+    fn who_hears_nothing_of_its_ancestors_goes_to_the_root() {
+        let network = Network { detection: Duration::from_secs(3), ..Network::default() };
+        let mut sim = broadcast(Topology::new(Shape::Chain, 14), load(100), network, 0);
+        [0, 13].into_iter().for_each(|node| sim.start(node, Duration::ZERO));
+        assert!(sim.run(PATIENCE));
+        assert!(completed(&sim) < Duration::from_secs(8));
     }
 
     #[test]
