@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cluster::{Cluster, Spec};
 use common::network::{ESTABLISHED, LISTEN, in_network, port, sockets};
-use common::{Done, GONE, Run, until};
+use common::{Done, GONE, Role, Run, role, until};
 use hpcrt::net::auth::SessionKey;
 use hpcrt::net::link;
 use hpcrt::net::wire::hello::Purpose;
@@ -152,22 +152,69 @@ fn interfaces_that_lead_nowhere() {
     nothing_left(&cluster);
 }
 
-/// Hosts whose packets to each other are dropped without a word, as firewalls do: only the command that starts agents leads from one to the
-/// other, and the program's files take its way before anybody gives up.
+/// Packets from host to host are dropped without a word, as by firewalls, or are not any more: `ip neigh` does that.
+fn neighbours(cluster: &Cluster, change: &str) {
+    let addresses: Vec<String> = cluster.state().hosts.iter().map(|host| host.address.clone()).collect();
+    for (host, name) in cluster.hosts().iter().enumerate() {
+        let others = addresses.iter().enumerate().filter(|(other, _)| *other != host);
+        let line = others.map(|(_, address)| format!("ip neigh {} dev eth0;", change.replace("ADDRESS", address)));
+        let done = cluster.exec(name, 0, &["sh", "-c", &line.collect::<String>()]).unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+}
+
+const DROP: &str = "replace ADDRESS lladdr 02:00:00:00:00:fe nud permanent";
+
+/// Only the command that starts agents leads from one host to the other, and the program's files take its way before anybody gives up.
 #[test]
 fn a_network_that_drops_everything() {
     let Some(cluster) = up("t-launch-drop", 14, 0) else { return };
-    let addresses: Vec<String> = cluster.state().hosts.iter().map(|host| host.address.clone()).collect();
-    for (host, name) in cluster.hosts().iter().enumerate() {
-        let nobody = |(_, address)| format!("ip neigh add {address} lladdr 02:00:00:00:00:fe dev eth0 nud permanent;");
-        let others = addresses.iter().enumerate().filter(|(other, _)| *other != host);
-        let line = others.map(nobody).collect::<String>();
-        assert!(cluster.exec(name, 0, &["sh", "-c", &line]).unwrap().status.success());
-    }
+    neighbours(&cluster, DROP);
     let run = exec(&cluster, Some("hpc1"), USER, &cluster.agent_command(), "").program(&["/shared/hostlocal"]);
     let done = run.end().code(0);
     eprintln!("{:?}", done.took);
     assert_eq!(done.lines().len(), 14, "{}", done.err);
+    nothing_left(&cluster);
+}
+
+/// Who is fed over a connection again is not fed over the pipe as well.
+#[test]
+fn a_network_that_comes_back() {
+    const BYTES: usize = 32 << 20;
+    let Some(cluster) = up("t-launch-back", 2, 0) else { return };
+    neighbours(&cluster, DROP);
+    for name in ["first", "second"] {
+        let (mut bytes, at) = (fs::read("/bin/true").unwrap(), cluster.backing().join(name));
+        bytes.resize(BYTES, 1);
+        fs::write(&at, bytes).unwrap();
+        fs::set_permissions(&at, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let session = |words: &[&str]| {
+        let done = Run::new(cluster.command("hpc1", USER, &[&["/shared/hpcrt", "session"], words].concat())).end();
+        assert!(done.status.success(), "{}", done.err);
+        done
+    };
+    let (hosts, agent) = (cluster.hosts().join(","), cluster.agent_command());
+    let started = session(&["start", "--compress", "never", "--hosts", &hosts, "--agent", &agent]);
+    let (id, there) = (started.text().trim().to_owned(), cluster.state().hosts[1].pid);
+    let network = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+    let agents = role(started.mark(), Role::Agent);
+    let agent = agents.into_iter().find(|pid| network(pid.as_raw()) == network(there)).unwrap();
+    // Bytes read out of pipes and files: of connections they are received.
+    let read = || {
+        let counts = fs::read_to_string(format!("/proc/{agent}/io")).unwrap();
+        counts.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse::<usize>().unwrap()
+    };
+    session(&["run", &id, "--", "/shared/first"]);
+    assert!(read() > BYTES, "there is no other way");
+    neighbours(&cluster, "del ADDRESS");
+    until(|| sockets(&cluster, 1).iter().any(|socket| socket.2 == ESTABLISHED).then_some(()));
+    let before = read();
+    session(&["run", &id, "--", "/shared/second"]);
+    let twice = read() - before;
+    eprintln!("{twice} bytes came over the pipe as well");
+    assert!(twice < BYTES / 2);
+    session(&["stop", &id]);
     nothing_left(&cluster);
 }
 

@@ -253,9 +253,9 @@ impl<H: Clone, B: Clone + Weight> Relay<H, B> {
         Ok(())
     }
 
-    /// Stops feeding `child` in all stripes.
-    pub fn detach(&mut self, child: Child) {
-        self.feeds.retain(|feed| feed.child != child);
+    /// Stops feeding `child`, in `stripe` or in all.
+    pub fn detach(&mut self, child: Child, stripe: Option<u8>) {
+        self.feeds.retain(|feed| feed.child != child || stripe.is_some_and(|of| usize::from(of) != feed.stripe));
         (0..self.stripes.len()).for_each(|stripe| self.release(stripe));
     }
 
@@ -554,7 +554,7 @@ mod tests {
             assert_eq!(relay.poll_transmit(2, Duration::ZERO), Transmit::Entry { seq, entry: entry(seq, 10) });
         }
         assert_eq!(relay.poll_transmit(2, Duration::ZERO), Transmit::Entry { seq: 7, entry: entry(7, 10) });
-        relay.detach(2);
+        relay.detach(2, None);
         assert_eq!(relay.memory(), 0);
     }
 
@@ -585,7 +585,7 @@ mod tests {
         assert!(replica.wants_more(LATE), "and then not for good");
         replica.poll_transmit(1, Duration::ZERO);
         assert!(replica.wants_more(Duration::ZERO));
-        replica.detach(1);
+        replica.detach(1, None);
         assert!(replica.wants_more(Duration::ZERO), "without children");
     }
 
@@ -599,7 +599,7 @@ mod tests {
         relay.attach(1, 0, 1).unwrap();
         relay.handle_refetched(1, 0, entry(0, 10));
         assert_eq!((relay.poll_transmit(1, Duration::ZERO), relay.memory()), (Transmit::Idle, 0));
-        relay.detach(1);
+        relay.detach(1, None);
         assert_eq!(relay.children().count(), 0);
     }
 
@@ -613,7 +613,7 @@ mod tests {
         Send(Child),
         Refetched(Child),
         Attach(Child, u8, prop::sample::Index),
-        Detach(Child),
+        Detach(Child, Option<u8>),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -626,7 +626,7 @@ mod tests {
             6 => child.clone().prop_map(Step::Send),
             3 => child.clone().prop_map(Step::Refetched),
             2 => (child.clone(), 0u8..2, any::<prop::sample::Index>()).prop_map(|(child, stripe, from)| Step::Attach(child, stripe, from)),
-            1 => child.prop_map(Step::Detach),
+            1 => (child, prop::option::of(0u8..2)).prop_map(|(child, stripe)| Step::Detach(child, stripe)),
         ]
     }
 
@@ -691,7 +691,7 @@ mod tests {
                         relay.attach(child, stripe, from).unwrap();
                         expected.insert((child, u64::from(stripe)), from);
                     },
-                    Step::Detach(child) => relay.detach(child),
+                    Step::Detach(child, stripe) => relay.detach(child, stripe),
                 }
                 prop_assert!(relay.memory() <= 50 + 20 + 20 * relay.children().count());
             }

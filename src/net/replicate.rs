@@ -192,7 +192,8 @@ impl Log {
         }
     }
 
-    /// Feeds one child until its link ends, or this is dropped: `asked` brings its [`LogFrame::Attach`]es, `outbox` leads to it.
+    /// Feeds one child until its link ends, or this is dropped: `asked` brings its [`LogFrame::Attach`]es and [`LogFrame::Leave`]s, `outbox` leads
+    /// to it.
     ///
     /// # Errors
     /// Its link ended, or it does not follow the protocol.
@@ -262,8 +263,14 @@ impl Log {
                 self.notify();
                 Ok(())
             }
+            LogFrame::Leave { stripe } => {
+                let stripe = u8::try_from(stripe).map_err(|_| FrameError::Header)?;
+                self.relay.borrow_mut().detach(child, Some(stripe));
+                self.notify();
+                Ok(())
+            }
             LogFrame::Ping => Ok(()),
-            LogFrame::Entry { .. } | LogFrame::Slow { .. } | LogFrame::Leave { .. } => Err(FrameError::Header.into()),
+            LogFrame::Entry { .. } | LogFrame::Slow { .. } => Err(FrameError::Header.into()),
         }
     }
 
@@ -344,7 +351,7 @@ struct Fed<'a>(Listener<'a>);
 
 impl Drop for Fed<'_> {
     fn drop(&mut self) {
-        self.0.log.relay.borrow_mut().detach(self.0.child);
+        self.0.log.relay.borrow_mut().detach(self.0.child, None);
         self.0.log.notify();
     }
 }
@@ -381,6 +388,29 @@ mod tests {
         }
         drop(feed);
         assert!(log.children() == 0 && has_room());
+    }
+
+    #[test]
+    fn a_child_that_leaves_a_stripe_gets_no_more_of_it_until_it_comes_back() {
+        let log = Log::new(true, 2);
+        let ((ask, asked), (outbox, sent)) = (async_channel::unbounded(), async_channel::unbounded());
+        let mut feed = Box::pin(log.feed(asked, outbox, &Nothing));
+        let mut say = |frame: LogFrame| {
+            ask.try_send(Packet::new(&frame, Vec::new())).unwrap();
+            for load in 1..=2 {
+                log.append(Record::Preloaded { load }, Vec::new(), [0; 32]);
+            }
+            assert!(smol::block_on(smol::future::poll_once(&mut feed)).is_none());
+            let seq = |packet: Packet| match packet.message() {
+                Ok(LogFrame::Entry { seq, .. }) => seq,
+                other => panic!("{other:?}"),
+            };
+            std::iter::from_fn(|| sent.try_recv().ok()).map(seq).collect::<Vec<_>>()
+        };
+        assert_eq!(say(LogFrame::Attach { stripe: 0, from: 0 }), [0]);
+        assert_eq!(say(LogFrame::Attach { stripe: 1, from: 1 }), [1, 2, 3]);
+        assert_eq!(say(LogFrame::Leave { stripe: 0 }), [5]);
+        assert_eq!(say(LogFrame::Attach { stripe: 0, from: 2 }), [2, 4, 6, 7]);
     }
 
     #[test]

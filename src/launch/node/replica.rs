@@ -31,6 +31,7 @@ use crate::net::topology::{Shape, Topology};
 use crate::net::wire::control::{Feeder, Need, NodeId, Report};
 use crate::net::wire::facts::Micros;
 use crate::net::wire::hello::Purpose;
+use crate::net::wire::log::LogFrame;
 use crate::net::wire::record::{Codec, FileId, LoadId, Record, Supply};
 use crate::{Error, Result};
 
@@ -330,7 +331,7 @@ impl Replica {
         }
     }
 
-    /// Whether anybody waits for what of a stripe comes down the control link. The parent goes on with that when nobody does any more.
+    /// Whether anybody waits for what of a stripe comes down the control link. What is on its way when the parent is told to end that still comes.
     pub(super) fn is_fed_by_parent(&self, stripe: usize) -> bool {
         self.by_parent.get(stripe).is_some_and(Cell::get)
     }
@@ -345,6 +346,7 @@ impl Replica {
         by_parent.set(false);
         // Who hands one over now would else wait for good, and hear no orders.
         empty();
+        let _ = self.parent.send(Packet::new(&LogFrame::Leave { stripe: stripe.into() }, Vec::new())).await;
         ended
     }
 
@@ -646,6 +648,23 @@ mod tests {
             found.into_iter().filter(|found| found.1 == Upstream::Near).map(|found| found.0.node).collect::<Vec<_>>()
         };
         assert_eq!([1, 2, 3].map(near), [vec![0], vec![], vec![]]);
+    }
+
+    #[test]
+    fn a_parent_that_is_left_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let (parent, heard) = unbounded();
+        let (replica, _) = Replica::new(3, std::fs::File::open(place.path()).unwrap().into(), false, false, parent);
+        let (say, down) = bounded(1);
+        let said = || async { heard.recv().await.unwrap().message::<LogFrame>().unwrap() };
+        let parent = async {
+            assert_eq!(said().await, LogFrame::Attach { stripe: 0, from: 0 });
+            let gap = LogFrame::Entry { seq: 7, record: Record::Preloaded { load: 1 }, hash: [0; 32] };
+            say.send(Packet::new(&gap, Vec::new())).await.unwrap();
+            assert_eq!(said().await, LogFrame::Leave { stripe: 0 });
+        };
+        let (ended, ()) = smol::block_on(smol::future::zip(replica.fed_by_parent(0, &[down]), parent));
+        assert!(matches!(ended, LinkError::Frame(_)), "{ended}");
     }
 
     #[test]

@@ -270,7 +270,7 @@ impl Machine for Replica {
                 Ok(())
             }
             Input::Lost(Link { peer, opened: false }) => {
-                self.relay.detach(peer.into());
+                self.relay.detach(peer.into(), None);
                 Ok(())
             }
             Input::Wake => Ok(()),

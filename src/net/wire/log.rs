@@ -14,7 +14,8 @@ pub enum LogFrame {
     Entry { seq: u64, record: Record, hash: [u8; 32] },
     /// From the feeder: you take far less of this stripe than others do, so those that you feed there had better be fed by others.
     Slow { stripe: u32 },
-    /// From the feeder: I do not feed you in this stripe any more, go to your next ancestor.
+    /// From the feeder: I do not feed you in this stripe any more, go to your next ancestor. From the one fed: send nothing of it any more, over a
+    /// link that stays for other things.
     Leave { stripe: u32 },
     /// From the feeder: nothing to send; keeps the link's watchdog content.
     Ping,
