@@ -101,11 +101,12 @@ impl Holds {
         Holds { thread, place: EARLIER | digest, ..Holds::default() }
     }
 
-    /// Brings a range here, as far as the program has it, and keeps it; false: there is no place to note that.
+    /// Brings a range here, as far as the program has it, and keeps it; false: there is no place to note that, and it may go at any time.
     pub(super) fn add(&mut self, at: usize, len: usize) -> bool {
-        if !self.claim(at, len) {
-            return window::page(at).is_none() || len == 0;
+        if window::page(at).is_none() || len == 0 {
+            return true;
         }
+        let is_held = self.claim(at, len);
         // Who makes room from now on sees it; who has begun may have something of it in his hands.
         let (len, in_hands) = entry::enter(move || {
             let len = window::mapped(at, len);
@@ -119,12 +120,12 @@ impl Holds {
             }
             touch(at, len);
         }
-        true
+        is_held
     }
 
-    /// Has nobody take a range away who has not begun. Whether it is one, and there is a place to note it.
+    /// Has nobody take a range of captured memory away who has not begun; false: there is no place to note that.
     pub(super) fn claim(&mut self, at: usize, len: usize) -> bool {
-        let Some(first) = window::page(at).filter(|_| len > 0) else { return false };
+        let Some(first) = window::page(at) else { return false };
         let count = (pages(at, len).1 / PAGE).min((1 << COUNT_BITS) - 1);
         if self.token == FREE {
             self.token = LAST.fetch_add(1, Ordering::Relaxed) + 1;
