@@ -3,9 +3,10 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -290,4 +291,140 @@ fn ten_thousand_jobs() {
     let mark = session.mark().to_owned();
     drop(session);
     nothing_left(&mark);
+}
+
+/// A library of [`VERSION_SIZE`] bytes that all tell its version, and a program that says it: once, or as soon as a file is there, and then once
+/// more as another process.
+const LIBRARY: &str = r#"
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+asm(".data\n.globl filler\nfiller: .fill 4194304, 1, " TEXT(VERSION) "\n.text\n");
+extern unsigned char filler[4194304];
+int version(void) {
+    for (unsigned at = 0; at < sizeof filler; at += 512) if (filler[at] != VERSION) return -1;
+    return VERSION;
+}
+"#;
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int version(void);
+int main(int argc, char **argv) {
+    char here[4096];
+    if (argc > 1) {
+        snprintf(here, sizeof here, "%s.%s", argv[1], getenv("HPCRT_RANK"));
+        fclose(fopen(here, "w"));
+        while (access(argv[1], F_OK)) usleep(10000);
+    }
+    printf("%d\n", version());
+    fflush(stdout);
+    return argc > 1 ? execl(argv[0], argv[0], NULL) : 0;
+}
+"#;
+const VERSION_SIZE: u64 = 4 << 20;
+
+/// Makes a version of the library, and puts it in the place of the last one.
+fn make(tree: &Path, version: u32) {
+    let cc = |words: &[&str]| assert!(Command::new("cc").args(words).current_dir(tree).status().unwrap().success());
+    fs::write(tree.join("v.c"), LIBRARY).unwrap();
+    cc(&["-shared", "-fPIC", &format!("-DVERSION={version}"), "-o", "new", "v.c"]);
+    fs::rename(tree.join("new"), tree.join("libv.so")).unwrap();
+    if !tree.join("say").exists() {
+        fs::write(tree.join("say.c"), PROGRAM).unwrap();
+        cc(&["-o", "say", "say.c", "-L.", "-lv", "-Wl,-rpath,$ORIGIN"]);
+    }
+}
+
+/// Bytes of the files below a directory, by inode.
+fn sizes(directory: &Path, files: &mut BTreeMap<u64, u64>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.metadata() {
+            Ok(at) if at.is_dir() => sizes(&entry.path(), files),
+            Ok(at) => drop(files.insert(at.ino(), at.blocks() * 512)),
+            Err(_) => {}
+        }
+    }
+}
+
+impl Session {
+    /// Bytes in the store of each host, and what the front end holds for those who ask.
+    fn stored(&self) -> Vec<u64> {
+        let stored = |node: &serde_json::Value| node["stored"].as_u64().unwrap();
+        let mut all: Vec<u64> = self.status()["nodes"].as_array().unwrap().iter().map(stored).collect();
+        let descriptors = self.processes().into_iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/fd")));
+        let descriptors: Vec<_> = descriptors.flatten().flatten().map(|fd| fd.path()).collect();
+        let is_held = |fd: &&PathBuf| fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("hpcrt-held"));
+        all.extend(descriptors.iter().filter(is_held).filter_map(|fd| Some(fs::metadata(fd).ok()?.blocks() * 512)));
+        // What was removed and is in use, too: of RAM disks that only the session sees.
+        let device = |path: &Path| fs::metadata(path).map_or(0, |at| at.dev());
+        let others: Vec<u64> = ["/", "/tmp", "/run", "/dev", "/dev/shm"].map(|path| device(path.as_ref())).into();
+        let is_disk = |fd: &&PathBuf| {
+            let tmpfs = rustix::fs::statfs(fd.as_path()).is_ok_and(|fs| fs.f_type == 0x0102_1994);
+            tmpfs && fd.is_dir() && !others.contains(&device(fd))
+        };
+        let disks: BTreeMap<u64, &PathBuf> = descriptors.iter().filter(is_disk).map(|fd| (device(fd), fd)).collect();
+        let used = |fd: &PathBuf| rustix::fs::statvfs(fd).map(|fs| (fs.f_blocks - fs.f_bfree) * fs.f_frsize);
+        all.extend(disks.values().filter_map(|fd| used(fd).ok()));
+        let places = descriptors.iter().filter_map(|fd| fs::read_link(fd).ok());
+        let places: BTreeSet<PathBuf> =
+            places.filter(|place| place.is_dir() && place.to_string_lossy().contains("/hpcrt-store.")).collect();
+        all.extend(places.iter().map(|place| {
+            let mut files = BTreeMap::new();
+            sizes(place, &mut files);
+            files.values().sum::<u64>()
+        }));
+        all
+    }
+
+    /// Waits until the stores have room for no more than so many versions.
+    fn keeps(&self, versions: u64) {
+        let few = || self.stored().iter().all(|stored| *stored < versions * VERSION_SIZE + VERSION_SIZE / 2);
+        let since = Instant::now();
+        while !few() {
+            let stored: Vec<u64> = self.stored().iter().map(|bytes| bytes >> 20).collect();
+            assert!(since.elapsed() < GONE, "more than {versions} versions: {stored:?} MiB");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+#[test]
+fn what_was_replaced_leaves_the_stores() {
+    // The program as such, whose library is sent to all hosts; and as something that a shell asks for, with what goes to those who ask.
+    for (abilities, flags) in [("", &[][..]), ("userns", &[]), ("fuse", &[])] {
+        let session = Session::start_without(abilities, flags);
+        let tree = tempfile::tempdir().unwrap();
+        let (program, go) = (tree.path().join("say"), session.runtime.path().join("go"));
+        let (program, go) = (program.to_str().unwrap(), go.to_str().unwrap());
+        let run = |words: &[&str]| {
+            let run = session.run(&["-n", "3", "--prefix", tree.path().to_str().unwrap(), "--"]);
+            match flags {
+                [] => run.arg_all(&[program]).arg_all(words),
+                _ => run.arg_all(&["sh", "-c", &format!("{program} {}; true", words.join(" "))]),
+            }
+        };
+        let says = |version: u32| {
+            make(tree.path(), version);
+            assert_eq!(run(&[]).end().code(0).lines(), vec![version.to_string(); 3], "{abilities} {flags:?}");
+        };
+        for version in 1..=3 {
+            says(version);
+            session.keeps(1);
+        }
+        let waits = run(&[go]).run().start();
+        until(|| (0..3).all(|rank| fs::exists(format!("{go}.{rank}")).unwrap()).then_some(()));
+        for version in 4..=6 {
+            says(version);
+        }
+        session.keeps(if flags.is_empty() { 2 } else { 4 });
+        fs::write(go, "").unwrap();
+        let expected: Vec<String> = [3, 6].into_iter().flat_map(|version: u32| vec![version.to_string(); 3]).collect();
+        assert_eq!(waits.end().code(0).lines(), expected, "{abilities} {flags:?}: what was open stays what it was");
+        session.keeps(1);
+        // Nobody asks for it again.
+        fs::remove_file(tree.path().join("libv.so")).unwrap();
+        session.run(&["-n", "3", "--prefix", tree.path().to_str().unwrap(), "--", "true"]).end().code(0);
+        session.keeps(0);
+    }
 }

@@ -118,6 +118,21 @@ pub struct Catalog {
     linked: HashMap<u64, Vec<Box<[u8]>>>,
     /// How many changes of a path by this node have not come back in the log yet.
     told: HashMap<Box<[u8]>, u32>,
+    /// See [`Catalog::take_superseded`].
+    superseded: Vec<Superseded>,
+}
+
+/// A file's content that the path at which it was does not lead to any more.
+pub type Superseded = (Box<[u8]>, FileId);
+
+impl Entry {
+    /// The file of the store that has or will have its content.
+    fn content(&self) -> Option<FileId> {
+        match self {
+            Entry::File { content: Supply::Log(id) | Supply::Held(id), .. } => Some(*id),
+            _ => None,
+        }
+    }
 }
 
 /// The same path, for whoever wants it by this type.
@@ -240,6 +255,7 @@ impl Catalog {
                 effects.listed = matches!(record, Record::Dir { .. }).then(|| path.clone().into_boxed_slice());
                 if let Record::File { content: Supply::Log(id) | Supply::Held(id), .. } = record {
                     self.contents.entry(*id).or_insert_with(|| Content::Coming(Vec::new()));
+                    self.superseded.push((path.clone().into_boxed_slice(), *id));
                 }
             }
             Record::Dir { path, attr, names } => {
@@ -290,7 +306,7 @@ impl Catalog {
                     // Older than what was changed here since; and should it be another node's, the original knows.
                     effects.stale.push(path.clone().into_boxed_slice());
                     effects.settled.push(path.clone().into_boxed_slice());
-                    self.entries.insert(path.clone().into_boxed_slice(), Entry::Volatile);
+                    self.replace(path, Some(Entry::Volatile));
                     return effects;
                 }
                 // Code that a job made is captured like any other; the rest each node reads for itself.
@@ -363,6 +379,16 @@ impl Catalog {
         there == id
     }
 
+    /// What was superseded since this was called last. It may be named again: see [`Catalog::names`].
+    pub fn take_superseded(&mut self) -> Vec<Superseded> {
+        std::mem::take(&mut self.superseded)
+    }
+
+    /// Whether the log says that `path` leads to this file, whether it lies below a root or not.
+    pub fn names(&self, path: &[u8], id: FileId) -> bool {
+        self.entries.get(path).and_then(Entry::content) == Some(id)
+    }
+
     /// Whether anything is held about a file at `path`.
     pub fn has_file(&self, path: &[u8]) -> bool {
         matches!(self.lookup(path), Known::File { .. })
@@ -431,7 +457,19 @@ impl Catalog {
             (Some(Entry::Volatile), _) => {}
             (Some(_), _) => effects.stale.push(path.into()),
         }
-        self.entries.insert(path.into(), entry);
+        self.replace(path, Some(entry));
+    }
+
+    /// Sets what is known of `path`, or forgets it; returns what was known.
+    fn replace(&mut self, path: &[u8], entry: Option<Entry>) -> Option<Entry> {
+        let now = entry.as_ref().and_then(Entry::content);
+        let before = match entry {
+            Some(entry) => self.entries.insert(path.into(), entry),
+            None => self.entries.remove(path),
+        };
+        let gone = before.as_ref().and_then(Entry::content).filter(|gone| Some(*gone) != now);
+        self.superseded.extend(gone.map(|gone| (path.into(), gone)));
+        before
     }
 
     fn list(&mut self, path: &[u8], attr: Attr, fresh: Listing, effects: &mut Effects) {
@@ -455,7 +493,7 @@ impl Catalog {
             None | Some(Entry::Volatile) => {}
             Some(_) => effects.stale.push(path.into()),
         }
-        self.entries.insert(path.into(), Entry::Dir { attr, listing: Arc::new(fresh), outdated: false });
+        self.replace(path, Some(Entry::Dir { attr, listing: Arc::new(fresh), outdated: false }));
     }
 
     /// Forgets everything below `path`. `keep`: directories stay, outdated, to be compared with their next listing.
@@ -470,7 +508,10 @@ impl Catalog {
                     *outdated = true;
                     true
                 }
-                _ => false,
+                _ => {
+                    self.superseded.extend(entry.content().map(|gone| (p.clone(), gone)));
+                    false
+                }
             }
         });
     }
@@ -480,12 +521,12 @@ impl Catalog {
         if kind == kind::REG {
             return self.forget(path, effects);
         }
-        self.entries.remove(path);
+        self.replace(path, None);
         self.forget_below(path, false, effects);
     }
 
     fn forget(&mut self, path: &[u8], effects: &mut Effects) {
-        if let Some(Entry::Dir { .. }) = self.entries.remove(path) {
+        if let Some(Entry::Dir { .. }) = self.replace(path, None) {
             self.forget_below(path, false, effects);
         }
     }
@@ -525,7 +566,7 @@ impl Catalog {
             _ => matches!(self.lookup(path), Known::Volatile),
         };
         if exists.is_some() && !ask && !inherits {
-            self.entries.insert(path.into(), Entry::Volatile);
+            self.replace(path, Some(Entry::Volatile));
         }
     }
 }
@@ -670,6 +711,32 @@ mod tests {
         assert_eq!(c.lookup(b"/r/a.so"), Known::Listed(kind::REG));
         let _ = c.apply(&file("/r/a.so", 5), NOW);
         assert!(matches!(c.lookup(b"/r/a.so"), Known::File { content: Supply::Log(5), .. }));
+    }
+
+    #[test]
+    fn content_that_no_path_leads_to_is_told_once() {
+        let gone = |c: &mut Catalog| c.take_superseded().into_iter().map(|(_, id)| id).collect::<Vec<_>>();
+        let mut c = catalog();
+        let _ = c.apply(&file("/r/a.so", 0), NOW);
+        assert!(gone(&mut c).is_empty(), "said again");
+        let _ = c.apply(&file("/r/a.so", 1), NOW);
+        assert!(c.names(b"/r/a.so", 1) && !c.names(b"/r/a.so", 0));
+        assert_eq!(gone(&mut c), [0]);
+        let held = Record::File { path: b"/r/lib/b.so".to_vec(), attr: attr(3), content: Supply::Held(2) };
+        let _ = c.apply(&held, NOW);
+        let _ = c.apply(&changed("/r/lib", Some(kind::DIR)), NOW);
+        assert_eq!(gone(&mut c), [2], "with its directory");
+        let _ = c.apply(&file("/r/lib/b.so", 3), NOW);
+        let _ = c.apply(&dir("/r/lib", &[]), NOW);
+        assert_eq!(gone(&mut c), [3], "with its name");
+        let _ = c.changed_here(b"/r/a.so", Change::Written(kind::REG), NOW);
+        assert_eq!(gone(&mut c), [1], "by a rank here");
+        let _ = c.apply(&file("/r/a.so", 4), NOW);
+        assert_eq!(gone(&mut c), [4], "read before that");
+        let _ = c.apply(&changed("/r/a.so", Some(kind::REG)), NOW);
+        let _ = c.apply(&file("/elsewhere/c.so", 5), NOW);
+        let _ = c.apply(&Record::Absent { path: b"/elsewhere/c.so".to_vec(), errno: 2 }, NOW);
+        assert_eq!(gone(&mut c), [5], "where no view is");
     }
 
     #[test]

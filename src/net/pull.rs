@@ -56,6 +56,11 @@ impl<W: PartialEq> Pull<W> {
         self.wanted.remove(&piece).unwrap_or_default()
     }
 
+    /// Whether somebody waits for a piece of a file.
+    pub fn is_wanted(&self, file: FileId) -> bool {
+        self.wanted.keys().any(|piece| piece.file == file)
+    }
+
     /// A file will not come any more.
     pub fn handle_void(&mut self, file: FileId) {
         self.asked.answer_if(|piece| piece.file == file);

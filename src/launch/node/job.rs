@@ -23,6 +23,7 @@ use super::members::Members;
 use super::memory::Memory;
 use super::singletons;
 use super::streams::Streams;
+use super::versions::Images;
 use super::view::View;
 use crate::launch::window::Credit;
 use crate::launch::{allocation, mpi, placement, pmi};
@@ -58,6 +59,8 @@ pub(super) struct Job {
     empty: Cell<bool>,
     pub(super) warnings: RefCell<Vec<String>>,
     pub(super) view: RefCell<Option<Rc<View>>>,
+    /// What it was shown when it began.
+    images: RefCell<Option<Rc<Images>>>,
     /// What the view had counted when the job began to look into it.
     pub(super) before: Cell<Counts>,
     /// The keeper's process, as soon as it may look into the view.
@@ -145,6 +148,7 @@ impl Job {
             empty: Cell::new(false),
             warnings: RefCell::default(),
             view: RefCell::default(),
+            images: RefCell::default(),
             before: Cell::default(),
             looks: Cell::default(),
             closing: RefCell::default(),
@@ -304,6 +308,8 @@ impl Job {
         }
         let facts = self.facts();
         self.view.borrow_mut().take();
+        self.images.borrow_mut().take();
+        self.node.replica.borrow().iter().for_each(|replica| replica.give_up_all());
         self.memory.borrow_mut().take();
         self.node.views.tidy();
         let (job, part, node, warnings) = (self.launch.job, self.launch.part, self.node.id, self.warnings.take());
@@ -353,7 +359,9 @@ impl Job {
             return Err(error);
         }
         // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
-        self.complete(&view, replica.images(&view.roots), named).await?;
+        let images = replica.images(&view.roots);
+        *self.images.borrow_mut() = Some(Rc::clone(&images));
+        self.complete(&view, &images, named).await?;
         if self.launch.guests {
             self.share().await?;
         }
@@ -386,7 +394,7 @@ impl Job {
     }
 
     /// Has the keeper add to the view what it still lacks and take a copy of it; where names are not served, bind all files.
-    async fn complete(&self, view: &View, images: Vec<(Vec<u8>, FileId)>, named: bool) -> Result<()> {
+    async fn complete(&self, view: &View, images: &Images, named: bool) -> Result<()> {
         let unheard = |error| unheard("show the program's files", error);
         if named {
             // Of files that were replaced since the last job, before the new ones are bound or read.
@@ -406,7 +414,7 @@ impl Job {
             self.tell_keeper(&Ask::Leave, &[]).await.map_err(unheard)?;
             self.shown().await?;
             mounted.shown = true;
-            mounted.bound = images.into_iter().collect();
+            mounted.bound = images.iter().cloned().collect();
         }
         Ok(())
     }

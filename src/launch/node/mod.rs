@@ -17,6 +17,7 @@ mod replica;
 mod singletons;
 mod streams;
 mod texts;
+mod versions;
 mod view;
 
 use std::cell::RefCell;

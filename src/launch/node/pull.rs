@@ -85,9 +85,20 @@ impl Pulls {
         });
     }
 
-    /// A file will not come. Whether the store knows nothing of it.
+    /// Whether the root holds a file, and it was not given up here.
+    pub(super) fn knows(&self, file: FileId) -> bool {
+        self.files.borrow().contains_key(&file)
+    }
+
+    /// Whether anybody waits for a piece of a file, here or below.
+    pub(super) fn is_wanted(&self, file: FileId) -> bool {
+        self.pull.borrow().is_wanted(file)
+    }
+
+    /// A file will not come, or is not needed any more. Whether the store knows nothing of it.
     pub(super) fn void(&self, file: FileId) -> bool {
         self.pull.borrow_mut().handle_void(file);
+        self.follows.borrow_mut().remove(&file);
         self.files.borrow_mut().remove(&file).is_some_and(|held| !held.begun)
     }
 
@@ -253,6 +264,7 @@ impl Replica {
         let waiting = self.pulls.pull.borrow_mut().handle_here(piece);
         let _ = self.pulls.wake.0.try_send(());
         self.complete(file);
+        self.give_up(file);
         waiting
     }
 

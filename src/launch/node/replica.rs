@@ -14,8 +14,9 @@ use smol::future::FutureExt;
 
 use super::Node;
 use super::pull::Pulls;
+use super::versions::{Images, Versions};
 use crate::loader::audit::Audit;
-use crate::loader::catalog::{Catalog, is_below, is_within, parent};
+use crate::loader::catalog::{Catalog, Effects, is_within, parent};
 use crate::loader::chunk;
 use crate::loader::store::Store;
 use crate::loader::version::now;
@@ -86,7 +87,8 @@ pub(super) struct Replica {
     /// Files whose content this node has not all of: whoever wants them reads the originals.
     pub(super) lost: RefCell<HashSet<FileId>>,
     /// Complete ELF files: they are bound, not read through the view.
-    images: RefCell<Vec<(Vec<u8>, FileId)>>,
+    pub(super) images: RefCell<Images>,
+    pub(super) versions: Versions,
     open_questions: RefCell<SingleFlight<(Vec<u8>, Need), ()>>,
     preloaded: RefCell<Loads>,
     /// Why no content can be stored any more.
@@ -169,6 +171,7 @@ impl Replica {
             announced: RefCell::default(),
             lost: RefCell::default(),
             images: RefCell::default(),
+            versions: Versions::default(),
             open_questions: RefCell::new(SingleFlight::new(ASK_AGAIN)),
             preloaded: RefCell::default(),
             broken: RefCell::default(),
@@ -261,12 +264,6 @@ impl Replica {
             };
             progress.or(late).await;
         }
-    }
-
-    /// The staged programs and libraries below these roots.
-    pub(super) fn images(&self, roots: &[Vec<u8>]) -> Vec<(Vec<u8>, FileId)> {
-        let below = |path: &[u8]| roots.iter().any(|root| is_below(path, root));
-        self.images.borrow().iter().filter(|(path, _)| below(path)).cloned().collect()
     }
 
     /// Whether a question has to go up, or is on its way.
@@ -501,7 +498,8 @@ impl Replica {
             Record::Void { file, .. } if self.pulls.void(*file) => {}
             Record::Void { file, .. } => {
                 self.coming.borrow_mut().remove(file);
-                self.store.remove(*file)?;
+                // It may be superseded, and gone.
+                let _ = self.store.remove(*file);
             }
             Record::Changed { path, .. } => {
                 self.images.borrow_mut().retain(|(known, _)| !is_within(known, path));
@@ -531,18 +529,28 @@ impl Replica {
         Ok(())
     }
 
-    /// Tells the catalog and the views.
+    /// Tells the catalog and the views; what they do not lead to any more is superseded.
     pub(super) fn learn(&self, record: &Record) {
-        let effects = self.catalog.write().unwrap_or_else(PoisonError::into_inner).apply(record, now());
-        self.views.borrow_mut().retain(|view| view.strong_count() > 0);
-        for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
-            view.applied(&effects);
-        }
+        let (effects, superseded) = {
+            let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
+            (catalog.apply(record, now()), catalog.take_superseded())
+        };
+        self.tell_views(&effects);
         if let Some(Ok(audit)) = &*self.audit.borrow()
             && audit.applied(record)
         {
             let audit = Arc::clone(audit);
             smol::unblock(move || audit.refresh().unwrap_or_else(|error| log::warn!("{error}"))).detach();
+        }
+        self.supersede(superseded);
+        // It may be whole now, or void.
+        effects.content.into_iter().for_each(|file| self.give_up(file));
+    }
+
+    pub(super) fn tell_views(&self, effects: &Effects) {
+        self.views.borrow_mut().retain(|view| view.strong_count() > 0);
+        for view in self.views.borrow().iter().filter_map(std::rc::Weak::upgrade) {
+            view.applied(effects);
         }
     }
 

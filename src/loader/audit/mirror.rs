@@ -85,6 +85,18 @@ impl Mirror {
         Ok(())
     }
 
+    /// Whoever comes by this path is led to the original, if it led to this file of the store.
+    ///
+    /// # Errors
+    /// The store is full.
+    pub(super) fn give_up(&mut self, canonical: &[u8], id: FileId) -> rustix::io::Result<()> {
+        if self.files.get(canonical) == Some(&id) {
+            self.replace(canonical, |name| rustix::fs::symlinkat(canonical, &self.directory, name))?;
+            self.files.remove(canonical);
+        }
+        Ok(())
+    }
+
     /// Makes a name, also in the place of an older one: never is there none.
     fn replace(&self, path: &[u8], make: impl Fn(&[u8]) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
         const FRESH: &[u8] = b".fresh";
@@ -128,6 +140,9 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::fd::AsFd;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
 
     #[test]
     fn every_spelling_leads_to_the_staged_file() {
@@ -153,5 +168,33 @@ mod tests {
         mirror.add(store.as_fd(), steps(), b"/s/app/lib/x.so", 4).unwrap();
         let at = mirror.place(b"/s/l/lib/x.so");
         assert_eq!(fs::read_to_string(std::str::from_utf8(&at).unwrap()).unwrap(), "new");
+    }
+
+    #[test]
+    fn what_was_given_up_is_the_original_and_takes_no_place() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().to_str().unwrap();
+        let store = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
+        let mut mirror = Mirror::create(store.as_fd(), path.as_bytes()).unwrap();
+        let (original, staged) = (format!("{path}/x.so"), place.path().join("3"));
+        fs::write(&original, "original").unwrap();
+        fs::write(&staged, "staged").unwrap();
+        let steps = || {
+            let above = Path::new(&original).ancestors().skip(1).filter(|above| above.parent().is_some());
+            let mut steps: Vec<_> = above.map(|above| Step::Dir(above.as_os_str().as_bytes().to_vec())).collect();
+            steps.reverse();
+            steps
+        };
+        let there = String::from_utf8(mirror.place(original.as_bytes())).unwrap();
+        mirror.add(store.as_fd(), steps(), original.as_bytes(), 3).unwrap();
+        mirror.give_up(original.as_bytes(), 2).unwrap();
+        assert_eq!(fs::read_to_string(&there).unwrap(), "staged", "another version");
+        mirror.give_up(original.as_bytes(), 3).unwrap();
+        assert_eq!(
+            (fs::read_to_string(&there).unwrap(), fs::metadata(&staged).unwrap().nlink()),
+            ("original".into(), 1)
+        );
+        mirror.add(store.as_fd(), steps(), original.as_bytes(), 3).unwrap();
+        assert_eq!(fs::read_to_string(&there).unwrap(), "staged");
     }
 }

@@ -34,7 +34,7 @@ use super::version::{self, now};
 use super::view::Upcall;
 use crate::error::{Context, Error, Result};
 use crate::net::seqpacket::Listener;
-use crate::net::wire::record::Record;
+use crate::net::wire::record::{FileId, Record};
 use crate::sys::audit_table::{
     ASK_FILE, ASK_LIST, ASK_MODULE, ASK_PROGRAM, DOOR, FILE, MARK, STORE_MAX, SUPERSEDED, kind,
 };
@@ -315,7 +315,9 @@ impl Audit {
         };
         let passed: Vec<Vec<u8>> = steps.iter().filter_map(link).collect();
         let mut state = self.state();
-        if state.is_changed(&canonical) {
+        // With the lock: see [`Audit::give_up`].
+        let is_superseded = !self.walker.catalog.read().unwrap_or_else(PoisonError::into_inner).names(&canonical, id);
+        if is_superseded || state.is_changed(&canonical) {
             return None;
         }
         if let Err(error) = state.mirror.add(self.walker.store.directory(), steps, &canonical, id) {
@@ -331,6 +333,14 @@ impl Audit {
             state.unwritten = true;
         }
         Some(staged)
+    }
+
+    /// A file that the catalog does not name at `path` any more has left the store: who was told of it, now or by a table, is led to the
+    /// original, until another is staged in its place.
+    pub fn give_up(&self, path: &[u8], file: FileId) {
+        if let Err(error) = self.state().mirror.give_up(path, file) {
+            log::warn!("{}: {error}; a version that was replaced stays in the store", as_path(path).display());
+        }
     }
 
     /// Whether nothing that could be loaded is there, also now.

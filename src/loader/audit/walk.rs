@@ -243,11 +243,15 @@ impl Probe for Walker {
 
     fn open(&self, path: &Path) -> io::Result<Opened<File>> {
         match self.find(bytes(path), true, |_| {}) {
-            Found::File { canonical, id: Some(id), .. } => {
-                let file = self.store.open(id)?;
-                let stat = self.stat(&file, &canonical)?;
-                Ok(Opened { file: file.into(), canonical: path_buf(canonical), stat })
-            }
+            Found::File { canonical, id: Some(id), .. } => match self.store.open(id) {
+                Ok(file) => {
+                    let stat = self.stat(&file, &canonical)?;
+                    Ok(Opened { file: file.into(), canonical: path_buf(canonical), stat })
+                }
+                // It was superseded meanwhile.
+                Err(Errno::NOENT) => FileSystem.open(path),
+                Err(error) => Err(error.into()),
+            },
             Found::Absent { errno, .. } => Err(errno.into()),
             Found::File { .. } | Found::Dir { .. } | Found::Original => FileSystem.open(path),
         }
