@@ -392,7 +392,7 @@ impl Session {
 #[test]
 fn what_was_replaced_leaves_the_stores() {
     // The program as such, whose library is sent to all hosts; and as something that a shell asks for, with what goes to those who ask.
-    for (abilities, flags) in [("", &[][..]), ("userns", &[]), ("fuse", &[])] {
+    for (abilities, flags) in [("", &[][..]), ("userns", &[]), ("fuse", &[]), ("", &["--pull"])] {
         let session = Session::start_without(abilities, flags);
         let tree = tempfile::tempdir().unwrap();
         let (program, go) = (tree.path().join("say"), session.runtime.path().join("go"));

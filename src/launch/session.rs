@@ -161,6 +161,7 @@ impl Session {
         console: &Console,
         ranks: Ranks<'_>,
     ) -> Result<u8> {
+        let _run = self.source.run();
         let running = self.run_resolving(job, resolving, phases, console, ranks);
         running.or(self.show_progress(console)).or(self.stay_fresh()).await
     }

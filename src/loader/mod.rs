@@ -8,6 +8,7 @@ pub mod chunk;
 pub mod closure;
 pub mod elf;
 pub mod forest;
+mod grace;
 pub mod hints;
 pub mod imports;
 pub mod ldcache;

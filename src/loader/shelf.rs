@@ -75,6 +75,11 @@ impl Shelf {
         self.state().files.contains_key(&file)
     }
 
+    /// Whether all of a file is here.
+    pub fn is_whole(&self, file: FileId) -> bool {
+        self.state().files.get(&file).is_some_and(|place| place.here == place.size)
+    }
+
     /// Adds the bytes that follow those that are there. Returns how many are there then.
     ///
     /// # Errors
@@ -137,6 +142,7 @@ mod tests {
         assert_eq!(shelf.add(1, &vec![7; PIECE as usize]).unwrap(), PIECE);
         let piece = |file, index| Piece { file, index };
         assert!(shelf.has(piece(1, 0)) && !shelf.has(piece(1, 1)) && !shelf.has(piece(3, 0)));
+        assert!(!shelf.is_whole(1) && shelf.is_whole(2) && !shelf.is_whole(3));
         shelf.add(1, b"xy").unwrap();
         assert_eq!(shelf.read(piece(1, 1)).as_deref(), Some(&b"xy"[..]));
         assert_eq!(shelf.read(piece(2, 0)).as_deref(), Some(&b"abc"[..]));

@@ -5,6 +5,7 @@
 //! once, however many ask. What a Python program will probably import next is looked at when there is no question to answer.
 
 mod changes;
+mod counters;
 mod held;
 mod preload;
 
@@ -42,7 +43,9 @@ use crate::net::wire::control::{Extent, Need};
 use crate::net::wire::frame::HEADER_MAX;
 use crate::net::wire::record::{CHUNK_MAX, FileId, LoadId, Name, Record, Supply};
 
+pub use counters::{Counted, Counters};
 use held::Held;
+pub use held::Run;
 pub use preload::Preload;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
@@ -84,44 +87,6 @@ struct Room(Receiver<()>);
 impl Drop for Room {
     fn drop(&mut self) {
         let _ = self.0.try_recv();
-    }
-}
-
-/// What the reader did so far; see docs/STATS.md.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub files: AtomicU64,
-    pub bytes: AtomicU64,
-    /// Operations at the shared file system.
-    pub operations: AtomicU64,
-    /// Files that were asked for again and were in the log already.
-    pub hits: AtomicU64,
-    /// Questions of nodes that came all the way.
-    pub misses: AtomicU64,
-}
-
-/// [`Counters`] at one time.
-#[derive(Debug, Clone, Copy)]
-pub struct Counted {
-    pub files: u64,
-    pub bytes: u64,
-    pub operations: u64,
-    pub hits: u64,
-    pub misses: u64,
-}
-
-impl Counters {
-    /// What they say now.
-    pub fn read(&self) -> Counted {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { files, bytes, operations, hits, misses } = self;
-        Counted {
-            files: get(files),
-            bytes: get(bytes),
-            operations: get(operations),
-            hits: get(hits),
-            misses: get(misses),
-        }
     }
 }
 
@@ -417,7 +382,7 @@ impl Source {
     fn unsteady(&self, path: &[u8], errno: Errno, (tries, why): (u32, Why), job: Option<&Arc<Load>>) {
         let name = String::from_utf8_lossy(path).into_owned();
         let mut state = self.state();
-        state.described.remove(path);
+        state.retract(path);
         if errno != Errno::STALE {
             state.warnings.push(format!("{name} cannot be read ({errno}); ranks read the original"));
         } else if tries >= TRIES {

@@ -38,6 +38,10 @@ pub(super) enum Described {
 }
 
 impl Described {
+    fn content(self) -> Option<FileId> {
+        if let Described::Content(_, file) = self { Some(file) } else { None }
+    }
+
     pub(super) fn version(self) -> Option<Version> {
         match self {
             Described::Absent => None,
@@ -57,6 +61,8 @@ pub(super) struct Told {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) next: FileId,
+    /// Files whose content no path leads to any more.
+    pub(super) superseded: Vec<FileId>,
     /// Paths that the log describes.
     pub(super) described: HashMap<Vec<u8>, Told>,
     /// The most that was asked for of each path.
@@ -91,7 +97,14 @@ impl State {
 
     pub(super) fn tell(&mut self, path: &[u8], what: Described) {
         let now = Instant::now();
-        self.described.insert(path.to_vec(), Told { what, said: now, at: now });
+        let before = self.described.insert(path.to_vec(), Told { what, said: now, at: now });
+        let gone = before.and_then(|told| told.what.content()).filter(|gone| what.content() != Some(*gone));
+        self.superseded.extend(gone);
+    }
+
+    /// What was told of a path, and of this alone, does not hold.
+    pub(super) fn retract(&mut self, path: &[u8]) {
+        self.superseded.extend(self.described.remove(path).and_then(|told| told.what.content()));
     }
 
     /// What was told was compared with the shared file system, and holds.
@@ -148,7 +161,8 @@ impl State {
     /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.
     pub(super) fn forget(&mut self, path: &[u8]) {
         let keeps = |known: &[u8]| !is_within(known, path);
-        self.described.retain(|known, _| keeps(known));
+        let gone = self.described.extract_if(|known, _| !keeps(known));
+        self.superseded.extend(gone.filter_map(|(_, told)| told.what.content()));
         self.asked.retain(|known, _| keeps(known));
         self.listed.retain(|known, _| keeps(known));
     }

@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_channel::{Receiver, Sender, unbounded};
 
 use super::{Source, Why};
 use crate::loader::chunk;
+use crate::loader::grace::Grace;
 use crate::loader::shelf::Shelf;
 use crate::net::wire::record::{Codec, FileId, PIECE, Piece, Record, Supply};
 use crate::sys::memory;
+use rustix::io::Errno;
 
 /// See the module.
 #[derive(Debug)]
@@ -23,12 +24,27 @@ pub(super) struct Held {
     fresh: (Sender<Piece>, Receiver<Piece>),
     /// What those who asked for a file asked for after it: as it was the first time.
     follows: Mutex<HashMap<FileId, FileId>>,
+    /// Jobs, and files that are superseded: those that ran then may still have them open, on any host.
+    grace: Mutex<Grace<FileId>>,
+}
+
+/// A job that runs. What is superseded meanwhile is held until it is over.
+#[derive(Debug)]
+pub struct Run {
+    source: Arc<Source>,
+    number: u64,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.source.give_up(|jobs| jobs.end(self.number));
+    }
 }
 
 impl Held {
     pub(super) fn new() -> Held {
-        let follows = Mutex::default();
-        Held { shelf: Shelf::new(memory::for_files()), fresh: unbounded(), follows }
+        let (follows, grace) = Default::default();
+        Held { shelf: Shelf::new(memory::for_files()), fresh: unbounded(), follows, grace }
     }
 
     /// Adds the next bytes of a file.
@@ -44,6 +60,7 @@ impl Held {
 
     pub(super) fn remove(&self, file: FileId) {
         self.shelf.remove(file);
+        self.follows.lock().unwrap_or_else(PoisonError::into_inner).remove(&file);
     }
 }
 
@@ -70,6 +87,32 @@ impl Source {
             held.shelf.begin(file, size);
         }
         room
+    }
+
+    /// A job begins.
+    pub fn run(self: &Arc<Self>) -> Run {
+        Run { source: Arc::clone(self), number: self.give_up(Grace::begin).unwrap_or(0) }
+    }
+
+    /// A job begins or ends: files that are superseded and that no job may use any more are held no longer. `None`: none is held anyway.
+    fn give_up<T>(&self, change: impl FnOnce(&mut Grace<FileId>) -> T) -> Option<T> {
+        let superseded = std::mem::take(&mut self.state().superseded);
+        let held = self.held.as_ref()?;
+        let mut grace = held.grace.lock().unwrap_or_else(PoisonError::into_inner);
+        superseded.into_iter().filter(|file| held.shelf.holds(*file)).for_each(|file| grace.retire(file));
+        let changed = change(&mut grace);
+        let unused: Vec<FileId> = std::iter::from_fn(|| grace.poll()).collect();
+        for file in unused {
+            if held.shelf.is_whole(file) {
+                held.remove(file);
+                // For those on whose way to somebody it was.
+                self.find(Record::Void { file, errno: Errno::STALE.raw_os_error() }, Vec::new());
+            } else if held.shelf.holds(file) {
+                // It is being read.
+                grace.retire(file);
+            }
+        }
+        Some(changed)
     }
 
     /// Whether a file is held, and its pieces are here or coming.
