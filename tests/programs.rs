@@ -126,24 +126,34 @@ fn replaced(site: &Site, uid: u32) {
     assert_eq!(run.out(), "lib\n".repeat(4), "{}", run.err());
 }
 
-/// What a host has mounted within a captured directory is its own.
+/// What a host has mounted within a captured directory is its own: a directory, and a module that is read before anybody asks for it.
 fn mounts_within(site: &Site, uid: u32) {
     let place = format!("/shared/mw{uid}");
     let app = site.place(uid, &format!("mw{uid}"), &[]);
     fs::create_dir(app.join("own")).unwrap();
     fs::write(app.join("app.sh"), "#!/bin/sh\ncat $(dirname $0)/own/which; ls $(dirname $0)/own\n").unwrap();
     mode(&app.join("app.sh"), 0o755);
+    fs::write(app.join("app.py"), "import module\nprint(module.name)\n").unwrap();
+    fs::write(app.join("module.py"), "name = 'nobody'\n").unwrap();
     for host in ["hpc1", "hpc2", "hpc3"] {
-        let mount =
-            format!("mount -t tmpfs none {place}/own && echo {host} > {place}/own/which && touch {place}/own/{host}");
+        let mount = format!(
+            "cd {place} && mount -t tmpfs none own && echo {host} > own/which && touch own/{host} && mount -t tmpfs none /mnt && \
+             echo \"name = '{host}'\" > /mnt/module.py && mount --bind /mnt/module.py module.py"
+        );
         assert!(site.cluster.exec(host, 0, &["sh", "-c", &mount]).unwrap().status.success());
     }
     let run = site.run(uid, HOSTS, &["--label"], &[&format!("{place}/app.sh")]).code(0);
     for (rank, host) in RANKS.into_iter().zip(["hpc2", "hpc3"]) {
         assert_eq!(run.rank(rank), format!("{host}\n{host}\nwhich\n"), "{}", run.err());
     }
+    let run = site.run(uid, HOSTS, &["--label"], &["python3", "-B", &format!("{place}/app.py")]).code(0);
+    for (rank, host) in RANKS.into_iter().zip(["hpc2", "hpc3"]) {
+        assert_eq!(run.rank(rank), format!("{host}\n"), "{}", run.err());
+    }
     for host in ["hpc1", "hpc2", "hpc3"] {
-        assert!(site.cluster.exec(host, 0, &["umount", &format!("{place}/own")]).unwrap().status.success());
+        for mounted in [&format!("{place}/own"), &format!("{place}/module.py"), "/mnt"] {
+            assert!(site.cluster.exec(host, 0, &["umount", mounted]).unwrap().status.success());
+        }
     }
 }
 

@@ -411,7 +411,7 @@ impl Source {
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation(path, why);
             if let Ok(opened) = FileSystem.open(as_path(path))
-                && rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file()
+                && self.is_shared_file(path, &opened.stat)
             {
                 return self.publish(path, &opened.stat, opened.file, (1, why), job);
             }
@@ -470,8 +470,7 @@ impl Source {
         self.operation(path, Why::Guess);
         let name = as_path(path);
         let opened = FileSystem.open(name).ok().filter(|opened| {
-            let regular = rustix::fs::FileType::from_raw_mode(opened.stat.st_mode).is_file();
-            regular && opened.canonical == name && self.takes(path, &opened.stat)
+            opened.canonical == name && self.is_shared_file(path, &opened.stat) && self.takes(path, &opened.stat)
         });
         let Some(opened) = opened else { return self.describe(path, Need::Content, Why::Guess, None) };
         let size = opened.size();
@@ -487,6 +486,11 @@ impl Source {
         if let Some((id, version)) = self.begin(path, &opened.stat, Why::Guess) {
             self.transfer(id, path, &opened.file, version, (1, Why::Guess), None);
         }
+    }
+
+    /// Whether it is a file, and the hosts have the same one: what is mounted over one of theirs is each host's own.
+    fn is_shared_file(&self, path: &[u8], stat: &Stat) -> bool {
+        rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() && self.shares_device(stat.st_dev, as_path(path))
     }
 
     fn takes(&self, path: &[u8], stat: &Stat) -> bool {
@@ -845,6 +849,18 @@ mod tests {
         source.want([tree.as_slice(), b"/m.py"].concat(), Need::Content);
         assert!(std::iter::repeat_with(|| next(&found)).take(5).any(|record| record.starts_with("Absent")));
         assert_eq!(source.counters.files.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn what_is_mounted_within_a_captured_directory_is_not_read_ahead() {
+        let (directory, tree, source, found) = started();
+        source.capture.write().unwrap().shared.clear();
+        let device = rustix::fs::stat(directory.path()).unwrap().st_dev;
+        source.state().devices.insert(device, false);
+        let path = [tree.as_slice(), b"/other.py"].concat();
+        source.queue.push_ahead([Work::Guess(Guess { path, need: Need::Content })].into_iter());
+        assert!(next(&found).starts_with("Absent"));
+        assert_eq!(source.counters.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
