@@ -45,6 +45,7 @@ fn audited_programs() {
         replaced(&site, uid);
     }
     session(&site, 65534);
+    exchanged(&site, 65534);
     killed(&site, 65534);
     // The sockets of sessions and of front ends that were killed; their user's next one reuses the place.
     site.cluster.exec("hpc1", 0, &["rm", "-rf", "/tmp/hpcrt-65534"]).unwrap();
@@ -388,4 +389,52 @@ fn other_versions_of_glibc() {
             assert!(*audited < plain * 2.0 + 0.5, "{plain} and {audited} ns");
         }
     }
+}
+
+/// A directory that another host put in the place of one between two jobs of a session: what a rank then replaces in it is seen.
+fn exchanged(site: &Site, uid: u32) {
+    let place = site.place(uid, &format!("x{uid}"), &[]);
+    for directory in ["bin", "lib"] {
+        fs::create_dir(place.join(directory)).unwrap();
+    }
+    let app = site.backing("app");
+    for (from, to) in
+        [("bin/origin", "bin/origin"), ("lib/libpart.so", "lib/libpart.so"), ("other/libpart.so", "new.so")]
+    {
+        fs::copy(app.join(from), place.join(to)).unwrap();
+    }
+    let there = format!("/shared/x{uid}");
+    let own = format!("chown -R {uid}:{uid} {there}");
+    let exchange = format!("cd {there} && mv lib old && cp -r old lib");
+    let run = |host: &str, uid: u32, words: &[&str]| {
+        let output = site.cluster.exec(host, uid, words).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run("hpc1", 0, &["sh", "-c", &own]);
+    let (hpcrt, agent) = (site.hpcrt.to_str().unwrap(), site.cluster.agent_command());
+    let start = [hpcrt, "session", "start", "--hosts", HOSTS, "--agent", &agent, "--view", "audit"];
+    let name = run("hpc1", uid, &start).trim().to_owned();
+    let job = |script: &str| {
+        let words = [hpcrt, "session", "run", &name, "-q", "--label", "--prefix", &there, "--", "sh", "-c", script];
+        let out = run("hpc1", uid, &words);
+        let mut lines: Vec<String> = out.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let program = format!("{there}/bin/origin");
+    let says = |version: &str| RANKS.map(|rank| format!("[{rank}] {version} {program} {program}"));
+    assert_eq!(job(&program), says("lib"));
+    run("hpc1", uid, &["sh", "-c", &exchange]);
+    // Until then hosts see what they saw.
+    let wait = || std::thread::sleep(Spec::of("").trust + Duration::from_secs(1));
+    wait();
+    assert_eq!(job(&program), says("lib"));
+    wait();
+    let replace = format!("if [ $HPCRT_RANK = 1 ]; then sleep 0.5; mv {there}/new.so {there}/lib/libpart.so; fi");
+    let lines = job(&format!("{program}; {replace}; sleep 1.5; {program}"));
+    let mut expected = [says("lib"), says("other")].concat();
+    expected.sort();
+    assert_eq!(lines, expected, "as {uid}");
+    run("hpc1", uid, &[hpcrt, "session", "stop", &name]);
 }

@@ -67,12 +67,15 @@ struct State {
     entries: Entries,
     shared: Vec<Vec<u8>>,
     mirror: Mirror,
-    /// Directories of files that the log told of: watched, and still to be.
-    watched: HashSet<Vec<u8>>,
+    /// Directories of files that the log told of, which are watched: the inode that the log said each is, and the number of the watch.
+    watched: HashMap<Vec<u8>, (Option<u64>, Option<i32>)>,
+    /// Those that are still to be, or again: the log says that another has the place.
     unwatched: Vec<Vec<u8>>,
-    /// Directories that were as the log lists them when they were watched already: what is made in them here is told, and what others make
-    /// is in the log.
-    followed: HashSet<Vec<u8>>,
+    /// Of these, those whose place the host sees as it was before; meanwhile it tells of that.
+    late: HashSet<Vec<u8>>,
+    /// Directories that were as the log lists them when they were watched already, and the numbers of the watches: what is made in them here
+    /// is told, and what others make is in the log.
+    followed: HashMap<Vec<u8>, i32>,
     /// The spellings under which a file was told, by its path and by those of the links on the way to it.
     spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
     /// Files that were changed, under all their spellings: their originals are used until the next job begins. The root may see them as
@@ -106,9 +109,10 @@ impl Audit {
             entries,
             shared,
             mirror,
-            watched: HashSet::new(),
+            watched: HashMap::new(),
             unwatched: Vec::new(),
-            followed: HashSet::new(),
+            late: HashSet::new(),
+            followed: HashMap::new(),
             spelled,
             changed,
             programs: 0,
@@ -163,12 +167,19 @@ impl Audit {
         match record {
             Record::File { path, .. } | Record::Link { path, .. } => {
                 let directory = parent(path).unwrap_or_default();
-                let is_new = !state.watched.contains(directory);
+                let is_new = !state.watched.contains_key(directory);
                 if is_new {
-                    state.watched.insert(directory.to_vec());
+                    state.watched.insert(directory.to_vec(), (None, None));
                     state.unwatched.push(directory.to_vec());
                 }
                 is_new
+            }
+            Record::Dir { path, attr, .. } => {
+                let is_another = state.watched.get(path).is_some_and(|(ino, _)| *ino != Some(attr.ino));
+                if is_another {
+                    state.unwatched.push(path.clone());
+                }
+                is_another
             }
             Record::Changed { path, .. } => {
                 state.outdate(path);
@@ -203,12 +214,12 @@ impl Audit {
     pub fn look_for_changes(&self) {
         let mut watch = self.watch();
         let unwatched = std::mem::take(&mut self.state().unwatched);
-        unwatched.iter().for_each(|directory| _ = watch.add(directory));
+        unwatched.into_iter().for_each(|directory| self.watch_as_listed(&mut watch, directory));
         let Some(changed) = watch.changed() else {
             log::warn!("too much was changed at once: all libraries are read from where they are");
             let mut state = self.state();
             state.followed.clear();
-            let all: Vec<Vec<u8>> = state.watched.iter().cloned().collect();
+            let all: Vec<Vec<u8>> = state.watched.keys().cloned().collect();
             return all.iter().for_each(|directory| state.outdate(directory));
         };
         // With the lock: who finds that nothing is told any more finds it taken in, too.
@@ -239,6 +250,29 @@ impl Audit {
             self.state().outdate(&path);
         }
         self.walker.learnt();
+    }
+
+    /// Watches what has the path of a directory, and again later while the host sees another there than the log tells of.
+    fn watch_as_listed(&self, watch: &mut Watch, directory: Vec<u8>) {
+        let ino = match self.walker.catalog.read().unwrap_or_else(PoisonError::into_inner).lookup(&directory) {
+            Known::Dir { attr, .. } => Some(attr.ino),
+            _ => None,
+        };
+        let number = watch.add(&directory);
+        let mut state = self.state();
+        let (ino_before, before) = state.watched.get(&directory).copied().unwrap_or_default();
+        if number.is_some() && number == before && ino.is_some() && ino_before.is_some() && ino != ino_before {
+            state.late.insert(directory.clone());
+            return state.unwatched.push(directory);
+        }
+        if state.followed.get(&directory).is_some_and(|followed| Some(*followed) != number) {
+            state.followed.remove(&directory);
+        }
+        if state.late.remove(&directory) {
+            // What ranks did there since the host sees it was not told.
+            state.outdate(&directory);
+        }
+        state.watched.insert(directory, (ino, number));
     }
 
     /// Puts what is known into the table of programs that start from now on.
@@ -351,7 +385,7 @@ impl Audit {
         };
         let directory = parent(&canonical).unwrap_or_default();
         let state = self.state();
-        if state.is_changed(&canonical) || state.followed.contains(directory) {
+        if state.is_changed(&canonical) || state.followed.contains_key(directory) {
             return !state.is_changed(&canonical);
         }
         drop(state);
@@ -362,11 +396,8 @@ impl Audit {
             version::refresh(directory);
             is_listed()
         };
-        let follow = watched && (is_listed() || is_listed_now());
-        if follow {
-            self.state().followed.insert(directory.to_vec());
-        }
-        follow
+        let follow = watched.filter(|_| is_listed() || is_listed_now());
+        follow.map(|number| self.state().followed.insert(directory.to_vec(), number)).is_some()
     }
 
     /// Whether something is known that the table does not say yet.
@@ -475,4 +506,85 @@ fn auditor(place: &[u8]) -> Result<Vec<u8>> {
         }
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::view::Need;
+    use super::*;
+    use crate::net::wire::record::{Attr, Name, Supply};
+
+    /// What the other nodes are told.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<Vec<u8>>>);
+
+    impl Upcall for Told {
+        fn want(&self, _: &[u8], _: Need) {}
+
+        fn fetch(&self, _: FileId) {}
+
+        fn changed(&self, path: &[u8], _: Option<u8>) {
+            self.0.lock().unwrap().push(path.to_vec());
+        }
+    }
+
+    #[test]
+    fn a_directory_that_took_the_place_of_another_is_watched() {
+        let (store, tree) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (place, tree) = (store.path().as_os_str().as_bytes(), tree.path().canonicalize().unwrap());
+        let own = rustix::fs::open(place, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
+        let (catalog, told) = (Arc::<RwLock<Catalog>>::default(), Arc::<Told>::default());
+        let upcall = Arc::clone(&told) as Arc<dyn Upcall>;
+        let audit = Audit::create(place, Arc::clone(&catalog), Arc::new(Store::new(own)), upcall).unwrap();
+        let (app, library) = (tree.join("app"), tree.join("app/a.so"));
+        let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+        let attr = |path: &Path| -> Attr { version::attr(&rustix::fs::lstat(path).unwrap()) };
+        let learn = |record: Record| {
+            let _ = catalog.write().unwrap().apply(&record, now());
+            audit.applied(&record)
+        };
+        let names = || vec![Name { name: b"a.so".to_vec(), kind: name_kind::REG }];
+        let list = |attr| learn(Record::Dir { path: bytes(&app), attr, names: names() });
+        let replace = || {
+            fs::write(tree.join("new"), "other").unwrap();
+            fs::rename(tree.join("new"), &library).unwrap();
+            audit.look_for_changes();
+            std::mem::take(&mut *told.0.lock().unwrap())
+        };
+        fs::create_dir(&app).unwrap();
+        fs::write(&library, "one").unwrap();
+        audit.add_roots(&[bytes(&tree)]);
+        list(attr(&app));
+        let describe = || learn(Record::File { path: bytes(&library), attr: attr(&library), content: Supply::OnOpen });
+        assert!(describe(), "to be watched");
+        audit.look_for_changes();
+        // As another host would, of whose doings this one is told nothing.
+        let exchange = |old: &str| {
+            fs::rename(&app, tree.join(old)).unwrap();
+            fs::create_dir(&app).unwrap();
+            fs::write(&library, "two").unwrap();
+        };
+        exchange("old");
+        assert!(list(attr(&app)), "to be watched again");
+        describe();
+        audit.look_for_changes();
+        fs::write(tree.join("old/a.so"), "three").unwrap();
+        audit.look_for_changes();
+        assert!(told.0.lock().unwrap().is_empty(), "what has the path no more is another");
+        assert_eq!(replace(), [bytes(&library)]);
+        learn(Record::Changed { path: bytes(&library), exists: Some(name_kind::REG) });
+        assert!(!list(attr(&app)), "the same");
+        // Where the host believes for a while that nothing happened.
+        describe();
+        audit.add_roots(&[bytes(&tree)]);
+        assert!(list(Attr { ino: 7, ..attr(&app) }));
+        audit.look_for_changes();
+        assert!(!audit.state().is_changed(&bytes(&library)));
+        exchange("older");
+        audit.look_for_changes();
+        assert!(audit.state().is_changed(&bytes(&library)), "what was done there meanwhile was not told");
+        assert_eq!(replace(), [bytes(&library)]);
+    }
 }

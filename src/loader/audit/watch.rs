@@ -26,13 +26,15 @@ pub(super) enum Now {
 #[derive(Debug)]
 pub(super) struct Watch {
     events: OwnedFd,
+    /// By the kernel's numbers, which are those of inodes; and these, by path.
     directories: HashMap<i32, Vec<u8>>,
+    numbers: HashMap<Vec<u8>, i32>,
 }
 
 impl Watch {
     pub(super) fn new() -> Result<Watch> {
         let events = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).op("watch files for changes")?;
-        Ok(Watch { events, directories: HashMap::new() })
+        Ok(Watch { events, directories: HashMap::new(), numbers: HashMap::new() })
     }
 
     /// The descriptor that can be read when something changed.
@@ -40,8 +42,9 @@ impl Watch {
         self.events.try_clone()
     }
 
-    /// Watches a directory (a canonical path). False: it cannot be.
-    pub(super) fn add(&mut self, directory: &[u8]) -> bool {
+    /// Watches what has this path (a canonical one of a directory) now, and not what had it before. Returns a number that another directory
+    /// does not have. `None`: it cannot be watched.
+    pub(super) fn add(&mut self, directory: &[u8]) -> Option<i32> {
         let flags = WatchFlags::CLOSE_WRITE
             | WatchFlags::MOVED_FROM
             | WatchFlags::MOVED_TO
@@ -52,7 +55,16 @@ impl Watch {
         match inotify::add_watch(&self.events, directory, flags) {
             Ok(number) => {
                 self.directories.insert(number, directory.to_vec());
-                return true;
+                let before = self.numbers.insert(directory.to_vec(), number).filter(|before| *before != number);
+                // That one may have another path by now.
+                if let Some(before) =
+                    before.filter(|before| self.directories.get(before).is_some_and(|at| at == directory))
+                {
+                    self.directories.remove(&before);
+                    // The kernel has, if it is gone.
+                    let _ = inotify::remove_watch(&self.events, before);
+                }
+                return Some(number);
             }
             // It is gone: nothing in it is loaded.
             Err(Errno::NOENT | Errno::NOTDIR) => {}
@@ -61,7 +73,7 @@ impl Watch {
                 log::warn!("{directory} is not watched ({error}): what the job replaces there may be seen as it was");
             }
         }
-        false
+        None
     }
 
     /// What changed since this was asked last. `None`: too much to tell.
@@ -106,8 +118,9 @@ mod tests {
         let path = |name: &str| place.path().join(name).into_os_string().into_encoded_bytes();
         fs::write(place.path().join("a.so"), "a").unwrap();
         let mut watch = Watch::new().unwrap();
-        watch.add(place.path().as_os_str().as_bytes());
-        watch.add(&path("nowhere"));
+        let number = watch.add(place.path().as_os_str().as_bytes());
+        assert!(number.is_some() && watch.add(place.path().as_os_str().as_bytes()) == number);
+        assert_eq!(watch.add(&path("nowhere")), None);
         assert_eq!(watch.changed(), Some(vec![]));
         fs::write(place.path().join("new"), "b").unwrap();
         fs::rename(place.path().join("new"), place.path().join("a.so")).unwrap();
