@@ -245,6 +245,24 @@ fn killed_in_the_broadcast() {
     }
 }
 
+/// Who asks for the end of a job whose files are on their way gets it; what else is sent reaches the ranks as they start.
+#[test]
+fn signals_in_the_broadcast() {
+    let Some(cluster) = up("t-lf-signal", "50mbit") else { return };
+    for (signal, code) in [(Signal::SIGTERM, 125), (Signal::SIGINT, 125), (Signal::SIGUSR1, 128 + 10)] {
+        let before = received(&cluster, 3);
+        let run = exec(&cluster, USER, HOLD).start();
+        broadcast(&cluster, before);
+        until(|| Victim(Role::JobKeeper, 0).pid(&cluster, &run));
+        run.signal(signal);
+        let done = run.end();
+        assert_eq!(done.status.code(), Some(code), "{signal}: {}", done.err);
+        let told = format!("ended by {signal} while files of the program were on their way");
+        assert_eq!(done.err.contains(&told), code == 125, "{}", done.err);
+        clean(&cluster);
+    }
+}
+
 #[test]
 fn killed_while_running() {
     let Some(cluster) = up("t-lf-run", "1gbit") else { return };

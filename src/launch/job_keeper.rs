@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::ptrace;
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, sigprocmask};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
 
@@ -54,11 +54,20 @@ struct JobKeeper {
     starter: Starter,
     children_died: SignalFd,
     ranks: HashMap<Pid, u32>,
+    /// Came while ranks were still to be started, which get them, too; each once, the last to come last.
+    early: Vec<Signal>,
     /// Every rank was asked for, so that none left means over.
     complete: bool,
     ending: Option<Ending>,
     /// Where guests find the job, if any may come.
     porch: Option<Porch>,
+}
+
+/// Signals a rank with all of its group, or alone while it has not made that yet.
+fn give(rank: Pid, signal: Signal) {
+    if killpg(rank, signal).is_err() {
+        let _ = kill(rank, signal);
+    }
 }
 
 /// The job is being ended.
@@ -71,6 +80,8 @@ impl JobKeeper {
     fn new(agent: Seqpacket, starter: Starter, base: Option<Base>, fuse: bool) -> io::Result<JobKeeper> {
         process::become_subreaper();
         process::default_action(Signal::SIGPIPE);
+        // A rank that still shares this memory would take it along (`sys/boot.rs`); it hears of it when it is on its own.
+        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::from(Signal::SIGQUIT)), None)?;
         Ok(JobKeeper {
             agent,
             base,
@@ -79,6 +90,7 @@ impl JobKeeper {
             starter,
             children_died: watch_children()?,
             ranks: HashMap::new(),
+            early: Vec::new(),
             complete: false,
             ending: None,
             porch: None,
@@ -150,15 +162,17 @@ impl JobKeeper {
             Ask::Pids => self.tell_pids(|_| true),
             Ask::Signal { signal } => {
                 let signal = Signal::try_from(signal)?;
-                for pid in self.ranks.keys() {
-                    let _ = killpg(*pid, signal);
+                self.ranks.keys().for_each(|pid| give(*pid, signal));
+                if !self.complete {
+                    self.early.retain(|early| *early != signal);
+                    self.early.push(signal);
                 }
                 Ok(())
             }
             Ask::End { grace_ms } => {
                 for pid in self.ranks.keys() {
-                    let _ = killpg(*pid, Signal::SIGTERM);
-                    let _ = killpg(*pid, Signal::SIGCONT);
+                    give(*pid, Signal::SIGTERM);
+                    give(*pid, Signal::SIGCONT);
                 }
                 let kill_at = Instant::now() + Duration::from_millis(grace_ms.into());
                 let kill_at = self.ending.map_or(kill_at, |e| e.kill_at.min(kill_at));
@@ -219,6 +233,7 @@ impl JobKeeper {
             match self.starter.start(index, [a.as_fd(), b.as_fd(), c.as_fd(), d.as_fd()]) {
                 Ok(pid) => {
                     self.ranks.insert(pid, index);
+                    self.early.iter().for_each(|signal| give(pid, *signal));
                 }
                 Err(error) => self.failed("start a rank", error.to_string())?,
             }

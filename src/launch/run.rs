@@ -532,8 +532,19 @@ impl Running<'_> {
         self.release().await;
     }
 
-    /// The first interrupt goes to the ranks; the second ends them.
+    /// A node has not yet what the program needs to start.
+    fn is_loading(&self) -> bool {
+        let loaded = &self.card.progress.borrow().loaded;
+        self.card.view && self.busy.iter().any(|(node, _)| !loaded.contains(node))
+    }
+
+    /// The first interrupt goes to the ranks, if all nodes may have some; the second ends them.
     async fn signalled(&mut self, signal: Signal) {
+        if ends(signal) && self.is_loading() && !self.is_ending() {
+            self.interrupts += 1;
+            self.fail(format!("ended by {} while files of the program were on their way", signal.as_str()));
+            return self.end(STOPPED_GRACE).await;
+        }
         if ends(signal) && signal != Signal::SIGQUIT {
             self.interrupts += 1;
             if self.interrupts > 1 {

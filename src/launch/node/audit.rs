@@ -21,7 +21,7 @@ use crate::loader::audit::program::Audited;
 use crate::loader::catalog::as_path;
 use crate::loader::closure::Environment;
 use crate::net::seqpacket::{Listener, Seqpacket};
-use crate::net::wire::control::{Report, View};
+use crate::net::wire::control::View;
 use crate::net::wire::keeper::Ask;
 use crate::sys::audit_table::MESSAGE_MAX;
 use crate::{Error, Result, error::Context};
@@ -101,7 +101,7 @@ impl Job {
         audit: Result<Arc<Audit>, String>,
     ) -> Result<()> {
         let audit = audit.map_err(|error| Error::new("show the program's files", error))?;
-        let (job, node, launch) = (self.launch.job, self.node.id, &self.launch);
+        let launch = &self.launch;
         {
             let (audit, roots) = (Arc::clone(&audit), launch.roots.clone());
             smol::unblock(move || audit.add_roots(&roots)).await;
@@ -143,7 +143,6 @@ impl Job {
             }
         }
         self.mark(|times| &mut times.loaded);
-        self.node.report(&Report::Loaded { job, node }).await;
         Ok(())
     }
 }

@@ -246,9 +246,16 @@ impl Job {
             Ok(())
         };
         let shown = self.show_all().or(ended_early).await;
-        if let Err(error) = &shown {
-            self.failed(error).await;
-            let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
+        match &shown {
+            Err(error) => {
+                self.failed(error).await;
+                let _ = self.tell_keeper(&Ask::End { grace_ms: 0 }, &[]).await;
+            }
+            // Also of a node that has no view: it has what it will have.
+            Ok(()) if !self.launch.roots.is_empty() && !self.abort.0.is_closed() => {
+                self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
+            }
+            Ok(()) => {}
         }
         let (complete, completed) = bounded::<()>(1);
         let spawning = async {
@@ -366,7 +373,6 @@ impl Job {
             self.share().await?;
         }
         self.mark(|times| &mut times.loaded);
-        self.node.report(&Report::Loaded { job: self.launch.job, node: self.node.id }).await;
         Ok(())
     }
 
