@@ -14,7 +14,7 @@ struct Grammar {
     names: &'static [&'static str],
     /// Words that come before the options, one of them (`flux run`).
     verbs: &'static [&'static str],
-    /// One-letter options that take a value, attached or as the next word; other letters take none.
+    /// One-letter options as getopt(3) is told of them: `:` takes a value, attached or as the next word, `::` an attached one, if any.
     letters: &'static str,
     /// Options by their whole names, and the number of words that follow. An option with `=` in it has its value.
     options: &'static [(&'static str, usize)],
@@ -26,7 +26,7 @@ struct Grammar {
 const SRUN: Grammar = Grammar {
     names: &["srun"],
     verbs: &[],
-    letters: "AbBcCdDeGiJLmMnNopqrStTwWx",
+    letters: "A:B:b:C:c:D:d:Ee:F:G:HhI::i:J:K::k::L:lM:m:N:n:Oo:P:p:Qq:r:S:sT:t:uVvW:w:Xx:Z",
     options: &[
         ("--account", 1),
         ("--acctg-freq", 1),
@@ -146,7 +146,7 @@ const SRUN: Grammar = Grammar {
         ("--wckey", 1),
         ("--whole", 0),
     ],
-    several: false,
+    several: true,
 };
 
 /// Hydra (MPICH, Intel MPI, MVAPICH) and Open MPI with PRRTE: they share the command's names. Options have one dash or two.
@@ -278,7 +278,7 @@ const MPIEXEC: Grammar = Grammar {
 const FLUX: Grammar = Grammar {
     names: &["flux"],
     verbs: &["run"],
-    letters: "BcgnNotqSxl",
+    letters: "B:c:g:hlN:n:o:q:S:t:uvx",
     options: &[
         ("--bank", 1),
         ("--cores", 1),
@@ -291,6 +291,7 @@ const FLUX: Grammar = Grammar {
         ("--exclusive", 0),
         ("--gpus-per-node", 1),
         ("--gpus-per-task", 1),
+        ("--help", 0),
         ("--input", 1),
         ("--job-name", 1),
         ("--label-io", 0),
@@ -313,6 +314,12 @@ const FLUX: Grammar = Grammar {
     ],
     several: false,
 };
+
+/// Options whose value may be in the word with the name of what is set: `-genv A B`, `-genv A=B`.
+const ASSIGN: [&str; 2] = ["-genv", "-env"];
+
+/// Options that ask for words about the launcher, and need no program.
+const ABOUT: [&str; 9] = ["-h", "-help", "--help", "--usage", "-info", "--info", "-V", "-version", "--version"];
 
 /// A launcher's command line, understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -349,16 +356,26 @@ impl Foreign {
             }
         }
         let mut programs = Vec::new();
-        loop {
-            let at = program(&grammar, words, from)?;
-            let Some(at) = at else { break };
+        while let Some(at) = program(&grammar, words, from)? {
+            // Of a step of several parts that are alike, Slurm takes the program of the last.
+            if grammar.several && words[at] == ":" {
+                from = at + 1;
+                continue;
+            }
             programs.push(at);
             let next = words[at..].iter().position(|word| word == ":").filter(|_| grammar.several);
             let Some(next) = next else { break };
             from = at + next + 1;
         }
-        // `srun --help` and the like.
-        Ok((!programs.is_empty()).then(|| Foreign { words: words.to_vec(), programs }))
+        let about = |word: &OsString| {
+            let name = word.to_str().and_then(|word| word.split('=').next());
+            name.is_some_and(|name| ABOUT.contains(&name))
+        };
+        match (programs.is_empty(), words.last()) {
+            (true, Some(last)) if !words.iter().any(about) => Err(unknown(last, "no program follows")),
+            (true, _) => Ok(None),
+            (false, _) => Ok(Some(Foreign { words: words.to_vec(), programs })),
+        }
     }
 
     /// The (first) program and its arguments.
@@ -388,6 +405,7 @@ impl Foreign {
 fn program(grammar: &Grammar, words: &[OsString], mut at: usize) -> Result<Option<usize>> {
     while let Some(word) = words.get(at) {
         let bytes = word.as_bytes();
+        let next = words.get(at + 1);
         at += match bytes {
             b"--" => return Ok((at + 1 < words.len()).then_some(at + 1)),
             b"--multi-prog" => return Err(unknown(word, "the programs are in a file")),
@@ -395,27 +413,38 @@ fn program(grammar: &Grammar, words: &[OsString], mut at: usize) -> Result<Optio
                 return Err(unknown(word, "the programs are in a file"));
             }
             [b'-', b'-', ..] if bytes.contains(&b'=') => 1,
-            [b'-', b'-', name @ ..] => 1 + arity(grammar, word, &[b"--", name].concat(), &[b"-", name].concat())?,
-            [b'-', letter, rest @ ..] if !grammar.letters.is_empty() => cluster(grammar, *letter, rest),
-            [b'-', ..] => 1 + arity(grammar, word, bytes, bytes)?,
+            [b'-', b'-', name @ ..] => 1 + arity(grammar, word, next, &[b"--", name].concat(), &[b"-", name].concat())?,
+            [b'-', letters @ ..] if !grammar.letters.is_empty() => 1 + cluster(grammar, word, letters)?,
+            [b'-', ..] => 1 + arity(grammar, word, next, bytes, bytes)?,
             _ => return Ok(Some(at)),
         };
     }
     Ok(None)
 }
 
-/// Words that an option of that name, in either spelling, is followed by.
-fn arity(grammar: &Grammar, word: &OsStr, name: &[u8], short: &[u8]) -> Result<usize> {
+/// Words that an option of that name, in either spelling, is followed by; `next` is the first.
+fn arity(grammar: &Grammar, word: &OsStr, next: Option<&OsString>, name: &[u8], short: &[u8]) -> Result<usize> {
     let known = grammar.options.iter().find(|(known, _)| known.as_bytes() == name || known.as_bytes() == short);
-    known.map(|(_, arity)| *arity).ok_or_else(|| unknown(word, "hpcrt does not know this option"))
+    let (known, arity) = known.ok_or_else(|| unknown(word, NOT_KNOWN))?;
+    let whole = ASSIGN.contains(known) && next.is_some_and(|next| next.as_bytes().contains(&b'='));
+    Ok(if whole { 1 } else { *arity })
 }
 
-/// Words of one-letter options: the value of the first that takes one is the rest, or the next word.
-fn cluster(grammar: &Grammar, first: u8, rest: &[u8]) -> usize {
-    let letters: Vec<u8> = std::iter::once(first).chain(rest.iter().copied()).collect();
-    let takes = letters.iter().position(|letter| grammar.letters.as_bytes().contains(letter));
-    1 + usize::from(takes == Some(letters.len() - 1))
+/// Words that a word of one-letter options is followed by: the value of the first that takes one is the rest, or the next word.
+fn cluster(grammar: &Grammar, word: &OsStr, letters: &[u8]) -> Result<usize> {
+    for (at, letter) in letters.iter().enumerate() {
+        let known = grammar.letters.bytes().position(|known| known == *letter && known != b':');
+        let takes = known.map(|known| &grammar.letters.as_bytes()[known + 1..]);
+        match takes.ok_or_else(|| unknown(word, NOT_KNOWN))? {
+            [b':', b':', ..] => return Ok(0),
+            [b':', ..] => return Ok(usize::from(at + 1 == letters.len())),
+            _ => {}
+        }
+    }
+    Ok(0)
 }
+
+const NOT_KNOWN: &str = "hpcrt does not know this option";
 
 fn unknown(word: &OsStr, why: &'static str) -> Error {
     Error::usage("find the program in the launcher's command line", why)
@@ -446,13 +475,19 @@ mod tests {
                 "/usr/bin/srun -n 8 -N2 -lu --mpi=pmi2 --label --cpu-bind none E ./app -n 3",
             ),
             ("srun -ln 4 -- ./app -x", "srun -ln 4 -- E ./app -x"),
+            ("srun -F hosts -vK1 -I -k ./app", "srun -F hosts -vK1 -I -k E ./app"),
+            ("srun -n1 ./a x : -n2 ./b", "srun -n1 E ./a x : -n2 E ./b"),
+            ("srun -N1 : -N2 ./app", "srun -N1 : -N2 E ./app"),
             ("mpiexec -n 2 -genv A b --bind-to core ./app", "mpiexec -n 2 -genv A b --bind-to core E ./app"),
+            ("mpiexec -genv A=b --env C=d -n 2 ./app x", "mpiexec -genv A=b --env C=d -n 2 E ./app x"),
+            ("mpiexec -env A b=c ./app x", "mpiexec -env A b=c E ./app x"),
             (
                 "mpirun --mca btl tcp,self -x A -np 4 python3 a.py",
                 "mpirun --mca btl tcp,self -x A -np 4 E python3 a.py",
             ),
             ("mpiexec -n 1 ./a x : -n 2 ./b", "mpiexec -n 1 E ./a x : -n 2 E ./b"),
             ("flux run -n4 --cores-per-task 2 ./app", "flux run -n4 --cores-per-task 2 E ./app"),
+            ("flux run -x -l ./app", "flux run -x -l E ./app"),
         ] {
             assert_eq!(entered(line), expected);
         }
@@ -462,12 +497,28 @@ mod tests {
 
     #[test]
     fn other_programs_and_unknown_options() {
-        for line in ["./app srun", "srun --version=1", "flux resource list", "mpicc a.c"] {
+        for line in [
+            "./app srun",
+            "srun --version=1",
+            "srun -V",
+            "mpirun --help",
+            "flux run --help",
+            "flux resource list",
+            "mpicc a.c",
+        ] {
             assert_eq!(Foreign::of(&words(line)).unwrap(), None, "{line}");
         }
-        for line in
-            ["srun --new-option 3 ./app", "mpirun -zzz ./app", "srun --multi-prog file", "mpiexec -configfile x"]
-        {
+        for line in [
+            "srun --new-option 3 ./app",
+            "srun -vY ./app",
+            "srun -n 3",
+            "flux run -y 1 ./app",
+            "mpirun -zzz ./app",
+            "mpirun -x ./app",
+            "mpiexec",
+            "srun --multi-prog file",
+            "mpiexec -configfile x",
+        ] {
             let error = Foreign::of(&words(line)).unwrap_err();
             assert_eq!(error.exit_code(), 2);
             assert!(error.to_string().contains("--view none"), "{error}");
