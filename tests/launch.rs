@@ -188,6 +188,10 @@ fn a_job_within_a_job_has_its_own_ranks() {
     );
     let done = sh("-n 3 --stdin none -q --keep-going", &format!("[ $HPCRT_RANK = 2 ] && {inner}; true")).end().code(0);
     assert_eq!(done.lines(), ["0/2", "1", "1", "1/2"]);
+    // What ranks are told for Open MPI is no allocation of Flux.
+    let inner = format!("{} exec -q -n 2 -- sh -c 'echo $HPCRT_RANK/$HPCRT_SIZE'", env!("CARGO_BIN_EXE_hpcrt"));
+    let done = sh("-n 2 --stdin none -q", &format!("[ $HPCRT_RANK = 1 ] || {inner}")).end().code(0);
+    assert_eq!(done.lines(), ["0/2", "1/2"]);
     // A descriptor under the number that flock(1) suggests.
     let program = format!("exec 200</dev/null; {} exec -q -- echo done", env!("CARGO_BIN_EXE_hpcrt"));
     assert_eq!(exec("-q").program(&["bash", "-c", &program]).end().code(0).text(), "done\n");

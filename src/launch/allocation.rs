@@ -12,6 +12,7 @@ use smol::future::FutureExt;
 
 use super::hostfile;
 use super::hostlist::{self, Host, MAX_SLOTS};
+use super::pmi;
 use crate::error::{Context, Error, Result};
 
 /// What discovery asks of its surroundings, so that tests need neither root nor a cluster.
@@ -198,7 +199,9 @@ pub fn discover(at: &dyn Surroundings) -> Result<Allocation> {
     if let Some(path) = at.var("PE_HOSTFILE")? {
         return found(Source::Sge, at.read(&path).and_then(|text| grid_engine(&text, &path)));
     }
-    if let Some(job) = at.var("FLUX_JOB_ID")? {
+    // Ranks of ours are told of a job that Flux does not know (`pmi::client_variables`).
+    let ours = at.var("FLUX_PMI_LIBRARY_PATH")? == Some(pmi::aid_path());
+    if let Some(job) = at.var("FLUX_JOB_ID")?.filter(|_| !ours) {
         return found(Source::Flux, at.run(&["flux", "job", "info", &job, "R"]).and_then(|r| flux_resources(&r)));
     }
     if at.var("FLUX_URI")?.is_some() {
@@ -376,8 +379,18 @@ mod tests {
             (Source::Sge, &[("PE_HOSTFILE", "/f"), ("/f", "a 4 all.q@a UNDEFINED\nb 2 all.q@b <NULL>\n")], "a:4 b:2"),
             (Source::Flux, &[("FLUX_JOB_ID", "1"), ("FLUX_URI", "u"), ("flux job info 1 R", r)], "f1:4 f2:4 g:2"),
             (Source::Flux, &[("FLUX_URI", "u"), ("flux getattr hostlist", "f[1-2]\n")], "f1:? f2:?"),
+            (
+                Source::Flux,
+                &[("FLUX_JOB_ID", "1"), ("FLUX_PMI_LIBRARY_PATH", "/usr/lib/flux/libpmi.so"), ("flux job info 1 R", r)],
+                "f1:4 f2:4 g:2",
+            ),
             (Source::Cobalt, &[("COBALT_NODEFILE", "/f"), ("/f", "c1\nc2\n")], "c1:? c2:?"),
             (Source::Localhost, &[], "localhost:6"),
+            (
+                Source::Localhost,
+                &[("FLUX_JOB_ID", "77"), ("FLUX_PMI_LIBRARY_PATH", "/proc/self/fd/200")],
+                "localhost:6",
+            ),
         ] {
             let allocation = hosts(None, None, &fake(pairs)).unwrap();
             assert_eq!((allocation.source, &*text(&allocation)), (source, expected));
