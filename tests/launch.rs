@@ -180,6 +180,21 @@ fn environment() {
     assert_eq!(run("-x SSH_CONNECTION"), "x y none\n");
 }
 
+/// Which process of another launcher this one is means nothing to ranks of a job of its own.
+#[test]
+fn the_variables_by_which_a_launcher_tells_its_processes_apart() {
+    let show = "echo ${SLURM_PROCID-none} ${OMPI_COMM_WORLD_RANK-none} ${PMIX_RANK-none} ${PMIX_MCA_gds-none} ${SLURM_JOB_ID-none}";
+    let run = |flags: &str| {
+        let variables = ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMIX_MCA_gds", "SLURM_JOB_ID"];
+        let run = variables.into_iter().fold(sh(flags, show), |run, name| run.env(name, "5"));
+        run.end().code(0).lines()
+    };
+    assert_eq!(run(ABC), ["none none none 5 5"; 3]);
+    assert_eq!(run("-q -n 2"), ["none none none 5 5"; 2]);
+    assert_eq!(run("-q -n 2 -x SLURM_PROCID=7"), ["7 none none 5 5"; 2]);
+    assert_eq!(run("-q"), ["5 5 5 5 5"], "it takes the place of this process");
+}
+
 #[test]
 fn a_job_within_a_job_has_its_own_ranks() {
     let inner = format!(

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use smol::LocalExecutor;
 
-use super::job::{self, Where};
+use super::job::{self, Passed, Where};
 use crate::cli::{Exec, Part, PartFlags};
 use crate::error::say;
 use crate::launch;
@@ -66,12 +66,15 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
         return Err(Error::usage("use --pull", "with --view none nothing is sent"));
     }
     let launcher = job::launcher(&mut parts, flags.view, job::not_ours!(flags))?;
-    let mut spec = job::spec!(flags, &parts, &agent)?;
+    // Without hosts, without an allocation and without a number a program runs once, as it does without hpcrt.
+    let alone = here && launcher.is_none();
+    let once = |PartFlags { ranks, ppn, .. }: &PartFlags| ranks.or(*ppn).is_none_or(|count| count.get() == 1);
+    let once = alone && matches!(&parts[..], [part] if once(&part.flags));
+    let passed = Passed { host: agent == AgentKind::Local, rank: once || launcher.is_some() };
+    let mut spec = job::spec!(flags, &parts, passed)?;
     if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
         return job::alone(launcher, &spec);
     }
-    // Without hosts, without an allocation and without a number a program runs once, as it does without hpcrt.
-    let alone = here && launcher.is_none();
     for block in spec.blocks.iter_mut().filter(|block| alone && block.per_host.is_none()) {
         block.ranks.get_or_insert(1);
     }
@@ -136,7 +139,7 @@ pub(super) fn run(flags: &Exec, parts: &[Part]) -> Result<u8> {
 fn joined(flags: &Exec, program: &[OsString], outer: Outer) -> Result<u8> {
     let signals = catch_signals()?;
     let part = Part { flags: PartFlags::default(), words: program.to_vec() };
-    let spec = job::spec!(flags, &[part], &AgentKind::Launched)?;
+    let spec = job::spec!(flags, &[part], Passed { host: false, rank: true })?;
     if let Some(flag) = job::for_agents(&spec) {
         let cause = "the ranks, their hosts and their end are another launcher's";
         return Err(Error::usage("use it", cause).on(flag).remedy("have hpcrt start them"));

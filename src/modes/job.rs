@@ -42,6 +42,37 @@ const NOT_PASSED: [&str; 14] = [
     "PMI_PORT",
 ];
 
+/// Variables, or beginnings of them, by which a launcher tells its processes apart.
+const TELLS_APART: [&str; 8] = [
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_GTIDS",
+    "SLURM_TASK_PID",
+    "SLURMD_NODENAME",
+    "OMPI_COMM_WORLD_",
+    "PMIX_",
+];
+
+/// What of this process's environment is passed on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Passed {
+    /// What names this host: whoever gets it runs here.
+    pub(super) host: bool,
+    /// What tells which process of its launcher this is: whoever gets it takes its place.
+    pub(super) rank: bool,
+}
+
+impl Passed {
+    fn has(self, name: &OsStr) -> bool {
+        let name = name.as_bytes();
+        let of_host = NOT_PASSED.iter().any(|known| known.as_bytes() == name);
+        // What begins so is the user's wish.
+        let begins = |known: &&str| name.starts_with(known.as_bytes()) && !name.starts_with(b"PMIX_MCA_");
+        (self.host || !of_host) && (self.rank || !TELLS_APART.iter().any(begins))
+    }
+}
+
 /// The hosts, and how agents get there.
 pub(super) struct Where {
     pub(super) hosts: Vec<Host>,
@@ -125,20 +156,14 @@ macro_rules! setup {
 }
 pub(super) use setup;
 
-/// What to run, from flags of `exec` or `session run`. `$agent`: how the hosts are reached.
+/// What to run, from flags of `exec` or `session run`. `$passed`: what of this process's environment.
 macro_rules! spec {
-    ($flags:expr, $parts:expr, $agent:expr) => {
+    ($flags:expr, $parts:expr, $passed:expr) => {
         (|| {
             use $crate::modes::job;
             let here = job::Here::find($flags.cwd.as_deref())?;
             Ok::<_, $crate::Error>($crate::net::wire::session::JobSpec {
-                blocks: job::blocks(
-                    &here,
-                    $parts,
-                    &$flags.env,
-                    $flags.cwd.is_some(),
-                    *$agent == $crate::net::wire::control::AgentKind::Local,
-                )?,
+                blocks: job::blocks(&here, $parts, &$flags.env, $flags.cwd.is_some(), $passed)?,
                 stdin: $flags.stdin,
                 binding: $flags.bind,
                 label: $flags.label,
@@ -319,7 +344,7 @@ pub(super) fn hosts_of(parts: &[Part], hosts: Option<&str>) -> Option<String> {
 
 /// What is asked of the session of each program. `env`: variables for all.
 /// `cwd`: the directory of all was named.
-pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], cwd: bool, local: bool) -> Result<Vec<Block>> {
+pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], cwd: bool, passed: Passed) -> Result<Vec<Block>> {
     let block = |Part { flags, words }: &Part| {
         Ok(Block {
             ranks: flags.ranks.map(u32::from),
@@ -327,7 +352,7 @@ pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], cwd: bool, loc
             hosts: flags.hosts.clone(),
             program: here.program(&words[0])?,
             argv: words.iter().map(bytes).collect(),
-            env: environment(&[env, &flags.env].concat(), local)?,
+            env: environment(&[env, &flags.env].concat(), passed)?,
             cwd: bytes(flags.cwd.as_ref().map_or_else(|| here.job.clone(), |own| here.job.join(own))),
             cwd_named: cwd || flags.cwd.is_some(),
         })
@@ -372,10 +397,9 @@ impl Here {
     }
 }
 
-/// The environment of the ranks: this one, without what belongs to this host or to another launcher, and with what `-x` says.
-pub(super) fn environment(set: &[String], here: bool) -> Result<Vec<Vec<u8>>> {
-    let passed = |name: &OsStr| here || !NOT_PASSED.iter().any(|n| name == *n);
-    let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| passed(name)).collect();
+/// The environment of the ranks: what of this one is passed on, and what `-x` says.
+fn environment(set: &[String], passed: Passed) -> Result<Vec<Vec<u8>>> {
+    let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| passed.has(name)).collect();
     for (name, value) in variables(set)? {
         vars.retain(|(n, _)| *n != *name);
         vars.push((name.into(), value));

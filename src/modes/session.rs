@@ -12,7 +12,7 @@ use nix::unistd::{Pid, getpid};
 use smol::future::FutureExt;
 use smol::{Async, LocalExecutor, Timer};
 
-use super::job::{self, Where};
+use super::job::{self, Passed, Where};
 use crate::cli::{Part, SessionRun, SessionStart};
 use crate::error::{EXIT_FAILED, say};
 use crate::launch::console::{self, Console, catch_signals};
@@ -28,7 +28,7 @@ use crate::launch::session::{Reading, Session, may_share};
 use crate::launch::status::Subject;
 use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
-use crate::net::wire::control::{AgentKind, View};
+use crate::net::wire::control::View;
 use crate::net::wire::session::{JobSpec, SessionAsk, SessionTell};
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
@@ -145,7 +145,7 @@ pub(super) fn run(flags: &SessionRun, parts: &[Part]) -> Result<u8> {
     // What belongs to this host only is not passed on: the session's hosts may be others.
     let mut parts = job::parts(parts, flags.ranks, flags.ppn, None);
     let launcher = job::launcher(&mut parts, flags.view, job::not_ours!(flags))?;
-    let spec = job::spec!(flags, &parts, &AgentKind::Ssh)?;
+    let spec = job::spec!(flags, &parts, Passed { host: false, rank: launcher.is_some() })?;
     if let Some(launcher) = launcher.as_ref().filter(|_| !may_share(&spec)) {
         return job::alone(launcher, &spec);
     }
