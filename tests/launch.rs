@@ -196,6 +196,15 @@ fn the_variables_by_which_a_launcher_tells_its_processes_apart() {
 }
 
 #[test]
+fn processes_of_a_launcher_that_cannot_find_each_other() {
+    for name in ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"] {
+        let refused = exec("").env(name, "2").program(&["true"]).end().code(2).says("started 2 of it");
+        refused.says("hpcrt exec -- srun ... (mpirun ...)");
+        exec("-q").env(name, "1").program(&["true"]).end().code(0);
+    }
+}
+
+#[test]
 fn a_job_within_a_job_has_its_own_ranks() {
     let inner = format!(
         "{} exec -q --hosts x,y --agent local -- sh -c 'env | grep -c ^HPCRT_RANK=; echo $HPCRT_RANK/$HPCRT_SIZE'",

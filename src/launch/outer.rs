@@ -47,11 +47,11 @@ impl Outer {
         }
         let several = |name| number(name).filter(|count| *count > 1);
         let (Some(size), Some(rank), Some(fd)) = (several("PMI_SIZE"), number("PMI_RANK"), number("PMI_FD")) else {
-            return match several("SLURM_STEP_NUM_TASKS").or_else(|| several("PMI_SIZE")) {
+            return match ["SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"].into_iter().find_map(several) {
                 Some(count) if std::env::var_os("HPCRT_SESSION").is_none() => {
                     let cause = format!("a launcher started {count} of it, without PMI-1 on a descriptor");
                     let error = Error::usage("make one job of these processes", cause);
-                    Err(error.remedy("srun --mpi=pmi2 hpcrt exec -- ..., or hpcrt exec -- srun ...; for a job of each, unset SLURM_STEP_NUM_TASKS and PMI_SIZE"))
+                    Err(error.remedy("srun --mpi=pmi2 hpcrt exec -- ..., or hpcrt exec -- srun ... (mpirun ...); for a job of each, unset SLURM_STEP_NUM_TASKS, PMI_SIZE and OMPI_COMM_WORLD_SIZE"))
                 }
                 _ => Ok(None),
             };
