@@ -200,15 +200,12 @@ pub async fn start(tasks: &Spawner, kind: &AgentKind, host: &str) -> Result<Agen
     starting.or(late).await.map_err(|error| error.at(host.to_owned()))
 }
 
-/// `CMD {host}` as the words it is made of; a host never becomes shell syntax.
+/// `CMD {host}` as the words it is made of, however it quotes the host: its name is never shell syntax ([`super::hostlist::Host`]).
 fn shell(template: &str, host: &str) -> Command {
-    let line = if template.contains("{host}") {
-        template.replace("{host}", "\"$HPCRT_HOST\"")
-    } else {
-        format!("{template} \"$HPCRT_HOST\"")
-    };
+    let named = template.replace("{host}", host);
+    let line = if template.contains("{host}") { named } else { format!("{template} {host}") };
     let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("{line} \"$@\"")).arg("sh").env("HPCRT_HOST", host);
+    command.arg("-c").arg(format!("{line} \"$@\"")).arg("sh");
     command
 }
 
@@ -312,5 +309,19 @@ pub(super) async fn listen(errors: OwnedFd, said: Arc<Mutex<VecDeque<String>>>) 
                 said.pop_front();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn a_host_is_its_name_however_the_command_quotes_it() {
+        let line = |template, host| shell(template, host).get_args().nth(1).map(OsStr::to_owned);
+        assert_eq!(line("ssh -p 1 '{host}'", "u@n1").unwrap(), r#"ssh -p 1 'u@n1' "$@""#);
+        assert_eq!(line("rsh", "n1").unwrap(), r#"rsh n1 "$@""#);
     }
 }
