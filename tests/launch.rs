@@ -525,6 +525,26 @@ fn a_start_that_says_nothing_ends() {
     assert!(done.took < Duration::from_secs(35), "{:?}", done.took);
 }
 
+/// What has no room for the binary is passed over.
+#[test]
+fn a_full_directory_for_the_agents_program() {
+    if !Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: no mount namespaces can be made");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (binary, agent, full) = (place.path().join("hpcrt's"), place.path().join("agent"), place.path().join("full"));
+    // No shell can be told of this path, so it is sent.
+    fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &binary).unwrap();
+    fs::create_dir(&full).unwrap();
+    let lines = "shift\nmount -t tmpfs -o size=1m none @F && XDG_RUNTIME_DIR=@F exec \"$@\"\n";
+    fs::write(&agent, lines.replace("@F", full.to_str().unwrap())).unwrap();
+    let mut command = Command::new(&binary);
+    command.args(["exec", "-q", "--hosts", "a", "--agent", &format!("unshare -m sh {} {{host}}", agent.display())]);
+    let done = Run::new(command).program(&["echo", "ran"]).end().code(0);
+    assert_eq!(done.text(), "ran\n", "{}", done.err);
+}
+
 #[test]
 fn talkative_agents() {
     let noise = "head -c 100000 /dev/urandom; echo welcome; printf 'motd without an end'; echo chatter >&2; env AGENT_OF={host}";

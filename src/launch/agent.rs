@@ -134,9 +134,10 @@ chmod 700 "$f"
 exec 3>"$f" 4<"$f"
 rm -f "$f"
 echo hpcrt:need
-head -c @N >&3
+head -c @N | { cat >&3; cat >/dev/null; } 2>/dev/null
 exec 3>&-
-exec /proc/self/fd/4 serve
+[ `wc -c <&4` -eq @N ] && exec /proc/self/fd/4 serve
+exec 4<&-
 done
 echo hpcrt:nowhere
 exit; }
@@ -245,7 +246,7 @@ async fn start_there(tasks: &Spawner, mut command: Command) -> Result<Agent> {
                 NEED => input.write_all(bytes).await?,
                 NOWHERE => {
                     return Err(io::Error::other(
-                        "no directory there can hold a program (tried XDG_RUNTIME_DIR, /dev/shm and /tmp)",
+                        "no directory there can hold a program, or has room for it (tried XDG_RUNTIME_DIR, /dev/shm and /tmp)",
                     ));
                 }
                 // Whatever the user's start-up files print.
