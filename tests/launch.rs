@@ -525,6 +525,20 @@ fn a_start_that_says_nothing_ends() {
     assert!(done.took < Duration::from_secs(35), "{:?}", done.took);
 }
 
+/// A batch system that does not answer holds up nobody who asks for the end.
+#[test]
+fn an_interrupt_while_slurm_says_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let (srun, asked) = (place.path().join("srun"), place.path().join("asked"));
+    fs::write(&srun, format!("#!/bin/sh\ntouch {}\nexec sleep 1000\n", asked.display())).unwrap();
+    fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap());
+    let run = exec("").env("PATH", path).env("SLURM_JOB_NODELIST", "n[1-2]").program(&["true"]).start();
+    until(|| asked.exists().then_some(()));
+    run.signal(Signal::SIGTERM);
+    run.end().code(125).says("ended by SIGTERM");
+}
+
 /// What has no room for the binary is passed over.
 #[test]
 fn a_full_directory_for_the_agents_program() {

@@ -81,26 +81,33 @@ impl Surroundings for Here {
     }
 
     fn run(&self, command: &[&str]) -> Result<String> {
-        let (program, arguments) =
-            command.split_first().ok_or_else(|| Error::new("run a command", "it has no name"))?;
-        let line = command.join(" ");
-        let mut child = smol::process::Command::new(program);
-        child.args(arguments).stdin(smol::process::Stdio::null()).kill_on_drop(true);
-        let late = async {
-            smol::Timer::after(COMMAND_TIMEOUT).await;
-            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 10 s"))
-        };
-        let output = smol::block_on(child.output().or(late)).op_on("run", &line)?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(Error::new("run", format!("{}: {}", output.status, said.trim())).on(line));
-        }
-        String::from_utf8(output.stdout).op_on("read the output of", line)
+        smol::block_on(answer(command))
     }
 
     fn cpus(&self) -> u32 {
         usable_cpus().len().max(1) as u32
     }
+}
+
+/// The standard output of a command that ends well and within 10 s.
+///
+/// # Errors
+/// As [`Surroundings::run`].
+pub async fn answer(command: &[&str]) -> Result<String> {
+    let (program, arguments) = command.split_first().ok_or_else(|| Error::new("run a command", "it has no name"))?;
+    let line = command.join(" ");
+    let mut child = smol::process::Command::new(program);
+    child.args(arguments).stdin(smol::process::Stdio::null()).kill_on_drop(true);
+    let late = async {
+        smol::Timer::after(COMMAND_TIMEOUT).await;
+        Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 10 s"))
+    };
+    let output = child.output().or(late).await.op_on("run", &line)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Error::new("run", format!("{}: {}", output.status, said.trim())).on(line));
+    }
+    String::from_utf8(output.stdout).op_on("read the output of", line)
 }
 
 /// System numbers of the CPUs this process may use, ascending; empty when the kernel does not tell.

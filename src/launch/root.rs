@@ -20,7 +20,7 @@ use super::limits;
 use super::loading::{self, Loading, Machine};
 use super::overlay::{Children, Event, Spawner};
 use super::rendezvous::Names;
-use super::slurm::Step;
+use super::slurm::{self, Step};
 use super::start_tree::{self, StartCost};
 use super::subtree::{Arrivals, Subtree};
 use super::timeline::{Clocks, Moment};
@@ -225,8 +225,14 @@ impl Root {
         let specs = (1..=count).zip(&setup.hosts).zip(root.parents.borrow().clone());
         let specs = specs.map(|((node, host), parent)| NodeSpec { node, parent, host: host.clone() }).collect();
         root.bring_up(specs);
-        let step = (setup.agent == AgentKind::Srun).then(|| root.start_step(key.clone())).transpose();
-        let mut step = match step {
+        let mut interrupted = std::pin::pin!(interrupted);
+        let start = async {
+            match setup.agent {
+                AgentKind::Srun => root.start_step(key.clone()).await.map(Some),
+                _ => Ok(None),
+            }
+        };
+        let mut step = match start.or(async { Err(interrupted.as_mut().await) }).await {
             Ok(step) => step,
             Err(error) => {
                 root.stop().await;
@@ -260,14 +266,15 @@ impl Root {
     }
 
     /// Has Slurm start the agents, which find their way here by the file.
-    fn start_step(&self, key: SessionKey) -> Result<(Step, Posted)> {
+    async fn start_step(&self, key: SessionKey) -> Result<(Step, Posted)> {
         let (addresses, hosts) = (self.addresses.clone(), self.hosts.clone());
         if addresses.is_empty() {
             let error = Error::new("start the agents in a Slurm step", "there is no address at which they could come");
             return Err(error.remedy("start them over ssh, which needs no TCP connection back, with --agent ssh"));
         }
+        let overlaps = slurm::overlaps().await?;
         let posted = Invitation { key, addresses, hosts }.post()?;
-        Ok((Step::start(&self.tasks, &self.hosts, posted.path())?, posted))
+        Ok((Step::start(&self.tasks, &self.hosts, posted.path(), overlaps)?, posted))
     }
 
     fn bring_up(self: &Rc<Self>, nodes: Vec<NodeSpec>) {

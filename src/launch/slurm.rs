@@ -10,16 +10,26 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::agent::{self, Process};
+use super::allocation;
 use super::fold::fold;
 use super::overlay::Spawner;
 use crate::net::auth;
 use crate::{Error, Result, error::Context};
 
 /// Variables by which an allocation's wishes for the program would shape the agents' step.
-const SHAPES: [&str; 12] = [
+const SHAPES: [&str; 21] = [
     "SLURM_NTASKS",
     "SLURM_NPROCS",
     "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_NTASKS_PER_CORE",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPU_BIND",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_THREADS_PER_CORE",
+    "SLURM_TASK_PROLOG",
+    "SLURM_TASK_EPILOG",
     "SLURM_CPUS_PER_TASK",
     "SRUN_CPUS_PER_TASK",
     "SLURM_EXACT",
@@ -47,32 +57,12 @@ pub struct Step {
 }
 
 impl Step {
-    /// Starts an agent on each of the hosts.
+    /// Starts an agent on each of the hosts. `overlaps`: see [`overlaps`].
     ///
     /// # Errors
     /// There is no `srun`.
-    pub fn start(tasks: &Spawner, hosts: &[String], invitation: &Path) -> Result<Step> {
-        let count = hosts.len().to_string();
-        let mut srun = Command::new("srun");
-        // Before 20.11 steps overlap by themselves, and know no such option.
-        let help = Command::new("srun").arg("--help").stdin(Stdio::null()).output().op_on("run", "srun")?;
-        if String::from_utf8_lossy(&help.stdout).contains("--overlap") {
-            srun.arg("--overlap");
-        }
-        srun.args(["--nodes", &count, "--ntasks", &count, "--ntasks-per-node=1", "--nodelist", &fold(hosts)])
-            // All of the allocation's memory and processors on each node: the ranks are the agents' descendants.
-            .args(["--mem=0", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0"])
-            .args(["--input=none", "--quiet", "--job-name=hpcrt"])
-            .arg(format!("--bcast={COPY}{}", auth::random_name(16)))
-            .arg(binary()?)
-            .args(["serve".as_ref(), "--join".as_ref(), invitation.as_os_str()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        for name in SHAPES {
-            srun.env_remove(name);
-        }
-        let mut process = Process::start(&mut srun).op_on("run", "srun")?;
+    pub fn start(tasks: &Spawner, hosts: &[String], invitation: &Path, overlaps: bool) -> Result<Step> {
+        let mut process = Process::start(&mut step(hosts, invitation, overlaps)?).op_on("run", "srun")?;
         let said = Arc::default();
         if let Some(errors) = process.errors() {
             tasks.spawn(agent::listen(errors, Arc::clone(&said))).detach();
@@ -89,7 +79,7 @@ impl Step {
             Some(status) => status.to_string(),
             None => "it ended".to_owned(),
         };
-        Error::new("start the agents by srun", cause).remedy("--agent ssh starts them without Slurm")
+        Error::new("start the agents by srun", cause).remedy(WITHOUT)
     }
 
     /// The last lines that it wrote.
@@ -101,6 +91,41 @@ impl Step {
     pub fn into_process(self) -> Process {
         self.process
     }
+}
+
+/// Whether steps share an allocation's resources only when told to. Before 20.11 they overlap by themselves, and know no such option.
+///
+/// # Errors
+/// There is no `srun`, or it does not answer soon.
+pub async fn overlaps() -> Result<bool> {
+    let help = allocation::answer(&["srun", "--help"]).await;
+    help.map(|help| help.contains("--overlap")).map_err(|error| error.remedy(WITHOUT))
+}
+
+/// How else agents can be started.
+const WITHOUT: &str = "--agent ssh starts them without Slurm";
+
+/// The command that starts an agent on each of the hosts.
+fn step(hosts: &[String], invitation: &Path, overlaps: bool) -> Result<Command> {
+    let count = hosts.len().to_string();
+    let mut srun = Command::new("srun");
+    if overlaps {
+        srun.arg("--overlap");
+    }
+    srun.args(["--nodes", &count, "--ntasks", &count, "--ntasks-per-node=1", "--nodelist", &fold(hosts)])
+        // All of the allocation's memory and processors on each node: the ranks are the agents' descendants.
+        .args(["--mem=0", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0"])
+        .args(["--input=none", "--quiet", "--job-name=hpcrt"])
+        .arg(format!("--bcast={COPY}{}", auth::random_name(16)))
+        .arg(binary()?)
+        .args(["serve".as_ref(), "--join".as_ref(), invitation.as_os_str()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    for name in SHAPES {
+        srun.env_remove(name);
+    }
+    Ok(srun)
 }
 
 /// A path to this binary for a child of this process.
@@ -129,5 +154,21 @@ pub fn remove_copy() {
         && path.to_string_lossy().starts_with(COPY)
     {
         let _ = std::fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agents_step_is_not_shaped_by_wishes_for_the_program() {
+        let step = step(&["n1".to_owned(), "n2".to_owned()], Path::new("/join"), true).unwrap();
+        let removed: Vec<_> = step.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
+        for name in ["SLURM_NTASKS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TASK_PROLOG"] {
+            assert!(removed.contains(&name.as_ref()), "{name}");
+        }
+        let words: Vec<_> = step.get_args().filter_map(|word| word.to_str()).collect();
+        assert!(words.starts_with(&["--overlap", "--nodes", "2"]) && words.contains(&"n[1-2]"), "{words:?}");
     }
 }
