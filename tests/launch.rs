@@ -195,6 +195,18 @@ fn the_variables_by_which_a_launcher_tells_its_processes_apart() {
     assert_eq!(run("-q"), ["5 5 5 5 5"], "it takes the place of this process");
 }
 
+/// Agents start with whatever the log-in gives them.
+#[test]
+fn files_of_ranks_have_the_users_mode() {
+    for agent in ["local", "umask 022; env AGENT_OF={host}"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask 0057; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hpcrt")]);
+        command.args(["exec", "-q", "--hosts", "a,b", "--agent", agent]);
+        let done = Run::new(command).program(&["sh", "-c", "umask"]).end().code(0);
+        assert_eq!(done.lines(), ["0057"; 2], "{agent}");
+    }
+}
+
 #[test]
 fn processes_of_a_launcher_that_cannot_find_each_other() {
     for name in ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"] {

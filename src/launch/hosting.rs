@@ -122,6 +122,7 @@ pub async fn run(
         env: main.env.clone(),
         cwd: main.cwd.clone(),
         cwd_named: main.cwd_named,
+        umask: main.umask,
         size: 0,
         places: up.iter().zip(&counts).map(place).collect(),
         load: needs.load,

@@ -9,6 +9,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, sigprocmask};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
+use rustix::fs::Mode;
 
 use super::guest::Porch;
 use super::keeper::{KILLED, ended, failed, signal_children, wait, watch_children};
@@ -132,7 +133,10 @@ impl JobKeeper {
 
     fn handle(&mut self, ask: Ask, fds: Vec<OwnedFd>) -> io::Result<()> {
         match ask {
-            Ask::Spawn { first, count } => self.spawn(first, count, fds),
+            Ask::Spawn { first, count, umask } => {
+                rustix::process::umask(Mode::from_raw_mode(umask));
+                self.spawn(first, count, fds)
+            }
             Ask::View { roots } => self.mount_view(roots, fds),
             Ask::Show => self.shown(self.view.as_ref().map_or(Ok(()), Mounts::bind_roots)),
             Ask::Leave => {

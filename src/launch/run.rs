@@ -163,6 +163,7 @@ pub async fn run(root: &Rc<Root>, hosts: &[Host], job: &JobSpec, needs: Needs, c
         env: block.env.clone(),
         cwd: block.cwd.clone(),
         cwd_named: block.cwd_named,
+        umask: block.umask,
         size: placement.ranks(),
         places: places.iter().zip(&parts).filter(|(_, of)| **of == part).map(|(place, _)| place.clone()).collect(),
         load: needs.load,

@@ -355,6 +355,7 @@ pub(super) fn blocks(here: &Here, parts: &[Part], env: &[String], cwd: bool, pas
             env: environment(&[env, &flags.env].concat(), passed)?,
             cwd: bytes(flags.cwd.as_ref().map_or_else(|| here.job.clone(), |own| here.job.join(own))),
             cwd_named: cwd || flags.cwd.is_some(),
+            umask: process::umask(),
         })
     };
     parts.iter().map(block).collect()

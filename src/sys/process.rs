@@ -195,6 +195,13 @@ pub fn leave(code: i32) -> ! {
     unsafe { nix::libc::_exit(code) }
 }
 
+/// The bits that files which this process makes do not get.
+pub fn umask() -> u32 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let octal = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    octal.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()).unwrap_or(0o022)
+}
+
 /// The signals that this process was started to ignore, or ignores now; signal N is bit N - 1.
 pub fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -476,7 +476,8 @@ impl Job {
             for (input, out, err, member) in &streams {
                 fds.extend([input.as_ref().unwrap_or(&null).as_fd(), out.as_fd(), err.as_fd(), member.as_fd()]);
             }
-            self.tell_keeper(&Ask::Spawn { first, count }, &fds).await.map_err(|e| unheard("start ranks", e))?;
+            let spawn = Ask::Spawn { first, count, umask: self.launch.umask };
+            self.tell_keeper(&spawn, &fds).await.map_err(|e| unheard("start ranks", e))?;
             first += count;
         }
         self.mark(|times| &mut times.started);

@@ -170,6 +170,8 @@ pub struct Launch {
     pub cwd: Vec<u8>,
     /// Without it no rank starts; else those start in HOME.
     pub cwd_named: bool,
+    /// Of the ranks: the bits that files which they make do not get (`umask(2)`).
+    pub umask: u32,
     /// Ranks in the job.
     pub size: u32,
     pub places: Vec<Place>,

@@ -29,8 +29,8 @@ pub enum Ask {
     Share { name: String },
     /// To a job's keeper: the ranks shall have this descriptor, too, under this number.
     Inherit { number: i32 },
-    /// To a job's keeper: start ranks. Descriptors: stdin, stdout, stderr and the way to the agent of each.
-    Spawn { first: u32, count: u32 },
+    /// To a job's keeper: start ranks with this `umask(2)`. Descriptors: stdin, stdout, stderr and the way to the agent of each.
+    Spawn { first: u32, count: u32, umask: u32 },
     /// To a job's keeper: every rank was asked for.
     Go,
     /// To a job's keeper: say which processes are the ranks; answered by [`Tell::Pids`].

@@ -54,6 +54,8 @@ pub struct Block {
     pub cwd: Vec<u8>,
     /// The user named it: without it no rank starts.
     pub cwd_named: bool,
+    /// Of the ranks: the bits that files which they make do not get (`umask(2)`).
+    pub umask: u32,
 }
 
 /// What a command asks of a session.
