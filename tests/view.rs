@@ -372,7 +372,7 @@ fn compile(source: &str, arguments: &[&str], output: &Path) {
 const SMALL_FILES: usize = 1000;
 
 fn make_tree(tree: &Path) {
-    for directory in ["app/pkg", "app/lib", "app/out", "app/small", "data"] {
+    for directory in ["app/pkg", "app/lib", "app/out", "app/small", "app/swap", "data"] {
         fs::create_dir_all(tree.join(directory)).unwrap();
     }
     let app = tree.join("app");
@@ -532,6 +532,10 @@ fn scenario(tree: &Path) {
     assert!(inside("findmnt -no SOURCE -T lib/liba.so || cat /proc/self/mountinfo").contains("hpcrt-store"));
     assert_ne!(keeper.try_run(&format!("echo x >> {}/lib/liba.so", app.display())).0, 0, "the store is sealed");
 
+    if !userns {
+        exchanged(&log, &keeper, &app, &tree.join("hidden"));
+    }
+
     // Python asks for what is not known yet; the second time nobody is asked.
     let import = "/usr/bin/python3 -B -c 'import pkg, pkg.late; print(pkg.mod.VALUE, pkg.late.VALUE)'";
     assert_eq!(inside(import), "7 8\n");
@@ -685,6 +689,34 @@ print(len(os.listdir('out')))";
     log.stop.set(()).unwrap();
     upcall.changed(b"", None);
     root.join().unwrap();
+}
+
+/// Root's ranks may become another user: a link that he puts in a directory's place leads him nowhere where he may not go himself.
+fn exchanged(log: &Log, keeper: &Keeper, app: &Path, hidden: &Path) {
+    let other = |script: &str| {
+        let user = format!("setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups");
+        keeper.try_run(&format!("cd {} && {user} sh -c '{script}'", app.display())).0
+    };
+    fs::create_dir(hidden).unwrap();
+    fs::set_permissions(hidden, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(hidden.join("secret"), "").unwrap();
+    let open = app.join("swap");
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let attempts = ["echo > {}/made", "mkdir {}/made", "mkfifo {}/made", "ln -s x {}/made", "mv mine {}/made"];
+    for (nth, attempt) in attempts.into_iter().enumerate() {
+        let (name, directory) = (nth.to_string(), open.join(nth.to_string()));
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+        [&open, &directory].into_iter().for_each(|path| log.look(path, Need::Attributes));
+        let try_in = |script: &str| other(&format!("cd swap; {}", script.replace("{}", &name)));
+        assert_eq!(try_in("touch {}/file && chmod 600 {}/file && rm {}/file && touch mine"), 0);
+        fs::rename(&directory, directory.with_extension("was")).unwrap();
+        symlink(hidden, &directory).unwrap();
+        assert_ne!(try_in(attempt), 0, "{attempt}");
+        assert_eq!(fs::read_dir(hidden).unwrap().count(), 1, "{attempt}");
+    }
+    keeper.run(&format!("echo > {}/swap/0/made", app.display()));
+    assert!(hidden.join("made").exists(), "root may");
 }
 
 /// Two jobs with one view wait for the log; one of them is killed.

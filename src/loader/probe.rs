@@ -36,6 +36,15 @@ impl<F> Opened<F> {
         (self.stat.st_dev, self.stat.st_ino)
     }
 
+    /// Refuses root what lies behind links, where `path` was said to have none: who has put one there since is not to be shown what he may
+    /// not reach himself.
+    pub(super) fn reached_by(self, path: &Path) -> io::Result<Self> {
+        if self.canonical == path || !rustix::process::geteuid().is_root() {
+            return Ok(self);
+        }
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
     /// Bytes.
     pub fn size(&self) -> u64 {
         u64::try_from(self.stat.st_size).unwrap_or(0)
@@ -60,6 +69,11 @@ pub trait Probe: Sync {
 pub struct FileSystem;
 
 impl FileSystem {
+    /// Opens a file by a path without links; see [`Opened::reached_by`].
+    pub(super) fn open_canonical(self, path: &Path) -> io::Result<Opened<File>> {
+        self.open(path)?.reached_by(path)
+    }
+
     fn open_with(path: &Path, flags: OFlags) -> io::Result<Opened<OwnedFd>> {
         let file = rustix::fs::open(path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&file)?;

@@ -390,7 +390,7 @@ impl Source {
         } else {
             state.warnings.push(format!("{name} changed while it was read; it was read again"));
             drop(state);
-            match FileSystem.open(as_path(path)) {
+            match FileSystem.open_canonical(as_path(path)) {
                 Ok(opened) => self.publish(path, &opened.stat, opened.file, (tries + 1, why), job),
                 Err(error) => self.absent(path, &error),
             }
@@ -410,7 +410,7 @@ impl Source {
         }
         if need == Need::Content && matches!(self.state().told(path), Some(Described::Offered(_))) {
             self.operation(path, why);
-            if let Ok(opened) = FileSystem.open(as_path(path))
+            if let Ok(opened) = FileSystem.open_canonical(as_path(path))
                 && self.is_shared_file(path, &opened.stat)
             {
                 return self.publish(path, &opened.stat, opened.file, (1, why), job);
@@ -454,7 +454,7 @@ impl Source {
                     return self.find(Record::File { path: path.to_vec(), attr: attr(&stat), content }, Vec::new());
                 }
                 self.operation(path, why);
-                match FileSystem.open(as_path(path)) {
+                match FileSystem.open_canonical(as_path(path)) {
                     Ok(opened) => self.publish(path, &opened.stat, opened.file, (1, why), job),
                     // Not readable by us: whoever may, reads it himself.
                     Err(_) => self.pass_through(path, &stat),
@@ -525,7 +525,8 @@ impl Source {
 
     fn describe_directory(&self, path: &[u8], seen: &Stat, why: Why) {
         self.operation(path, why);
-        let listed = FileSystem.open_dir(as_path(path)).and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
+        let opened = FileSystem.open_dir(as_path(path)).and_then(|dir| dir.reached_by(as_path(path)));
+        let listed = opened.and_then(|dir| Ok((FileSystem.names(&dir.file)?, dir.stat)));
         match listed {
             Ok((names, stat)) => self.list(path, &stat, &names),
             // It may be entered, and what is in it have names that its users know.

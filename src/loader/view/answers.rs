@@ -98,7 +98,7 @@ impl View {
     /// Whether the kernel means by an inode what its path leads to by now. If not, the inode has lost its name.
     pub(super) fn leads_to(&self, path: &[u8], ino: u64) -> bool {
         use rustix::io::Errno;
-        let is = match original::stat(path) {
+        let is = match self.stat(path) {
             Ok(stat) => self.inodes().is(ino, stat.st_ino, stat.st_mode),
             Err(e) => !matches!(e, Errno::NOENT | Errno::NOTDIR | Errno::LOOP),
         };
@@ -196,7 +196,7 @@ impl View {
             }
             (question @ Question::Lookup { .. }, Facts::Volatile) => {
                 self.refresh(path);
-                self.answer_from_original(path, question, original::stat(path));
+                self.answer_from_original(path, question, self.stat(path));
             }
             (
                 Question::Getattr { ino, reply, .. },
@@ -212,8 +212,9 @@ impl View {
                 let handle = fh.and_then(|fh| self.handles.get(fh));
                 let stat = match handle.as_deref().and_then(Handle::original) {
                     Some(file) => rustix::fs::fstat(file).map(Some),
-                    None => original::stat(path)
-                        .map(|stat| self.inodes().is(ino, stat.st_ino, stat.st_mode).then_some(stat)),
+                    None => {
+                        self.stat(path).map(|stat| self.inodes().is(ino, stat.st_ino, stat.st_mode).then_some(stat))
+                    }
                 };
                 match stat {
                     Ok(Some(stat)) => {
@@ -235,14 +236,16 @@ impl View {
                 let fh = self.handles.add(Handle::Directory(Directory::new(ino, attr, listing)));
                 reply.opened(FileHandle(fh), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
             }
-            (Question::Opendir { ino, reply }, Facts::Volatile) => match original::list(path) {
-                Ok((stat, names)) => {
-                    let (attr, listing) = (version::attr(&stat), Arc::new(names));
-                    let fh = self.handles.add(Handle::Directory(Directory::new(ino, attr, listing)));
-                    reply.opened(FileHandle(fh), FopenFlags::empty());
+            (Question::Opendir { ino, reply }, Facts::Volatile) => {
+                match self.place(path).and_then(|place| original::list(&place)) {
+                    Ok((stat, names)) => {
+                        let (attr, listing) = (version::attr(&stat), Arc::new(names));
+                        let fh = self.handles.add(Handle::Directory(Directory::new(ino, attr, listing)));
+                        reply.opened(FileHandle(fh), FopenFlags::empty());
+                    }
+                    Err(e) => reply.error(errno(e)),
                 }
-                Err(e) => reply.error(errno(e)),
-            },
+            }
             (Question::Open { ino, flags, reply }, Facts::File(attr, Supply::Log(id))) => {
                 self.open_staged(ino, path, (id, attr), flags, reply);
             }
@@ -323,7 +326,7 @@ impl View {
                 Some(listing) => listing,
                 None => {
                     self.passed.add(path, 1, 0);
-                    Arc::new(original::list(path)?.1)
+                    Arc::new(original::list(&self.place(path)?)?.1)
                 }
             },
         };
@@ -340,6 +343,6 @@ impl View {
             Known::Listed(kind) if kind != kind::UNKNOWN => Some(kind),
             _ => None,
         };
-        known.or(node).or_else(|| original::stat(path).ok().map(|s| kind::of_mode(s.st_mode))).unwrap_or(kind::UNKNOWN)
+        known.or(node).or_else(|| self.stat(path).ok().map(|s| kind::of_mode(s.st_mode))).unwrap_or(kind::UNKNOWN)
     }
 }

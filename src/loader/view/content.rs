@@ -38,7 +38,7 @@ impl View {
     ) {
         use rustix::io::Errno;
         self.refresh(path);
-        let (file, stat) = match original::open(path, flags.0) {
+        let (file, stat) = match self.place(path).and_then(|place| original::open(&place, flags.0)) {
             Ok(opened) => opened,
             // A FIFO without readers, or a socket.
             Err(Errno::NXIO) => return self.refuse_other(ino, path, kind::FIFO, reply),
@@ -155,7 +155,7 @@ impl View {
         use rustix::io::Errno;
         let is_void = self.catalog().has_content(staged.id, 0, 0).is_none();
         let original = match self.path(staged.ino) {
-            Some(path) => match original::open(&path, 0) {
+            Some(path) => match self.place(&path).and_then(|place| original::open(&place, 0)) {
                 Ok((file, stat)) => (is_void || stat.st_ino == staged.attr.ino).then_some(file),
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) if !is_void => None,
                 Err(e) => return Err(e),
@@ -182,7 +182,7 @@ impl View {
             return;
         }
         self.passed.add(path, 1, 0);
-        match original::stat(path) {
+        match self.stat(path) {
             Ok(stat) if !self.inodes().is(ino, stat.st_ino, stat.st_mode) => {
                 self.note(path, Change::Named(Some(kind::of_mode(stat.st_mode))));
             }

@@ -13,6 +13,7 @@ pub mod namespace;
 mod original;
 mod parked;
 mod passed;
+mod place;
 pub mod probe;
 mod server;
 pub mod skeleton;

@@ -1,4 +1,4 @@
-//! The original files, by path, with the agent's own rights. The agent is outside of the job's mount namespace, so paths lead to them.
+//! The original files, by place, with the agent's own rights. The agent is outside of the job's mount namespace, so paths lead to them.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -9,20 +9,23 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_N
 use rustix::io::{Errno, Result};
 
 use super::handles::{Handle, Original};
-use crate::loader::catalog::{Listing, as_path};
+use super::place::Place;
+use crate::loader::catalog::Listing;
 use crate::loader::probe::{FileSystem, Probe};
 
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 /// `lstat(2)`.
-pub(super) fn stat(path: &[u8]) -> Result<Stat> {
-    rustix::fs::lstat(path)
+pub(super) fn stat(place: &Place<'_>) -> Result<Stat> {
+    rustix::fs::statat(place.directory(), place.name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
 /// Opens what exists with the program's flags, without those that concern only its own descriptor or would create or follow anything.
 /// Waits for nobody: what the program takes for a file may be a FIFO by now.
-pub(super) fn open(path: &[u8], flags: i32) -> Result<(OwnedFd, Stat)> {
+pub(super) fn open(place: &Place<'_>, flags: i32) -> Result<(OwnedFd, Stat)> {
     let drop = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::DIRECT;
     let own = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, (of_bits(flags) - drop) | own, Mode::empty())?;
+    let file = rustix::fs::openat(place.directory(), place.name, (of_bits(flags) - drop) | own, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     // Some file systems fetch what lies elsewhere only for readers that wait.
     rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
@@ -31,14 +34,17 @@ pub(super) fn open(path: &[u8], flags: i32) -> Result<(OwnedFd, Stat)> {
 
 /// Opens what a descriptor leads to once more, as another user of it would.
 pub(super) fn open_again(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::open(path_to(file), flags | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn path_to(file: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
 /// Makes (or, without `O_EXCL`, perhaps only opens) a regular file.
-pub(super) fn create(path: &[u8], flags: i32, mode: u32) -> Result<OwnedFd> {
+pub(super) fn create(place: &Place<'_>, flags: i32, mode: u32) -> Result<OwnedFd> {
     let flags = (of_bits(flags) - OFlags::DIRECT) | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::from_raw_mode(mode & 0o7777))
+    rustix::fs::openat(place.directory(), place.name, flags, Mode::from_raw_mode(mode & 0o7777))
 }
 
 fn of_bits(flags: i32) -> OFlags {
@@ -46,13 +52,11 @@ fn of_bits(flags: i32) -> OFlags {
 }
 
 /// A directory, and all names in it but `.` and `..`.
-pub(super) fn list(path: &[u8]) -> Result<(Stat, Listing)> {
-    let list = || {
-        let opened = FileSystem.open_dir(as_path(path))?;
-        let names = FileSystem.names(&opened.file)?.into_iter();
-        Ok((opened.stat, names.map(|(name, kind)| (name.into_vec().into(), kind)).collect()))
-    };
-    list().map_err(|e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+pub(super) fn list(place: &Place<'_>) -> Result<(Stat, Listing)> {
+    let directory = rustix::fs::openat(place.directory(), place.name, DIRECTORY, Mode::empty())?;
+    let names = FileSystem.names(&directory).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    let names = names.into_iter().map(|(name, kind)| (name.into_vec().into(), kind)).collect();
+    Ok((rustix::fs::fstat(&directory)?, names))
 }
 
 /// Writes all of `bytes` at `offset`; on an `O_APPEND` descriptor the kernel appends whatever the offset.
@@ -81,38 +85,49 @@ pub(super) struct Wish {
     pub(super) mtime: Option<TimeOrNow>,
 }
 
-/// Applies a wish to the file at `path`, or to an open one where it has lost its name or the program came through a descriptor.
-pub(super) fn set(path: Option<&[u8]>, handle: Option<&Handle>, wish: Wish) -> Result<()> {
-    let file = match handle {
+/// Applies a wish to the file at a place, if that `is` what is meant, or to an open one where it has lost its name or the program came
+/// through a descriptor.
+pub(super) fn set(
+    place: Option<&Place<'_>>,
+    is: impl FnOnce(&Stat) -> bool,
+    handle: Option<&Handle>,
+    wish: Wish,
+) -> Result<()> {
+    let open = match handle {
         Some(Handle::Original(Original { file, .. })) => Some(file),
         _ => None,
     };
-    let path = || path.ok_or(Errno::STALE);
+    let found;
+    let file = match (open, place) {
+        (Some(file), _) => file,
+        (None, Some(place)) => {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            found = rustix::fs::openat(place.directory(), place.name, flags, Mode::empty())?;
+            if !is(&rustix::fs::fstat(&found)?) {
+                return Err(Errno::STALE);
+            }
+            &found
+        }
+        (None, None) => return Err(Errno::STALE),
+    };
     if let Some(size) = wish.size {
-        match file {
+        match open {
             Some(file) => rustix::fs::ftruncate(file, size)?,
-            None => rustix::fs::ftruncate(open(path()?, OFlags::WRONLY.bits().cast_signed())?.0, size)?,
+            None => rustix::fs::ftruncate(open_again(file, OFlags::WRONLY)?, size)?,
         }
     }
-    if let Some(mode) = wish.mode.map(|m| Mode::from_raw_mode(m & 0o7777)) {
-        match file {
-            Some(file) => rustix::fs::fchmod(file, mode)?,
-            None => rustix::fs::chmodat(CWD, path()?, mode, AtFlags::empty())?,
-        }
+    // By the descriptor, whatever has the name by now.
+    let path = path_to(file);
+    if let Some(mode) = wish.mode {
+        rustix::fs::chmodat(CWD, &path, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
     }
     if wish.uid.is_some() || wish.gid.is_some() {
         let (uid, gid) = (wish.uid.map(rustix::fs::Uid::from_raw), wish.gid.map(rustix::fs::Gid::from_raw));
-        match file {
-            Some(file) => rustix::fs::fchown(file, uid, gid)?,
-            None => rustix::fs::chownat(CWD, path()?, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?,
-        }
+        rustix::fs::chownat(CWD, &path, uid, gid, AtFlags::empty())?;
     }
     if wish.atime.is_some() || wish.mtime.is_some() {
         let times = Timestamps { last_access: timespec(wish.atime), last_modification: timespec(wish.mtime) };
-        match file {
-            Some(file) => rustix::fs::futimens(file, &times)?,
-            None => rustix::fs::utimensat(CWD, path()?, &times, AtFlags::SYMLINK_NOFOLLOW)?,
-        }
+        rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty())?;
     }
     Ok(())
 }

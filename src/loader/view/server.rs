@@ -12,15 +12,16 @@ use fuser::{
     LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
     ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use super::answers::errno;
 use super::handles::{Handle, Original};
 use super::original::{self, Wish};
 use super::parked::Question;
+use super::place::Place;
 use super::skeleton::View;
 use super::{Identity, attributes, inodes};
-use crate::loader::catalog::{self, Change, join, kind};
+use crate::loader::catalog::{Change, join, kind};
 use crate::loader::tally::requests;
 
 /// Bytes of one write request, at most.
@@ -39,20 +40,25 @@ impl Server {
         Ok(join(&directory, name.as_bytes()))
     }
 
-    /// Ranks of root's may have become somebody else: what they make is theirs.
-    fn give(&self, request: &Request, path: &[u8]) {
-        use rustix::fs::{Gid, Uid};
+    /// Whether who asks is somebody else than the agent: a rank of root's that changed its user.
+    fn is_other(&self, request: &Request) -> bool {
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        if !matches!(self.0.setup.identity, Identity::Exact) || (request.uid(), request.gid()) == own {
+        matches!(self.0.setup.identity, Identity::Exact) && (request.uid(), request.gid()) != own
+    }
+
+    /// What others make is theirs.
+    fn give(&self, request: &Request, place: &Place<'_>) {
+        use rustix::fs::{Gid, Uid};
+        if !self.is_other(request) {
             return;
         }
-        let directory = catalog::parent(path).and_then(|directory| original::stat(directory).ok());
+        let directory = rustix::fs::fstat(place.directory());
         // Such a directory gives its group.
-        let inherits = directory.is_some_and(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID));
+        let inherits = directory.is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID));
         let gid = (!inherits).then(|| Gid::from_raw(request.gid()));
         let uid = Some(Uid::from_raw(request.uid()));
-        if let Err(e) = rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
-            log::debug!("{:?} is not given to who made it: {e}", OsStr::from_bytes(path));
+        if let Err(e) = rustix::fs::chownat(place.directory(), place.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
+            log::debug!("{:?} is not given to who made it: {e}", OsStr::from_bytes(place.name));
         }
     }
 
@@ -62,11 +68,12 @@ impl Server {
         request: &Request,
         parent: INodeNo,
         name: &OsStr,
-        make: impl FnOnce(&[u8]) -> rustix::io::Result<()>,
+        make: impl FnOnce(&Place<'_>) -> rustix::io::Result<()>,
     ) -> rustix::io::Result<FileAttr> {
         let path = self.child(parent, name)?;
-        make(&path).map_err(|e| self.unexpected(&path, e))?;
-        self.give(request, &path);
+        let place = self.0.place(&path)?;
+        make(&place).map_err(|e| self.unexpected(&path, e))?;
+        self.give(request, &place);
         self.made(&path)
     }
 
@@ -90,7 +97,8 @@ impl Server {
     fn remove(&self, parent: INodeNo, name: &OsStr, flags: AtFlags, reply: ReplyEmpty) {
         let remove = || {
             let path = self.child(parent, name)?;
-            rustix::fs::unlinkat(CWD, &path, flags)?;
+            let place = self.0.place(&path)?;
+            rustix::fs::unlinkat(place.directory(), place.name, flags)?;
             self.0.inodes().detach(&path);
             self.0.note(&path, Change::Named(None));
             Ok(())
@@ -161,7 +169,7 @@ impl Filesystem for Server {
     fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let sync = || {
             let path = self.0.path(ino.0).ok_or(rustix::io::Errno::STALE)?;
-            rustix::fs::fsync(original::open(&path, 0)?.0)
+            rustix::fs::fsync(original::open(&self.0.place(&path)?, 0)?.0)
         };
         finish(sync(), reply);
     }
@@ -264,13 +272,18 @@ impl Filesystem for Server {
     ) {
         let create = || {
             let path = self.child(parent, name)?;
-            let file = match original::create(&path, flags | O_EXCL, mode) {
+            let place = self.0.place(&path)?;
+            let file = match original::create(&place, flags | O_EXCL, mode) {
                 Ok(file) => {
-                    self.give(request, &path);
+                    self.give(request, &place);
                     file
                 }
-                // Another host was faster.
-                Err(rustix::io::Errno::EXIST) if flags & O_EXCL == 0 => original::create(&path, flags, mode)?,
+                // Another host was faster. Who is somebody else may perhaps not open that one: the kernel is to look again.
+                Err(rustix::io::Errno::EXIST) if flags & O_EXCL == 0 && self.is_other(request) => {
+                    self.0.found(&path);
+                    return Err(rustix::io::Errno::STALE);
+                }
+                Err(rustix::io::Errno::EXIST) if flags & O_EXCL == 0 => original::create(&place, flags, mode)?,
                 Err(e) => return Err(self.unexpected(&path, e)),
             };
             let attr = self.made(&path)?;
@@ -285,10 +298,10 @@ impl Filesystem for Server {
     }
 
     fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
-        let make = |path: &[u8]| {
+        let make = |place: &Place<'_>| {
             rustix::fs::mknodat(
-                CWD,
-                path,
+                place.directory(),
+                place.name,
                 FileType::from_raw_mode(mode),
                 Mode::from_raw_mode(mode & 0o7777),
                 rdev.into(),
@@ -298,20 +311,24 @@ impl Filesystem for Server {
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        let make = |path: &[u8]| rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(mode & 0o7777));
+        let make =
+            |place: &Place<'_>| rustix::fs::mkdirat(place.directory(), place.name, Mode::from_raw_mode(mode & 0o7777));
         entry(self.make(request, parent, name, make), reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        entry(self.make(request, parent, name, |path| rustix::fs::symlinkat(target, CWD, path)), reply);
+        let make = |place: &Place<'_>| rustix::fs::symlinkat(target, place.directory(), place.name);
+        entry(self.make(request, parent, name, make), reply);
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let link = || {
             let path = self.child(parent, name)?;
             let old = self.0.path(ino.0).ok_or(rustix::io::Errno::STALE)?;
-            rustix::fs::linkat(CWD, &*old, CWD, &path, AtFlags::empty()).map_err(|e| self.unexpected(&path, e))?;
-            self.0.note_written(&old, &original::stat(&old)?);
+            let (from, to) = (self.0.place(&old)?, self.0.place(&path)?);
+            rustix::fs::linkat(from.directory(), from.name, to.directory(), to.name, AtFlags::empty())
+                .map_err(|e| self.unexpected(&path, e))?;
+            self.0.note_written(&old, &original::stat(&from)?);
             self.made(&path)
         };
         entry(link(), reply);
@@ -340,18 +357,19 @@ impl Filesystem for Server {
         }
         let rename = || {
             let (old, new) = (self.child(parent, name)?, self.child(newparent, newname)?);
-            let stat = original::stat(&old)?;
+            let (from, to) = (self.0.place(&old)?, self.0.place(&new)?);
+            let stat = original::stat(&from)?;
             let kind = kind::of_mode(stat.st_mode);
             let is_same = |other: Stat| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino);
-            if stat.st_nlink > 1 && kind != kind::DIR && flags.is_empty() && original::stat(&new).is_ok_and(is_same) {
+            if stat.st_nlink > 1 && kind != kind::DIR && flags.is_empty() && original::stat(&to).is_ok_and(is_same) {
                 // Two names of one file stay; the kernel takes the old one for gone.
                 self.0.invalidate(vec![old.into(), new.into()], false);
                 return Ok(());
             }
             let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
             match flags.is_empty() {
-                true => rustix::fs::renameat(CWD, &old, CWD, &new)?,
-                false => rustix::fs::renameat_with(CWD, &old, CWD, &new, flags)?,
+                true => rustix::fs::renameat(from.directory(), from.name, to.directory(), to.name)?,
+                false => rustix::fs::renameat_with(from.directory(), from.name, to.directory(), to.name, flags)?,
             }
             let mut below = self.0.inodes().rename(&old, &new);
             // What was not in there may be made under its new name, of which nothing is told.
@@ -390,10 +408,12 @@ impl Filesystem for Server {
                 Some(_) => None,
                 None => self.0.handles.of_inode(ino.0).into_iter().next(),
             });
-            original::set(path.as_deref(), handle.as_deref(), wish)?;
+            let place = path.as_deref().map(|path| self.0.place(path)).transpose()?;
+            let is = |stat: &Stat| self.0.inodes().is(ino.0, stat.st_ino, stat.st_mode);
+            original::set(place.as_ref(), is, handle.as_deref(), wish)?;
             match (path, handle.as_deref()) {
                 (Some(path), _) => {
-                    let stat = original::stat(&path)?;
+                    let stat = self.0.stat(&path)?;
                     self.0.note_written(&path, &stat);
                     Ok(stat)
                 }

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,9 @@ use super::handles::Handles;
 use super::inodes::{Inodes, Pages};
 use super::parked::{Asked, Key, Parked, Waiting};
 use super::passed::Passed;
+use super::place::Tree;
 use super::server::Server;
-use super::{Identity, attributes, original};
+use super::{Identity, attributes};
 use crate::error::{Context, Result};
 use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, join, kind, parent};
 use crate::loader::store::Store;
@@ -133,6 +134,8 @@ pub(super) struct View {
     pub(super) roots: Vec<Box<[u8]>>,
     parked: Mutex<Parked>,
     inodes: Mutex<Inodes>,
+    /// Where [`View::roots`] are on this host; once it is served.
+    pub(super) trees: OnceLock<Vec<Tree>>,
     pub(super) handles: Handles,
     stale: Mutex<Sender<Stale>>,
     /// Files that jobs on this node wrote: what the root read of them may be older.
@@ -197,6 +200,7 @@ impl Skeleton {
             roots: roots.into_iter().map(Vec::into_boxed_slice).collect(),
             parked: Mutex::default(),
             inodes: Mutex::default(),
+            trees: OnceLock::new(),
             handles: Handles::default(),
             stale: Mutex::new(stale),
             written: Mutex::default(),
@@ -286,6 +290,7 @@ impl Skeleton {
                 if nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).is_ok() {
                     rustix::process::umask(rustix::fs::Mode::empty());
                 }
+                let _ = view.trees.set(view.roots.iter().map(|root| Tree::new(root)).collect());
                 let result = session.run();
                 if let Err(e) = &result {
                     log::warn!("the view ended: {e}");
@@ -362,7 +367,7 @@ impl View {
 
     /// Another node made `path`, and the log has not said so yet. Returns whether the kernel was told otherwise, and has to look again.
     pub(super) fn found(&self, path: &[u8]) -> bool {
-        let Ok(stat) = original::stat(path) else { return false };
+        let Ok(stat) = self.stat(path) else { return false };
         let mut catalog = self.setup.catalog.write().unwrap_or_else(PoisonError::into_inner);
         if !matches!(catalog.lookup(path), Known::Absent(_)) {
             return false;
@@ -435,7 +440,7 @@ impl View {
             Known::File { attr, .. } if lock(&self.written).contains(path) => *attr,
             _ => return,
         };
-        let same = original::stat(path).is_ok_and(|stat| {
+        let same = self.stat(path).is_ok_and(|stat| {
             let now = version::attr(&stat);
             (now.size, now.mtime) == (attr.size, attr.mtime)
         });
@@ -503,7 +508,7 @@ impl View {
         let view = Arc::clone(self);
         let look = move || {
             for path in names {
-                let stat = original::stat(&path);
+                let stat = view.stat(&path);
                 let lookups = view.parked().take_if(|key, w| w.question.is_lookup() && *key == Key::Path(path.clone()));
                 for (_, Waiting { question, .. }) in lookups {
                     view.answer_from_original(&path, question, stat);
@@ -533,7 +538,7 @@ impl View {
         self.originals_from_now(path);
         let is_dir = is_dir.unwrap_or_else(|| {
             let was = self.inodes().of(path).is_some_and(|(_, node)| node.stable && node.is_dir());
-            let stat = if was { original::stat(path).ok() } else { None };
+            let stat = if was { self.stat(path).ok() } else { None };
             inode = stat.map(|stat| stat.st_ino);
             stat.is_some_and(|stat| kind::of_mode(stat.st_mode) == kind::DIR)
         });
@@ -575,13 +580,16 @@ impl View {
 
     /// Attributes of the original, and the number of its node.
     pub(super) fn look_up_original(&self, path: &[u8]) -> rustix::io::Result<fuser::FileAttr> {
-        self.known_as(path, &original::stat(path)?)
+        self.known_as(path, &self.stat(path)?)
     }
 
     /// Attributes of the original for a kernel that is told of it.
     pub(super) fn known_as(&self, path: &[u8], original: &Stat) -> rustix::io::Result<fuser::FileAttr> {
         let target = match kind::of_mode(original.st_mode) {
-            kind::LNK => Some(rustix::fs::readlink(path, Vec::new())?.into_bytes()),
+            kind::LNK => {
+                let place = self.place(path)?;
+                Some(rustix::fs::readlinkat(place.directory(), place.name, Vec::new())?.into_bytes())
+            }
             _ => None,
         };
         let id = self.inodes().look_up(path, original.st_ino, original.st_mode, target.as_deref(), false);
@@ -597,7 +605,7 @@ impl View {
             _ => return None,
         }
         self.passed.add(directory, 1, 0);
-        original::stat(directory).ok().map(|stat| version::attr(&stat))
+        self.stat(directory).ok().map(|stat| version::attr(&stat))
     }
 }
 
