@@ -397,12 +397,6 @@ impl Source {
         }
     }
 
-    fn absent(&self, path: &[u8], error: &io::Error) {
-        self.state().tell(path, Described::Absent);
-        let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
-        self.find(Record::Absent { path: path.to_vec(), errno }, Vec::new());
-    }
-
     /// Says what a path is.
     fn describe(&self, path: &[u8], need: Need, why: Why, job: Option<&Arc<Load>>) {
         if self.excludes(path) {
@@ -420,6 +414,9 @@ impl Source {
             Ok(stat) => stat,
             Err(error) => return self.absent(path, &error.into()),
         };
+        if self.is_as_before(path, version(&stat)) {
+            return;
+        }
         // What is mounted within a captured directory is each host's own.
         if !self.shares_device(stat.st_dev, as_path(path)) {
             return self.leave_alone(path, Described::Whole(version(&stat)));
@@ -502,14 +499,11 @@ impl Source {
         self.capture.read().unwrap_or_else(PoisonError::into_inner).excludes(path)
     }
 
-    /// Every node looks for itself, each time.
-    fn leave_alone(&self, path: &[u8], what: Described) {
-        self.state().tell(path, what);
-        self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
-    }
-
     /// Tells a file's attributes, unless its content was asked for meanwhile: that says more.
     fn offer(&self, path: &[u8], stat: &Stat) {
+        if self.is_as_before(path, version(stat)) {
+            return;
+        }
         let mut state = self.state();
         if !matches!(state.told(path), Some(Described::Content(..))) {
             state.tell(path, Described::Offered(version(stat)));
@@ -580,6 +574,9 @@ impl Source {
     /// Announces a file's content, unless this version of it is in the log.
     fn begin(&self, path: &[u8], stat: &Stat, why: Why) -> Option<(FileId, Version)> {
         let version = version(stat);
+        if self.is_as_before(path, version) {
+            return None;
+        }
         let id = {
             let mut state = self.state();
             if let Some(Described::Content(same, _)) = state.told(path)
@@ -773,11 +770,11 @@ fn changes_user(stat: &Stat) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A file `m.py` that imports `other.py`, and a source that was told nothing.
-    fn started() -> (tempfile::TempDir, Vec<u8>, Arc<Source>, Receiver<Finding>) {
+    pub(super) fn started() -> (tempfile::TempDir, Vec<u8>, Arc<Source>, Receiver<Finding>) {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("m.py"), "import other\n").unwrap();
         std::fs::write(directory.path().join("other.py"), "x = 1\n").unwrap();
@@ -787,7 +784,7 @@ mod tests {
         (directory, tree, source, found)
     }
 
-    fn next(found: &Receiver<Finding>) -> String {
+    pub(super) fn next(found: &Receiver<Finding>) -> String {
         match found.recv_blocking().unwrap().record {
             Record::File { content, .. } => format!("{content:?}"),
             Record::Chunk { len, .. } => format!("{len} bytes"),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::catalog::{is_within, parent};
+use super::catalog::{file_name, is_code, is_within, kind, parent};
 use super::probe::Names;
 use super::version::Version;
 use crate::net::wire::control::Need;
@@ -58,6 +58,14 @@ pub(super) struct Told {
     pub(super) at: Instant,
 }
 
+/// What a job did, as far as it is heard of.
+#[derive(Debug)]
+struct Changed {
+    exists: bool,
+    /// What was told before.
+    before: Option<Version>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) next: FileId,
@@ -69,6 +77,8 @@ pub(super) struct State {
     pub(super) asked: HashMap<Vec<u8>, Need>,
     /// Directories that the log lists, as it does.
     pub(super) listed: HashMap<Vec<u8>, Names>,
+    /// Code that jobs changed and directories that they made, until they are seen to be what was not told before.
+    changed: HashMap<Vec<u8>, Changed>,
     /// By a number of their own: several readers may look at one path.
     looks: HashMap<u64, Look>,
     next_look: u64,
@@ -150,12 +160,34 @@ impl State {
 
     /// A job changed a path: what was told of it and below it no longer holds.
     pub(super) fn change(&mut self, path: &[u8], exists: Option<u8>) {
+        let is_code = is_code(file_name(path));
+        let before = self.told(path).and_then(Described::version).or_else(|| self.changed.get(path)?.before);
+        let before = before.filter(|_| is_code);
+        let is_asked_for = match exists {
+            Some(kind::REG | kind::UNKNOWN) => is_code,
+            exists => exists == Some(kind::DIR),
+        };
+        if is_asked_for || before.is_some() {
+            self.changed.insert(path.to_vec(), Changed { exists: exists.is_some(), before });
+        } else {
+            self.changed.remove(path);
+        }
         self.forget(path);
         for look in self.looks.values_mut() {
             if is_within(&look.path, path) || parent(path) == Some(&look.path) {
                 look.overtaken.push((path.to_vec(), exists));
             }
         }
+    }
+
+    /// Whether what is found at a path (`None`: nothing) is what was there before a job changed it. If it is not, this is over.
+    pub(super) fn is_as_before(&mut self, path: &[u8], found: Option<Version>) -> bool {
+        let Some(changed) = self.changed.get(path) else { return false };
+        let is = found.map_or(changed.exists, |found| changed.before == Some(found));
+        if !is {
+            self.changed.remove(path);
+        }
+        is
     }
 
     /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.

@@ -1,8 +1,11 @@
 //! Whether what the log says of the shared file system still holds.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+
+use rustix::io::Errno;
 
 use super::{Load, Preload, Source, Work, version};
 use crate::loader::catalog::{as_path, is_within, kind, parent};
@@ -11,12 +14,44 @@ use crate::loader::tally::Why;
 use crate::loader::told::Described;
 use crate::loader::version::Version;
 use crate::net::wire::control::Need;
+use crate::net::wire::record::Record;
 
 /// Operations for a short listing, and names that each further one brings with their attributes, about.
 const LISTING: usize = 3;
 const LISTED_AT_ONCE: usize = 128;
 
 impl Source {
+    /// Nothing can be reached at a path, for whoever tries; or the front end alone cannot: its file server is busy with something else, or
+    /// it has not heard yet of what a job made.
+    pub(super) fn absent(&self, path: &[u8], error: &io::Error) {
+        let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+        let everybodys = match errno {
+            Errno::NOENT => !self.state().is_as_before(path, None),
+            errno => matches!(errno, Errno::NOTDIR | Errno::LOOP | Errno::ACCESS | Errno::NAMETOOLONG),
+        };
+        if !everybodys {
+            return self.leave_alone(path, Described::Absent);
+        }
+        self.state().tell(path, Described::Absent);
+        self.find(Record::Absent { path: path.to_vec(), errno: errno.raw_os_error() }, Vec::new());
+    }
+
+    /// Every node looks for itself, each time.
+    pub(super) fn leave_alone(&self, path: &[u8], what: Described) {
+        self.state().tell(path, what);
+        self.find(Record::Absent { path: path.to_vec(), errno: 0 }, Vec::new());
+    }
+
+    /// Whether a job changed a path and this is still what was told of it before: this host remembers it, for as long as its file system
+    /// lets it, and another may know better. Then it is left alone.
+    pub(super) fn is_as_before(&self, path: &[u8], version: Version) -> bool {
+        let is = self.state().is_as_before(path, Some(version));
+        if is {
+            self.leave_alone(path, Described::Whole(version));
+        }
+        is
+    }
+
     /// Looks whether what the log says below `roots` is still true, where nobody looked since `begun`; what is not is said anew before the
     /// job starts.
     pub fn compare(&self, roots: &[Vec<u8>], begun: Instant, job: &Preload) {
@@ -111,5 +146,57 @@ impl Source {
                 let _ = FileSystem.names(&opened.file);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::loader::catalog::kind;
+    use crate::loader::source::tests::{next, started};
+
+    use super::*;
+
+    const LEFT_ALONE: &str = "errno: 0 }";
+
+    #[test]
+    fn what_fails_here_may_succeed_elsewhere() {
+        let (_directory, tree, source, found) = started();
+        for (errno, is_told) in
+            [(Errno::IO, false), (Errno::TIMEDOUT, false), (Errno::STALE, false), (Errno::NOENT, true)]
+        {
+            source.absent(&tree, &errno.into());
+            assert_eq!(!next(&found).ends_with(LEFT_ALONE), is_told, "{errno}");
+        }
+    }
+
+    #[test]
+    fn what_a_job_made_and_this_host_does_not_see_is_left_alone() {
+        let (_directory, tree, source, found) = started();
+        let path = [tree.as_slice(), b"/new.py"].concat();
+        source.changed(path.clone(), Some(kind::REG));
+        source.want(path, Need::Content);
+        assert!(next(&found).starts_with("Changed"));
+        assert!(next(&found).ends_with(LEFT_ALONE));
+    }
+
+    #[test]
+    fn what_a_job_replaced_is_not_captured_until_it_is_seen_to_be_another() {
+        let (directory, tree, source, found) = started();
+        let path = [tree.as_slice(), b"/other.py"].concat();
+        source.want(path.clone(), Need::Content);
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "6 bytes", "complete"]);
+        for changes in [&[Some(kind::REG)][..], &[None, Some(kind::REG)]] {
+            for exists in changes {
+                source.changed(path.clone(), *exists);
+                assert!(next(&found).starts_with("Changed"));
+            }
+            source.want(path.clone(), Need::Content);
+            assert!(next(&found).ends_with(LEFT_ALONE));
+        }
+        std::fs::write(directory.path().join("other.py"), "x = 123\n").unwrap();
+        source.changed(path.clone(), Some(kind::REG));
+        source.want(path, Need::Content);
+        assert!(next(&found).starts_with("Changed"));
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(1)", "8 bytes", "complete"]);
     }
 }

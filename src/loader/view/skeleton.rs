@@ -34,7 +34,7 @@ use super::place::Tree;
 use super::server::Server;
 use super::{Identity, attributes};
 use crate::error::{Context, Result};
-use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, join, kind, parent};
+use crate::loader::catalog::{Catalog, Change, Effects, Known, file_name, is_code, join, kind, parent};
 use crate::loader::store::Store;
 use crate::loader::version::{self, now};
 pub use crate::net::wire::control::Need;
@@ -138,7 +138,7 @@ pub(super) struct View {
     pub(super) trees: OnceLock<Vec<Tree>>,
     pub(super) handles: Handles,
     stale: Mutex<Sender<Stale>>,
-    /// Files that jobs on this node wrote: what the root read of them may be older.
+    /// Files that jobs on this node wrote, and code that they made: what the root read of them may be older.
     written: Mutex<HashSet<Box<[u8]>>>,
     /// What others changed, until it is looked at again here: the host may believe what it knew of the original before.
     doubted: Mutex<HashSet<Box<[u8]>>>,
@@ -381,7 +381,8 @@ impl View {
 
     /// A job on this node changed `path`, and the original has it already.
     pub(super) fn note(&self, path: &[u8], change: Change) {
-        if let Change::Written(kind::REG) = change {
+        let is_code = || is_code(file_name(path));
+        if change == Change::Written(kind::REG) || change == Change::Named(Some(kind::REG)) && is_code() {
             let mut written = lock(&self.written);
             if written.len() >= WRITTEN_MAX {
                 written.clear();
@@ -442,7 +443,7 @@ impl View {
         };
         let same = self.stat(path).is_ok_and(|stat| {
             let now = version::attr(&stat);
-            (now.size, now.mtime) == (attr.size, attr.mtime)
+            (now.ino, now.size, now.mtime) == (attr.ino, attr.size, attr.mtime)
         });
         if !same {
             self.note(path, Change::Written(kind::REG));
