@@ -17,7 +17,7 @@ use hpcrt::net::auth::SessionKey;
 use hpcrt::net::link::{self, Packet};
 use hpcrt::net::wire::hello::Purpose;
 use hpcrt::net::wire::log::LogFrame;
-use hpcrt::net::wire::record::{CHUNK_MAX, Codec, Record};
+use hpcrt::net::wire::record::{Attr, CHUNK_MAX, Codec, Record};
 use nix::time::{ClockId, clock_gettime};
 use rustix::fs::{Mode, OFlags};
 
@@ -101,12 +101,13 @@ fn over_a_socket(body: Arc<Vec<u8>>) -> (f64, f64) {
 fn stored(chunks: &[Vec<u8>]) -> (f64, f64) {
     let place = tempfile::tempdir_in(MEMORY).expect("a file system in memory");
     let open = |path: &Path| rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let store = Store::new(open(place.path()).expect("just made"));
-    let size = (CHUNKS * CHUNK_MAX) as u64;
+    let store = Store::new(open(place.path()).expect("just made"), true);
+    let (size, time) = ((CHUNKS * CHUNK_MAX) as u64, (0, 0));
+    let attr = Attr { mode: 0o100_644, uid: 0, gid: 0, nlink: 1, ino: 1, size, mtime: time, ctime: time };
     let at = |nth: usize| (nth * CHUNK_MAX) as u64;
     let (mut ours, mut bare) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..ROUNDS {
-        store.create(0, size, 0o100_644, (0, 0)).expect("there is room");
+        store.create(0, &attr).expect("there is room");
         ours = ours.min(round(|nth| store.write_chunk(0, at(nth), &chunks[nth]).expect("there is room")));
         store.remove(0).expect("it is there");
         let path = place.path().join("bare");

@@ -299,7 +299,7 @@ impl Log {
             self.append(&Record::File { path: key, attr, content: Supply::Original });
         } else if need == Need::Content {
             let id = FileId::try_from(self.files.fetch_add(1, Ordering::Relaxed)).unwrap();
-            self.store.create(id, attr.size, attr.mode, attr.mtime).unwrap();
+            self.store.create(id, &attr).unwrap();
             self.append(&Record::File { path: key, attr, content: Supply::Log(id) });
             if path.ends_with("void.py") {
                 return self.append(&Record::Void { file: id, errno: 5 });
@@ -417,7 +417,7 @@ fn scenario(tree: &Path) {
     }
     let base = base_of(fds);
     let userns = base.user.is_some();
-    let store = Arc::new(Store::new(base.store.try_clone().unwrap()));
+    let store = Arc::new(Store::new(base.store.try_clone().unwrap(), true));
     store.reserve(1 << 20).unwrap();
     assert!(!in_memory || store.reserve(257 << 20).unwrap_err().to_string().contains("--store"));
 
@@ -527,7 +527,9 @@ fn scenario(tree: &Path) {
     });
     println!("a new file was visible after {seen:?}");
 
-    // Bound files: executed and loaded from the store.
+    // Bound files: executed and loaded from the store, and as their originals to who asks.
+    let modes = "stat -c '%n %a %u %g' prog lib/liba.so";
+    assert_eq!(inside(modes), outside(modes));
     assert_eq!(keeper.try_run(&format!("{}/prog", app.display())).0, 42);
     assert!(inside("findmnt -no SOURCE -T lib/liba.so || cat /proc/self/mountinfo").contains("hpcrt-store"));
     assert_ne!(keeper.try_run(&format!("echo x >> {}/lib/liba.so", app.display())).0, 0, "the store is sealed");

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::buffer::spare_capacity;
-use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
-use crate::net::wire::record::FileId;
+use crate::net::wire::record::{Attr, FileId};
 
 const ROOMIER: &str = "choose a larger place with --store DIR";
 
@@ -19,20 +19,21 @@ const ROOMIER: &str = "choose a larger place with --store DIR";
 #[derive(Debug)]
 pub struct Store {
     directory: OwnedFd,
+    sealed: bool,
     unfinished: Mutex<HashMap<FileId, Unfinished>>,
 }
 
 /// What `finish` will set; kept out of the inode because writing changes both.
 #[derive(Debug)]
 struct Unfinished {
-    mode: u32,
-    mtime: (i64, u32),
+    attr: Option<Attr>,
     size: u64,
 }
 
 impl Store {
-    pub fn new(directory: OwnedFd) -> Self {
-        Store { directory, unfinished: Mutex::default() }
+    /// `sealed`: programs reach its files through read-only mounts alone.
+    pub fn new(directory: OwnedFd, sealed: bool) -> Self {
+        Store { directory, sealed, unfinished: Mutex::default() }
     }
 
     /// The descriptor given to [`Store::new`].
@@ -67,17 +68,17 @@ impl Store {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
             let made = rustix::fs::openat(&self.directory, name(id), flags, Mode::RUSR | Mode::WUSR);
             made.op_on("create in the store", name(id))?;
-            place.insert(Unfinished { mode: 0, mtime: (0, 0), size: u64::MAX });
+            place.insert(Unfinished { attr: None, size: u64::MAX });
         }
         Ok(())
     }
 
-    /// File `id` has `size` bytes; `mode` and `mtime` (seconds, nanoseconds) of the original are given to it by [`Store::finish`].
-    pub fn create(&self, id: FileId, size: u64, mode: u32, mtime: (i64, u32)) -> Result<()> {
+    /// File `id` has the size of its original, of which [`Store::finish`] gives it more.
+    pub fn create(&self, id: FileId, attr: &Attr) -> Result<()> {
         self.begin(id)?;
-        let set = || rustix::fs::ftruncate(self.open_with(id, OFlags::WRONLY)?, size);
+        let set = || rustix::fs::ftruncate(self.open_with(id, OFlags::WRONLY)?, attr.size);
         set().op_on("create in the store", name(id))?;
-        self.lock().insert(id, Unfinished { mode, mtime, size });
+        self.lock().insert(id, Unfinished { attr: Some(*attr), size: attr.size });
         Ok(())
     }
 
@@ -108,16 +109,22 @@ impl Store {
         Ok(())
     }
 
-    /// Ends file `id`: the original's mode (readable for its owner, writable for nobody) and modification time.
+    /// Ends file `id`: the original's mode (readable for its owner; writable for nobody, unless the store is sealed), its modification time
+    /// and, where root has sealed it, its owner.
     pub fn finish(&self, id: FileId) -> Result<()> {
-        let Some(Unfinished { mode, mtime, .. }) = self.lock().remove(&id) else {
+        let Some(Unfinished { attr: Some(Attr { mode, uid, gid, mtime, .. }), .. }) = self.lock().remove(&id) else {
             return Err(Error::new("finish in the store", "it was not begun").on(name(id)));
         };
         let time = Timespec { tv_sec: mtime.0, tv_nsec: i64::from(mtime.1) };
         let set = || {
             let file = self.open_with(id, OFlags::RDONLY)?;
             rustix::fs::futimens(&file, &Timestamps { last_access: time, last_modification: time })?;
-            rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o555 | 0o400))
+            if self.sealed && rustix::process::geteuid().is_root() {
+                // A disk may know no owners, and a container not all.
+                let _ = rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            }
+            let kept = if self.sealed { 0o777 } else { 0o555 };
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & kept | 0o400))
         };
         set().op_on("finish in the store", name(id))
     }
@@ -186,19 +193,24 @@ pub fn read_at(file: impl AsFd, offset: u64, buffer: &mut [u8]) -> rustix::io::R
 mod tests {
     use super::*;
 
-    fn store() -> (tempfile::TempDir, Store) {
+    fn store(sealed: bool) -> (tempfile::TempDir, Store) {
         let directory = tempfile::tempdir().unwrap();
         let fd = rustix::fs::open(directory.path(), OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
-        (directory, Store::new(fd))
+        (directory, Store::new(fd, sealed))
+    }
+
+    fn attr(size: u64, mode: u32, mtime: (i64, u32)) -> Attr {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Attr { mode, uid, gid, nlink: 1, ino: 9, size, mtime, ctime: mtime }
     }
 
     #[test]
     fn chunks_in_any_order_make_the_original() {
-        let (directory, store) = store();
+        let (directory, store) = store(false);
         assert!(store.write_chunk(3, 3, b"def").is_err());
         store.begin(3).unwrap();
         store.write_chunk(3, 3, b"def").unwrap();
-        store.create(3, 6, 0o100_755, (1_000, 5)).unwrap();
+        store.create(3, &attr(6, 0o100_755, (1_000, 5))).unwrap();
         store.write_chunk(3, 0, b"abc").unwrap();
         assert!(store.write_chunk(3, 4, b"xyz").is_err());
         assert!(store.write_chunk(3, u64::MAX, b"xyz").is_err());
@@ -217,16 +229,30 @@ mod tests {
 
     #[test]
     fn its_owner_can_read_whatever_the_mode() {
-        let (directory, store) = store();
-        store.create(0, 0, 0o100_070, (0, 0)).unwrap();
+        let (directory, store) = store(false);
+        store.create(0, &attr(0, 0o100_070, (0, 0))).unwrap();
         store.finish(0).unwrap();
         assert_eq!(rustix::fs::stat(directory.path().join("0")).unwrap().st_mode & 0o7777, 0o450);
         assert!(store.finish(0).is_err());
     }
 
     #[test]
+    fn what_is_sealed_is_as_its_original() {
+        let (directory, store) = store(true);
+        let root = rustix::process::geteuid().is_root();
+        let mut attr = attr(0, 0o104_750, (0, 0));
+        if root {
+            (attr.uid, attr.gid) = (65534, 65533);
+        }
+        store.create(0, &attr).unwrap();
+        store.finish(0).unwrap();
+        let stat = rustix::fs::stat(directory.path().join("0")).unwrap();
+        assert_eq!((stat.st_mode & 0o7777, stat.st_uid, stat.st_gid), (0o750, attr.uid, attr.gid));
+    }
+
+    #[test]
     fn lack_of_space_is_told_before_with_a_remedy() {
-        let (_directory, store) = store();
+        let (_directory, store) = store(false);
         store.reserve(1).unwrap();
         assert!(store.reserve(1 << 60).unwrap_err().to_string().contains("--store"));
     }

@@ -597,7 +597,8 @@ impl Node {
     async fn join_log(self: &Rc<Self>, two_trees: bool, nodes: &[Feeder]) {
         let Some(store) = self.store.borrow_mut().take() else { return };
         let mapped = !rustix::process::geteuid().is_root();
-        let (replica, questions) = Replica::new(self.id, store, two_trees, mapped, self.parent.clone());
+        let (replica, questions) =
+            Replica::new(self.id, (store, self.audit.is_none()), two_trees, mapped, self.parent.clone());
         if let Some(place) = &self.audit {
             audit::open(self, &replica, place);
         }

@@ -212,7 +212,7 @@ impl Replica {
             self.coming.borrow_mut().insert(file, (held.path.clone(), held.attr.size));
             held.attr
         };
-        let made = self.store().create(file, attr.size, attr.mode, attr.mtime);
+        let made = self.store().create(file, &attr);
         made.inspect_err(|error| self.lose(file, error)).is_ok()
     }
 

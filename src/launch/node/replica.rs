@@ -148,10 +148,10 @@ impl Upcall for Questions {
 }
 
 impl Replica {
-    /// A replica with an empty log and this directory as its store.
+    /// A replica with an empty log and this directory as its store. `sealed`: see [`Store::new`].
     pub(super) fn new(
         node: NodeId,
-        store: OwnedFd,
+        (store, sealed): (OwnedFd, bool),
         two_trees: bool,
         mapped: bool,
         parent: Sender<Packet>,
@@ -161,7 +161,7 @@ impl Replica {
             node,
             log: Log::new(false, if two_trees { 2 } else { 1 }),
             catalog: Arc::default(),
-            store: Arc::new(Store::new(store)),
+            store: Arc::new(Store::new(store, sealed)),
             identity: Identity::current(mapped),
             upcall: Arc::new(Questions(ask)),
             views: RefCell::default(),
@@ -405,7 +405,7 @@ impl Replica {
     fn announce(&self, record: &Record) {
         let Record::File { path, attr, content: Supply::Log(id) } = record else { return };
         if self.announced.borrow_mut().insert(*id) && !self.lost.borrow().contains(id) {
-            if let Err(error) = self.store.create(*id, attr.size, attr.mode, attr.mtime) {
+            if let Err(error) = self.store.create(*id, attr) {
                 self.lose(*id, &error);
             }
             self.coming.borrow_mut().insert(*id, (path.clone(), attr.size));
