@@ -83,7 +83,7 @@ impl View {
         reply: ReplyOpen,
     ) {
         let open = || {
-            let file = self.setup.store.open(id)?;
+            let file = self.handles.file(id, || self.setup.store.open(id))?;
             let size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
             Ok::<_, rustix::io::Errno>((file, size))
         };
@@ -121,7 +121,7 @@ impl View {
                 }
                 let to = offset.saturating_add(size.into()).min(staged.size);
                 match catalog.has_content(staged.id, offset, to) {
-                    Some(true) => break &staged.file,
+                    Some(true) => break &*staged.file,
                     // With the catalog locked: what is applied afterwards wakes it.
                     Some(false) => {
                         self.park(Key::Content(staged.id), Question::Read { fh, offset, size, reply }, asked);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use rustix::fs::OFlags;
 use rustix::io::Result;
@@ -28,7 +28,8 @@ pub(super) struct Staged {
     pub(super) path: Arc<[u8]>,
     /// As it was captured.
     pub(super) attr: Attr,
-    pub(super) file: OwnedFd,
+    /// See [`Handles::file`].
+    pub(super) file: Arc<OwnedFd>,
     /// Bytes in the store.
     pub(super) size: u64,
     /// Once the catalog says otherwise: the original, or nothing if the name led to another file before anybody here had it open.
@@ -130,6 +131,8 @@ impl Handle {
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     open: RwLock<Open>,
+    /// Files of the store that handles here lead to.
+    files: Mutex<HashMap<FileId, Weak<OwnedFd>>>,
     last: AtomicU64,
 }
 
@@ -148,6 +151,21 @@ impl Handles {
         fh
     }
 
+    /// A file of the store, opened once: all ranks of a host together have it open more often than a process may have files.
+    pub(super) fn file(&self, id: FileId, open: impl FnOnce() -> Result<OwnedFd>) -> Result<Arc<OwnedFd>> {
+        let mut files = self.files();
+        if let Some(file) = files.get(&id).and_then(Weak::upgrade) {
+            return Ok(file);
+        }
+        let file = Arc::new(open()?);
+        files.insert(id, Arc::downgrade(&file));
+        Ok(file)
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Weak<OwnedFd>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn get(&self, fh: u64) -> Option<Arc<Handle>> {
         self.open.read().unwrap_or_else(PoisonError::into_inner).handles.get(&fh).cloned()
     }
@@ -155,6 +173,13 @@ impl Handles {
     pub(super) fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         let handle = open.handles.remove(&fh)?;
+        if let Handle::Staged(Staged { id, file, .. }) = &*handle {
+            let mut files = self.files();
+            // This handle's own is the last.
+            if Arc::strong_count(file) == 1 {
+                files.remove(id);
+            }
+        }
         let ino = handle.ino();
         if let Some(of_inode) = open.by_inode.get_mut(&ino) {
             of_inode.retain(|other| *other != fh);
@@ -172,5 +197,32 @@ impl Handles {
         let mut handles: Vec<_> = of_inode.filter_map(|fh| open.handles.get(fh).cloned()).collect();
         handles.sort_by_key(|handle| !matches!(**handle, Handle::Original(_)));
         handles
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_the_store_is_opened_once_and_closed_by_its_last_handle() {
+        let (handles, opened) = (Handles::default(), AtomicU64::new(0));
+        let open = || {
+            opened.fetch_add(1, Ordering::Relaxed);
+            rustix::fs::open("/dev/null", OFlags::RDONLY, rustix::fs::Mode::empty())
+        };
+        let add = || {
+            let zero = (0, 0);
+            let attr = Attr { mode: 0, uid: 0, gid: 0, nlink: 1, ino: 7, size: 0, mtime: zero, ctime: zero };
+            let file = handles.file(3, open).unwrap();
+            let (path, original) = (b"/r/f"[..].into(), OnceLock::new());
+            handles.add(Handle::Staged(Staged { ino: 7, id: 3, path, attr, file, size: 0, original }))
+        };
+        for round in 1..3 {
+            let all = [add(), add(), add()];
+            assert_eq!(opened.load(Ordering::Relaxed), round);
+            all.into_iter().for_each(|fh| assert!(handles.remove(fh).is_some()));
+            assert!(handles.files().is_empty());
+        }
     }
 }
