@@ -385,6 +385,7 @@ fn make_tree(tree: &Path) {
     fs::write(app.join("pkg/__init__.py"), "from . import mod\n").unwrap();
     fs::write(app.join("pkg/mod.py"), "VALUE = 7\n").unwrap();
     fs::write(app.join("pkg/late.py"), "VALUE = 8\n".repeat(1000)).unwrap();
+    fs::write(app.join("pkg/once.py"), "ONCE = 1\n").unwrap();
     fs::write(app.join("notes.txt"), "plain text\n").unwrap();
     fs::set_permissions(app.join("notes.txt"), fs::Permissions::from_mode(0o640)).unwrap();
     symlink("notes.txt", app.join("link")).unwrap();
@@ -574,6 +575,10 @@ except OSError as e: assert e.errno==95,e";
     fs::write(tree.join("check.py"), script).unwrap();
     inside("/usr/bin/python3 ../check.py");
     assert_eq!(fs::read(app.join("v/m")).unwrap(), b"12");
+
+    // What has lost its name is reached through who has it open.
+    assert_eq!(inside("echo kept > out/t; exec 3< out/t; rm out/t; cat /dev/fd/3"), "kept\n");
+    assert_eq!(inside("cat pkg/once.py > /dev/null; exec 3< pkg/once.py; rm pkg/once.py; cat /dev/fd/3"), "ONCE = 1\n");
 
     // A captured file that a job writes is read from the original from then on.
     inside("cat pkg/mod.py > /dev/null; echo 'VALUE = 9' > pkg/mod.py; cat pkg/mod.py; rm -rf pkg/__pycache__");

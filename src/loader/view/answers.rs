@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode};
+use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyOpen};
 
 use rustix::fs::Stat;
 
 use super::content::FRESH;
-use super::handles::{Directory, Handle};
+use super::handles::{Directory, Handle, Original};
 use super::inodes::TOP;
 use super::parked::{Asked, Key, Question, Waiting};
 use super::skeleton::{Need, View};
@@ -63,7 +63,7 @@ impl View {
                     self.open_original(ino, &path, flags, None, reply);
                 }
                 Some(path) => self.answer_about(&path, Question::Open { ino, flags, reply }, asked),
-                None => reply.error(Errno::ESTALE),
+                None => self.open_nameless(ino, flags, reply),
             },
             Question::Read { fh, offset, size, reply } => self.read(fh, offset, size, reply, asked),
         }
@@ -92,6 +92,29 @@ impl View {
         match attr {
             Ok(attr) => reply.attr(&VOLATILE, &attr),
             Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    /// Opens once more what is open and has lost its name to a program here, as through `/dev/fd`. Of what others took it from, the name
+    /// may lead elsewhere: the kernel looks again.
+    fn open_nameless(&self, ino: u64, flags: OpenFlags, reply: ReplyOpen) {
+        let handles = match self.inodes().get(ino) {
+            Some(node) if node.unlinked => self.handles.of_inode(ino),
+            _ => Vec::new(),
+        };
+        let reads = flags.acc_mode() == OpenAccMode::O_RDONLY;
+        let again = handles.iter().find_map(|handle| match (&**handle, handle.original()) {
+            (_, Some(file)) => {
+                let file = original::open_again(file, original::flags_again(flags.0));
+                Some(file.map(|file| Handle::Original(Original::new(ino, file, flags.0))))
+            }
+            (Handle::Staged(staged), None) if reads => Some(Ok(Handle::Staged(staged.again()))),
+            _ => None,
+        });
+        match again {
+            Some(Ok(handle)) => reply.opened(FileHandle(self.handles.add(handle)), FopenFlags::empty()),
+            Some(Err(e)) => reply.error(errno(e)),
+            None => reply.error(Errno::ESTALE),
         }
     }
 

@@ -36,6 +36,15 @@ pub(super) struct Staged {
     pub(super) original: OnceLock<Option<OwnedFd>>,
 }
 
+impl Staged {
+    /// One more handle of the same.
+    pub(super) fn again(&self) -> Staged {
+        let Staged { ino, id, attr, size, .. } = *self;
+        let (path, file) = (Arc::clone(&self.path), Arc::clone(&self.file));
+        Staged { ino, id, path, attr, file, size, original: OnceLock::new() }
+    }
+}
+
 /// Passed through.
 #[derive(Debug)]
 pub(super) struct Original {

@@ -25,6 +25,8 @@ pub(super) struct Node {
     /// Of a symbolic link. The kernel keeps it without limit, so a link with another is another node, whatever its number.
     target: Option<Box<[u8]>>,
     lookups: u64,
+    /// A program here took the name away: no path leads to it any more, and who opens it comes through a descriptor.
+    pub(super) unlinked: bool,
     /// The kernel may hold its name without limit.
     pub(super) stable: bool,
     /// The pages that the kernel holds are of this, if any.
@@ -101,6 +103,7 @@ impl Inodes {
                 kind,
                 target,
                 lookups: 1,
+                unlinked: false,
                 stable,
                 cached: Pages::None,
                 compared: Instant::now(),
@@ -181,9 +184,17 @@ impl Inodes {
         }
     }
 
+    /// [`Inodes::detach`], of what the kernel knows by no name either.
+    pub(super) fn unlink(&mut self, path: &[u8]) {
+        if let Some((_, node)) = self.of_mut(path) {
+            node.unlinked = true;
+        }
+        self.detach(path);
+    }
+
     /// `old` (and what is below it) got the name `new`. Returns the new paths of what is below.
     pub(super) fn rename(&mut self, old: &[u8], new: &[u8]) -> Vec<Box<[u8]>> {
-        self.detach(new);
+        self.unlink(new);
         let is_dir = self.of(old).is_none_or(|(_, node)| node.is_dir());
         let mut moved = Vec::new();
         if is_dir {

@@ -37,6 +37,11 @@ pub(super) fn open_again(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(path_to(file), flags | OFlags::CLOEXEC, Mode::empty())
 }
 
+/// A program's flags for [`open_again`].
+pub(super) fn flags_again(flags: i32) -> OFlags {
+    of_bits(flags) - (OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::DIRECT | OFlags::NOFOLLOW)
+}
+
 fn path_to(file: impl AsFd) -> String {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }

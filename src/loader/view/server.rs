@@ -99,7 +99,7 @@ impl Server {
             let path = self.child(parent, name)?;
             let place = self.0.place(&path)?;
             rustix::fs::unlinkat(place.directory(), place.name, flags)?;
-            self.0.inodes().detach(&path);
+            self.0.inodes().unlink(&path);
             self.0.note(&path, Change::Named(None));
             Ok(())
         };
