@@ -386,7 +386,7 @@ impl Job {
         match self.heard().await? {
             (Tell::Fuse { keeper }, fds) => {
                 if mounted.is_none() {
-                    *mounted = Some(view.serve(fds)?);
+                    *mounted = Some(view.serve(fds, self.place.locals)?);
                 }
                 self.looks.set(Some(keeper));
                 self.before.set(view.skeleton.counts());

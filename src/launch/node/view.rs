@@ -12,13 +12,16 @@ use smol::lock::Mutex;
 use super::replica::Replica;
 use crate::loader::view::{Serving, Skeleton};
 use crate::net::wire::record::FileId;
-use crate::sys::node;
 use crate::{Error, Result};
 
 /// Views that no job uses, at most.
 const IDLE_MAX: usize = 8;
 /// A view that no job uses is given up when the kernel holds more inodes of it: each costs the agent some 300 bytes.
 const INODES_MAX: usize = 1 << 16;
+/// Threads that serve a view, one for each rank of its first job: each waits for one operation at an original, however long that takes, and
+/// keeps the memory that its largest request needed (up to 1 MiB).
+const THREADS_MIN: usize = 8;
+const THREADS_MAX: usize = 32;
 
 /// All views of a node, the last used at the end.
 #[derive(Debug, Default)]
@@ -81,15 +84,14 @@ impl Views {
 }
 
 impl View {
-    /// Serves the view, as a job's keeper mounted it: the descriptors are those of [`Tell::Fuse`].
+    /// Serves the view, as a job's keeper mounted it: the descriptors are those of [`Tell::Fuse`]. `ranks`: how many of the job are here.
     ///
     /// [`Tell::Fuse`]: crate::net::wire::keeper::Tell::Fuse
-    pub(super) fn serve(&self, mut fds: Vec<OwnedFd>) -> Result<Mounted> {
+    pub(super) fn serve(&self, mut fds: Vec<OwnedFd>, ranks: u32) -> Result<Mounted> {
         if fds.is_empty() || self.service.get().is_some() {
             return Err(Error::new("serve the view", "it was served before"));
         }
-        let threads = node::cores();
-        let serving = self.skeleton.serve(fds.remove(0), threads.clamp(2, 8));
+        let serving = self.skeleton.serve(fds.remove(0), (ranks as usize).clamp(THREADS_MIN, THREADS_MAX));
         let (service, result) = match serving {
             Ok(serving) => (Some(serving), Ok(())),
             Err(error) => (None, Err(error)),
