@@ -53,6 +53,26 @@ fn audited_programs() {
     assert_eq!(site.cluster.leftovers().unwrap().len(), 0, "{:?}", site.cluster.leftovers().unwrap());
 }
 
+/// A library that is staged and opened once more by a path that begins in the working directory.
+#[test]
+fn a_relative_path_leads_to_what_is_loaded() {
+    if !tool("gcc") {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let library = "int next(void) { static int count; return ++count; }";
+    let program = "#include <dlfcn.h>\n#include <stdio.h>\nint next(void); typedef int (*counter)(void);\n\
+        int main(void) { next(); ((counter)dlsym(dlopen(\"./lib/libx.so\", RTLD_NOW), \"next\"))(); \
+        printf(\"%d\\n\", ((counter)dlsym(dlopen(\"lib/../lib/libx.so\", RTLD_NOW), \"next\"))()); }";
+    fs::write(place.path().join("x.c"), library).unwrap();
+    fs::write(place.path().join("p.c"), program).unwrap();
+    let script = "cd $2; mkdir lib; gcc -shared -fPIC -o lib/libx.so x.c; gcc -o p p.c -Llib -lx -Wl,-rpath,'$ORIGIN/lib' -ldl; \
+                  ./p; $1 exec -q --hosts localhost --agent local --view audit --prefix $2 -- ./p";
+    let output =
+        Command::new("sh").args(["-ec", script, "sh", env!("CARGO_BIN_EXE_hpcrt")]).arg(place.path()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "3\n3\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// What a program was found to need does not outlast that.
 #[test]
 fn programs_that_are_linked_anew() {

@@ -188,6 +188,16 @@ impl Auditor {
         let path: &'static CStr = path;
         self.staged(path.to_bytes(), false).or(Some(path.as_ptr()))
     }
+
+    /// What to open instead of a path that begins in the working directory: else the original would be loaded beside what is staged of it.
+    fn below(&mut self, name: &[u8]) -> Option<*const c_char> {
+        let mut rest = name;
+        while let Some(shorter) = rest.strip_prefix(b"./") {
+            rest = shorter;
+        }
+        let path: &'static CStr = door::join(&[process::directory(), b"/", rest])?;
+        self.staged(path.to_bytes(), false)
+    }
 }
 
 /// A name is looked for. Returns it, or what to look for instead.
@@ -218,6 +228,9 @@ pub unsafe extern "C" fn la_objsearch(name: *const c_char, cookie: *const *const
     if bytes.first() == Some(&b'$') {
         let loader = if loader.is_empty() { auditor.process.program() } else { loader };
         return auditor.beside(text, loader).unwrap_or(name);
+    }
+    if bytes.contains(&b'/') && !bytes.contains(&b'$') {
+        return auditor.below(bytes).unwrap_or(name);
     }
     name
 }

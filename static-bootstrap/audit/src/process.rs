@@ -1,6 +1,7 @@
 //! What this process is: its program, and the environment that it was started with.
 
 use core::cell::UnsafeCell;
+use core::ffi::CStr;
 use core::slice;
 
 use sys::syscall::{nr, read_file, syscall};
@@ -19,10 +20,29 @@ const STATIC_TLS: &[u8] = b"glibc.rtld.optional_static_tls=";
 
 struct Place(UnsafeCell<[u8; PATH_MAX]>);
 
-// SAFETY: written once, before any thread of the program exists.
+// SAFETY: written before any thread of the program exists, or under the linker's lock.
 unsafe impl Sync for Place {}
 
 static PROGRAM: Place = Place(UnsafeCell::new([0; PATH_MAX]));
+static DIRECTORY: Place = Place(UnsafeCell::new([0; PATH_MAX]));
+
+impl Place {
+    /// Where one of the kernel's links leads.
+    fn link(&'static self, link: &CStr) -> &'static [u8] {
+        // SAFETY: a string, and a place of this length, of which one byte stays zero.
+        let len = unsafe {
+            let (link, place) = (link.as_ptr() as usize, self.0.get() as usize);
+            syscall(nr::READLINKAT, [AT_FDCWD, link, place, PATH_MAX - 1, 0, 0])
+        };
+        // SAFETY: nobody writes there before what is returned here is done with.
+        unsafe { &*self.0.get() }.get(..len.unwrap_or(0)).unwrap_or_default()
+    }
+}
+
+/// The working directory; the next one overwrites it. Empty: not known.
+pub(super) fn directory() -> &'static [u8] {
+    DIRECTORY.link(c"/proc/self/cwd")
+}
 
 /// See the module.
 pub(super) struct Process {
@@ -35,15 +55,7 @@ pub(super) struct Process {
 
 impl Process {
     pub(super) fn look() -> Process {
-        let place = PROGRAM.0.get();
-        // SAFETY: a string constant, and a place of this length.
-        let len = unsafe {
-            let link = c"/proc/self/exe".as_ptr() as usize;
-            // One byte stays zero.
-            syscall(nr::READLINKAT, [AT_FDCWD, link, place as usize, PATH_MAX - 1, 0, 0])
-        };
-        // SAFETY: nobody writes there any more.
-        let program = unsafe { &*place }.get(..len.unwrap_or(0)).unwrap_or_default();
+        let program = PROGRAM.link(c"/proc/self/exe");
         let (arguments, environment) = strings();
         Process { program, arguments, environment }
     }
