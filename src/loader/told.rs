@@ -64,6 +64,7 @@ struct Changed {
     exists: bool,
     /// What was told before.
     before: Option<Version>,
+    heard: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -168,7 +169,7 @@ impl State {
             exists => exists == Some(kind::DIR),
         };
         if is_asked_for || before.is_some() {
-            self.changed.insert(path.to_vec(), Changed { exists: exists.is_some(), before });
+            self.changed.insert(path.to_vec(), Changed { exists: exists.is_some(), before, heard: Instant::now() });
         } else {
             self.changed.remove(path);
         }
@@ -190,6 +191,16 @@ impl State {
         is
     }
 
+    /// Whether what is at a path was changed longer than `remembered` ago: then it is what is seen there, which is to be told anew.
+    pub(super) fn settle(&mut self, path: &[u8], remembered: Duration) -> bool {
+        let settled = self.changed.get(path).is_some_and(|changed| changed.heard.elapsed() >= remembered);
+        if settled {
+            self.changed.remove(path);
+            self.forget(path);
+        }
+        settled
+    }
+
     /// Forgets a path and what is below it, as the nodes do when they hear that its name came or went.
     pub(super) fn forget(&mut self, path: &[u8]) {
         let keeps = |known: &[u8]| !is_within(known, path);
@@ -197,5 +208,27 @@ impl State {
         self.superseded.extend(gone.filter_map(|(_, told)| told.what.content()));
         self.asked.retain(|known, _| keeps(known));
         self.listed.retain(|known, _| keeps(known));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loader::version::version;
+
+    #[test]
+    fn what_is_seen_long_after_a_change_is_believed() {
+        let (mut state, path) = (State::default(), b"/r/m.py");
+        let seen = version(&rustix::fs::stat("/").unwrap());
+        state.tell(path, Described::Content(seen, 0));
+        for exists in [None, Some(kind::REG)] {
+            state.change(path, exists);
+        }
+        assert!(state.is_as_before(path, Some(seen)) && state.is_as_before(path, None));
+        state.tell(path, Described::Whole(seen));
+        assert!(!state.settle(path, Duration::from_secs(60)));
+        assert!(state.settle(path, Duration::ZERO) && state.told(path).is_none());
+        state.change(path, Some(kind::REG));
+        assert!(!state.is_as_before(path, Some(seen)));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -16,6 +16,8 @@ use crate::loader::version::Version;
 use crate::net::wire::control::Need;
 use crate::net::wire::record::Record;
 
+/// After this long a host has asked its file server again, whatever it knew (NFS: `acregmax`).
+const REMEMBERED: Duration = Duration::from_secs(60);
 /// Operations for a short listing, and names that each further one brings with their attributes, about.
 const LISTING: usize = 3;
 const LISTED_AT_ONCE: usize = 128;
@@ -74,7 +76,8 @@ impl Source {
         if state.told(path) != Some(known) {
             return;
         }
-        if stat.as_ref().map(version) == known.version() {
+        let settled = stat.as_ref().map(version) == known.version();
+        if settled && !state.settle(path, REMEMBERED) {
             return state.still(path);
         }
         let is_listed = state.listed.contains_key(path);
@@ -86,7 +89,7 @@ impl Source {
             stat => {
                 let kind = stat.map(|stat| kind::of_mode(stat.st_mode));
                 self.changed(path.to_vec(), kind);
-                if matches!(known, Described::Content(..)) {
+                if settled || matches!(known, Described::Content(..)) {
                     self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
                 } else if kind == Some(kind::LNK) {
                     // Else each node would look for itself, each time.
@@ -193,6 +196,9 @@ mod tests {
             source.want(path.clone(), Need::Content);
             assert!(next(&found).ends_with(LEFT_ALONE));
         }
+        source.compare_one(&path, None);
+        source.want(tree, Need::Attributes);
+        assert_eq!(next(&found), "directory", "it may still be remembered");
         std::fs::write(directory.path().join("other.py"), "x = 123\n").unwrap();
         source.changed(path.clone(), Some(kind::REG));
         source.want(path, Need::Content);
