@@ -1,6 +1,7 @@
 //! The FUSE operations. Questions go to [`super::answers`]; changes are made to the original, then noted.
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -46,8 +47,8 @@ impl Server {
         matches!(self.0.setup.identity, Identity::Exact) && (request.uid(), request.gid()) != own
     }
 
-    /// What others make is theirs.
-    fn give(&self, request: &Request, place: &Place<'_>) {
+    /// What others make is theirs; `file`: a file, by whatever name it goes by now.
+    fn give(&self, request: &Request, place: &Place<'_>, file: Option<&OwnedFd>) {
         use rustix::fs::{Gid, Uid};
         if !self.is_other(request) {
             return;
@@ -57,7 +58,11 @@ impl Server {
         let inherits = directory.is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID));
         let gid = (!inherits).then(|| Gid::from_raw(request.gid()));
         let uid = Some(Uid::from_raw(request.uid()));
-        if let Err(e) = rustix::fs::chownat(place.directory(), place.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
+        let given = match file {
+            Some(file) => rustix::fs::fchown(file, uid, gid),
+            None => rustix::fs::chownat(place.directory(), place.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW),
+        };
+        if let Err(e) = given {
             log::debug!("{:?} is not given to who made it: {e}", OsStr::from_bytes(place.name));
         }
     }
@@ -73,7 +78,7 @@ impl Server {
         let path = self.child(parent, name)?;
         let place = self.0.place(&path)?;
         make(&place).map_err(|e| self.unexpected(&path, e))?;
-        self.give(request, &place);
+        self.give(request, &place, None);
         self.made(&path)
     }
 
@@ -275,7 +280,7 @@ impl Filesystem for Server {
             let place = self.0.place(&path)?;
             let file = match original::create(&place, flags | O_EXCL, mode) {
                 Ok(file) => {
-                    self.give(request, &place);
+                    self.give(request, &place, Some(&file));
                     file
                 }
                 // Another host was faster. Who is somebody else may perhaps not open that one: the kernel is to look again.
