@@ -84,7 +84,7 @@ fn programs_that_are_linked_anew() {
     script.arg(site::source("relinked.sh")).arg(env!("CARGO_BIN_EXE_hpcrt")).current_dir(&place);
     let output = script.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said, "1\n2\n1 2\n1\n2\n1 2\n2\n1\n1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(said, "1\n2\n1 2\n1 2 1\n1\n2\n1 2\n2\n1\n1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// What sessions without namespaces have in their hosts' memory.

@@ -15,12 +15,15 @@ session=$("$hpcrt" session start --agent local --hosts a --view audit)
 trap '"$hpcrt" session stop $session' EXIT
 # What changes within a job is seen some milliseconds later.
 soon='n=0; until [ "$(./main)" = 2 ] || [ $n = 100 ]; do n=$((n + 1)); sleep 0.1; done; ./main'
+late='n=0; until [ "$(./main)" = 1 ] || [ $n = 100 ]; do n=$((n + 1)); sleep 0.1; done; ./main'
 run() { echo "$(echo $("$hpcrt" session run $session -q --prefix "$here" "$@"))"; }
 run -- sh -c ./main
 link alt
 run -- sh -c ./main
 link lib
 run -- sh -c "./main; rm main; cc -o main main.c -Lalt -lf -Wl,-rpath,$here/alt; $soon"
+link lib
+run -- sh -c "./main; rm main; cc -o main main.c -Lalt -lf -Wl,-rpath,$here/alt; $soon; rm main; cc -o main main.c -Llib -lf -Wl,-rpath,$here/lib; $late"
 link lib
 run -- sh -c ./main
 cp alt/libf.so first

@@ -662,7 +662,8 @@ mod tests {
     fn a_parent_that_is_left_is_told() {
         let place = tempfile::tempdir().unwrap();
         let (parent, heard) = unbounded();
-        let (replica, _) = Replica::new(3, std::fs::File::open(place.path()).unwrap().into(), false, false, parent);
+        let store = std::fs::File::open(place.path()).unwrap().into();
+        let (replica, _) = Replica::new(3, (store, false), false, false, parent);
         let (say, down) = bounded(1);
         let said = || async { heard.recv().await.unwrap().message::<LogFrame>().unwrap() };
         let parent = async {

@@ -81,6 +81,10 @@ struct State {
     /// Files that were changed, under all their spellings: their originals are used until the next job begins. The root may see them as
     /// they were for as long as its host caches them, and who changed them must not.
     changed: HashSet<Vec<u8>>,
+    /// Files of programs that are told, staged or not.
+    needed: HashSet<Vec<u8>>,
+    /// How often something was changed: what a program needs, and was found out before, is not to be told.
+    changes: u64,
     programs: u32,
     /// Directories whose names were written into files, and those.
     listed: HashMap<Vec<u8>, (Arc<Listing>, String)>,
@@ -115,6 +119,8 @@ impl Audit {
             followed: HashMap::new(),
             spelled,
             changed,
+            needed: HashSet::new(),
+            changes: 0,
             programs: 0,
             listed,
             written: None,
@@ -146,7 +152,7 @@ impl Audit {
         let mut state = self.state();
         // The root has compared what it knows with the shared file system since. Who asks for a program is told anew.
         state.changed.clear();
-        state.entries.forget_programs();
+        state.forget_programs();
         for top in found {
             if !state.shared.contains(&top) {
                 state.shared.push(top);
@@ -232,7 +238,15 @@ impl Audit {
                 Known::Absent(_) if new == Now::Directory => name_kind::DIR,
                 Known::Absent(_) if new != Now::Gone && is_code(file_name(&path)) => name_kind::UNKNOWN,
                 Known::Listed(_) if new == Now::Gone => name_kind::UNKNOWN,
-                _ => continue,
+                _ => {
+                    // The log says nothing of what was changed here before.
+                    drop(catalog);
+                    let mut state = self.state();
+                    if state.needed.contains(&path) {
+                        state.outdate(&path);
+                    }
+                    continue;
+                }
             };
             if new == Now::Begun {
                 // For those here: others are to hear of it when it is whole.
@@ -410,20 +424,23 @@ impl Audit {
     /// # Errors
     /// The program's closure cannot be resolved, or the store is full.
     pub fn tell(&self, program: &Path, environment: &Environment) -> Result<Audited> {
-        let closure = closure::resolve(&self.walker, environment, program, |_, _| {})?;
-        let audited = program::audited(&self.walker, &closure);
-        if let Audited::Yes { static_tls } = audited {
-            self.enter(&closure, environment, static_tls);
+        /// Of a program whose files change all the time its linker finds out itself.
+        const TRIES: usize = 5;
+        let mut audited = Audited::No("its files change".to_owned());
+        for _ in 0..TRIES {
+            let changes = self.state().changes;
+            let closure = closure::resolve(&self.walker, environment, program, |_, _| {})?;
+            audited = program::audited(&self.walker, &closure);
+            let Audited::Yes { static_tls } = audited else { break };
+            if self.enter(&closure, environment, static_tls, changes) {
+                break;
+            }
         }
         self.write().map(|()| audited)
     }
 
-    fn enter(&self, closure: &Closure, environment: &Environment, static_tls: u64) {
-        let number = {
-            let mut state = self.state();
-            state.programs += 1;
-            state.programs.to_string()
-        };
+    /// Whether nothing has changed since there had been so many changes; else nothing is told.
+    fn enter(&self, closure: &Closure, environment: &Environment, static_tls: u64, changes: u64) -> bool {
         let library_path = environment.library_path.as_deref().unwrap_or_default().as_bytes();
         // What depends on more of a process than the table's key says is left to its linker.
         let is_known = !closure.depends_on_cwd && environment.preload.is_none();
@@ -439,6 +456,12 @@ impl Audit {
             }
         }
         let mut state = self.state();
+        if state.changes != changes {
+            return false;
+        }
+        state.programs += 1;
+        let number = state.programs.to_string();
+        state.needed.extend(closure.objects.iter().map(|o| o.canonical.as_os_str().as_bytes().to_vec()));
         for (loader, name, place) in names {
             state.entries.set(&[kind::NAME, number.as_bytes(), &loader, &name], &place);
         }
@@ -451,6 +474,7 @@ impl Audit {
         }
         state.entries.set(&[kind::PROGRAM, canonical, library_path], value.as_bytes());
         state.unwritten = true;
+        true
     }
 
     /// What the linker is to open for an object of the closure; `None`: what it finds itself.
@@ -472,12 +496,19 @@ impl State {
         std::iter::successors(Some(path), |path| parent(path)).any(|path| self.changed.contains(path))
     }
 
+    fn forget_programs(&mut self) {
+        self.entries.forget_programs();
+        self.needed.clear();
+    }
+
     /// What was staged of this file, or below this directory, is not told any more.
     fn outdate(&mut self, path: &[u8]) {
+        self.changes += 1;
         let stale: Vec<Vec<u8>> = self.spelled.keys().filter(|staged| is_within(staged, path)).cloned().collect();
         // Also of what was not there: it may come before what was found.
-        if !stale.is_empty() || is_code(file_name(path)) {
-            self.entries.forget_programs();
+        let is_needed = || self.needed.iter().any(|needed| is_within(needed, path));
+        if !stale.is_empty() || is_code(file_name(path)) || is_needed() {
+            self.forget_programs();
             self.unwritten = true;
         }
         for staged in stale {
@@ -537,7 +568,7 @@ mod tests {
         let own = rustix::fs::open(place, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
         let (catalog, told) = (Arc::<RwLock<Catalog>>::default(), Arc::<Told>::default());
         let upcall = Arc::clone(&told) as Arc<dyn Upcall>;
-        let audit = Audit::create(place, Arc::clone(&catalog), Arc::new(Store::new(own)), upcall).unwrap();
+        let audit = Audit::create(place, Arc::clone(&catalog), Arc::new(Store::new(own, false)), upcall).unwrap();
         let (app, library) = (tree.join("app"), tree.join("app/a.so"));
         let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
         let attr = |path: &Path| -> Attr { version::attr(&rustix::fs::lstat(path).unwrap()) };
