@@ -52,8 +52,8 @@ struct Pages {
     label: Bits,
     /// Pages that hold something.
     count: AtomicU64,
-    /// Since when there has been no room for more.
-    starved: Mutex<Option<Instant>>,
+    /// Since when there has been no room for more, and when that was found last.
+    starved: Mutex<Option<[Instant; 2]>>,
 }
 
 /// A client, and how many leases of it there are.
@@ -220,7 +220,11 @@ impl Store {
             if self.squeeze(more) {
                 continue;
             }
-            if lock(&client.starved).get_or_insert_with(Instant::now).elapsed() >= self.patience {
+            let now = Instant::now();
+            let since =
+                lock(&client.starved).filter(|[_, last]| now - *last <= self.patience).map_or(now, |[since, _]| since);
+            *lock(&client.starved) = Some([since, now]);
+            if now - since >= self.patience {
                 return Err(Full { capacity: self.capacity, used });
             }
             thread::sleep(Duration::from_millis(1));

@@ -545,6 +545,7 @@ static void spliced(void)
     char *from = map(MIB, READ_WRITE, 0), *to = map(MIB, READ_WRITE, 0);
     struct iovec part = {from, PAGES * PAGE};
     int ends[2], one = 1;
+    ssize_t got;
     fill(swept = map(bytes, READ_WRITE, 0), bytes, 16);
     fill(from, PAGES * PAGE, 17);
     check(pipe(ends) == 0 && vmsplice(ends[1], &part, 1, SPLICE_F_NONBLOCK) == PAGES * PAGE, "vmsplice");
@@ -553,6 +554,9 @@ static void spliced(void)
     fill(swept, bytes, 18);
     part.iov_base = to;
     check(vmsplice(ends[0], &part, 1, 0) == PAGES * PAGE, "vmsplice out of it");
+    part = (struct iovec){from, MIB};
+    got = vmsplice(ends[1], &part, 1, 0);
+    check(got >= PAGE && got < MIB && read(ends[0], to + 512 * KIB, got) == got, "vmsplice of more than fits");
     filled(to, PAGES * PAGE, 17);
     filled(from, PAGES * PAGE, 17);
     check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "socketpair");

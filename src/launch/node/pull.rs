@@ -7,11 +7,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use async_channel::{Receiver, Sender, bounded};
+use rustix::io::Errno;
 use smol::Timer;
 use smol::future::FutureExt;
 
 use super::Node;
 use super::replica::Replica;
+use crate::error::Context;
 use crate::launch::couriers::Pieces;
 use crate::loader::catalog::Known;
 use crate::loader::chunk;
@@ -212,7 +214,10 @@ impl Replica {
             self.coming.borrow_mut().insert(file, (held.path.clone(), held.attr.size));
             held.attr
         };
-        let made = self.store().create(file, &attr);
+        // It was given up, and is named again: what views take for whole is not to be begun anew under them.
+        let was_whole = self.catalog.read().unwrap_or_else(PoisonError::into_inner).is_complete(file);
+        let stale = || Err(Errno::STALE).op("begin in the store");
+        let made = if was_whole { stale() } else { self.store().create(file, &attr) };
         made.inspect_err(|error| self.lose(file, error)).is_ok()
     }
 

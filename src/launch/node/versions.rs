@@ -6,9 +6,11 @@ use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::PoisonError;
 
+use rustix::io::Errno;
+
 use super::replica::Replica;
-use crate::loader::catalog::{Effects, Superseded, is_below};
-use crate::net::wire::record::FileId;
+use crate::loader::catalog::{Superseded, is_below};
+use crate::net::wire::record::{FileId, Record};
 
 /// Staged programs and libraries with their paths, as one job is shown them.
 pub(super) type Images = Vec<(Vec<u8>, FileId)>;
@@ -65,9 +67,9 @@ impl Replica {
         if let Some(Ok(audit)) = &*self.audit.borrow() {
             audit.give_up(&path, file);
         }
-        if !whole {
-            // Who waits for it has not opened it, and finds what is there now.
-            self.tell_views(&Effects { content: Some(file), ..Effects::default() });
+        if !whole && !void {
+            // Who waits for it reads the original.
+            self.learn(&Record::Void { file, errno: Errno::NOENT.raw_os_error() });
         }
     }
 

@@ -195,7 +195,8 @@ impl Auditor {
         while let Some(shorter) = rest.strip_prefix(b"./") {
             rest = shorter;
         }
-        let path: &'static CStr = door::join(&[process::directory(), b"/", rest])?;
+        let directory = process::directory();
+        let path: &'static CStr = door::join(&[Some(directory).filter(|path| !path.is_empty())?, b"/", rest])?;
         self.staged(path.to_bytes(), false)
     }
 }

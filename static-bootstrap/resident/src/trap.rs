@@ -182,10 +182,15 @@ impl List {
         first: impl Fn() -> Result<usize, u32>,
         piece: impl Fn(usize, &[usize; 2]) -> Result<usize, u32>,
     ) -> Result<usize, u32> {
-        let mut holds = Holds::default();
-        let [all, held] = self.hold(&mut holds, holds::share(least));
-        let done = first()?;
-        drop(holds);
+        let mut tries = 0..TRIES;
+        let ([all, held], done) = loop {
+            let mut holds = Holds::default();
+            let parts = self.hold(&mut holds, holds::share(least));
+            match first() {
+                Err(call::EFAULT) if tries.next().is_some() => {}
+                result => break (parts, result?),
+            }
+        };
         if done >= all || held >= all || done < held || !is_whole() {
             return Ok(done);
         }
@@ -251,23 +256,40 @@ pub(super) fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// vmsplice(2) that copies: the pipe would have pages that go, and be others'.
+/// vmsplice(2) that copies: the pipe would have pages that go, and be others'. As that it waits until something fits, and not until all does.
 pub(super) fn splice([fd, list, count, flags, ..]: [usize; 6]) -> Result<usize, u32> {
     const GET_FLAGS: usize = 3;
     const ACCESS: usize = 3;
     const READ_ONLY: usize = 0;
     const NO_WAIT: usize = 2;
     const RWF_NO_WAIT: usize = 8;
+    const CURRENT: usize = usize::MAX;
+    /// What fits when anything does.
+    const PIPE_BUF: usize = 4096;
     // SAFETY: integers.
-    let mode = unsafe { syscall(nr::FCNTL, [fd, GET_FLAGS, 0, 0, 0, 0]) }?;
-    let [plain, more] = if mode & ACCESS == READ_ONLY { [nr::READV, nr::PREADV2] } else { [nr::WRITEV, nr::PWRITEV2] };
-    if flags & NO_WAIT != 0 {
-        match with_list(more, [fd, list, count, usize::MAX, 0, RWF_NO_WAIT]) {
-            Err(NOT_SUPPORTED) => {}
-            result => return result,
+    let mode = unsafe { call::gated(nr::FCNTL, [fd, GET_FLAGS, 0, 0, 0, 0]) }?;
+    let reads = mode & ACCESS == READ_ONLY;
+    let (some, one, ready) = if reads { (nr::PREADV2, nr::READ, 1) } else { (nr::PWRITEV2, nr::WRITE, 4) };
+    let waits = flags & NO_WAIT == 0;
+    loop {
+        let mut polled = [fd as u32, ready];
+        let time = if waits { usize::MAX } else { 0 };
+        // SAFETY: one `struct pollfd`.
+        if unsafe { call::gated(nr::POLL, [polled.as_mut_ptr() as usize, 1, time, 0, 0, 0]) }? == 0 {
+            return Err(call::EAGAIN);
+        }
+        let result = match with_list(some, [fd, list, count, CURRENT, 0, RWF_NO_WAIT]) {
+            // Before Linux 6.5 not of pipes.
+            Err(NOT_SUPPORTED) => match (List { at: list, count }).find(0) {
+                Some((at, left)) => make(one, [fd, at, left.min(PIPE_BUF), 0, 0, 0]),
+                None => Ok(0),
+            },
+            result => result,
+        };
+        if result != Err(call::EAGAIN) || !waits {
+            return result;
         }
     }
-    with_list(plain, [fd, list, count, 0, 0, 0])
 }
 
 /// setsockopt(2): what is sent is copied, since pages go.

@@ -257,7 +257,8 @@ struct Evictor {
     staged: usize,
     healer: Healer,
     returns: Returns,
-    pins: Pins,
+    /// Where pages are copied.
+    pins: Option<Pins>,
 }
 
 /// The thread.
@@ -266,7 +267,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     gather::join(gather::BACK);
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
-    let (open, pins) = ([Gift::NONE; OPEN], Pins::new());
+    let (open, pins) = ([Gift::NONE; OPEN], Pins::new(!engine.uffd.moves));
     let mut evictor = Evictor { engine, open, len: 0, budget, known, room: 0, staged: 0, healer, returns, pins };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
@@ -542,7 +543,7 @@ impl Evictor {
 
     /// Takes what was copied away from the program, if nothing is pinned: since it was protected it cannot have been.
     fn give_up(&self, parts: &[Part]) {
-        if !parts.is_empty() && self.pins.any() {
+        if !parts.is_empty() && self.pins.as_ref().is_some_and(Pins::any) {
             fatal::say(cause::PINNED, 0, [0; 2]);
         }
         for Gift { number, pages, .. } in parts.iter().map(|part| part.gift) {
