@@ -109,6 +109,11 @@ impl Linker {
         Linker::Musl(Musl { library_path: musl_dirs(library_path.unwrap_or_default().as_bytes()), system })
     }
 
+    /// Whether the interpreter at `path` is musl's, by its name.
+    pub fn is_musl(path: &Path) -> bool {
+        path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl-"))
+    }
+
     /// The path file of musl for an interpreter at `path`: below the prefix it is installed in.
     pub fn musl_path_file(path: &Path, arch: &Arch) -> std::path::PathBuf {
         let prefix = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));

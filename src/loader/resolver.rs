@@ -131,7 +131,7 @@ impl<'a, P: Probe, F: FnMut(&Object, P::File)> Resolver<'a, P, F> {
 
         let library_path = self.environment.library_path.as_deref();
         let origin = parent(opened.canonical.as_os_str().as_bytes());
-        let is_musl = interpreter.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl-"));
+        let is_musl = Linker::is_musl(&interpreter);
         let mut linker = if is_musl {
             let list = self.read_list(&Linker::musl_path_file(&interpreter, arch), LIST_MAX);
             Linker::musl(list.as_deref(), library_path)

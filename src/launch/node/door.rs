@@ -18,6 +18,7 @@ use smol::{Async, Task, Timer};
 
 use super::Node;
 use crate::loader::elf::Elf;
+use crate::loader::linker::Linker;
 use crate::loader::script::Shebang;
 use crate::loader::view::directory::{self, Directory};
 use crate::net::wire::control::Launch;
@@ -52,8 +53,11 @@ pub(super) fn statically_linked(launch: &Launch, operation: &'static str) -> Res
     let Some((path, elf)) = found else { return Ok(None) };
     let refuse = |cause: &str, remedy| Err(Error::usage(operation, cause).on(&path).remedy(remedy));
     if let Some(linker) = elf.interpreter {
-        let is_musl = Path::new(&linker).file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl-"));
-        return if is_musl { refuse("its dynamic linker is musl's", "build it for glibc") } else { Ok(None) };
+        return if Linker::is_musl(Path::new(&linker)) {
+            refuse("its dynamic linker is musl's", "build it for glibc")
+        } else {
+            Ok(None)
+        };
     }
     if elf.soname.is_some() {
         return refuse("it is a library or a dynamic linker", "name the program itself");

@@ -1,11 +1,11 @@
 //! Which programs can be audited, and what they need in their environment for it.
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 
 use super::walk::Walker;
 use crate::loader::closure::Closure;
 use crate::loader::elf::{Elf, read_up_to};
+use crate::loader::linker::Linker;
 use crate::loader::probe::Probe;
 use crate::sys::node;
 
@@ -40,8 +40,7 @@ pub enum Audited {
 pub(super) fn audited(walker: &Walker, closure: &Closure) -> Audited {
     let no = |reason: &str| Audited::No(reason.to_owned());
     let Some(interpreter) = closure.interpreter else { return no("it is statically linked") };
-    let name = closure.objects[interpreter].path.file_name().unwrap_or_default().as_bytes();
-    if name.starts_with(b"ld-musl-") {
+    if Linker::is_musl(&closure.objects[interpreter].path) {
         return no("its dynamic linker is musl's");
     }
     let abi = walker.open(&closure.objects[interpreter].canonical).ok().and_then(|o| Elf::read(&o.file, None).ok());

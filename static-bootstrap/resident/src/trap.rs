@@ -25,6 +25,8 @@ const TRIES: usize = 12;
 const LEAST: usize = 16 * PAGE;
 const MESSAGE: usize = 64 * PAGE;
 const NOT_SUPPORTED: u32 = 95;
+/// The position where an open file is.
+const CURRENT: usize = usize::MAX;
 
 /// It is in force.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -212,8 +214,6 @@ pub(super) fn has_list(number: usize) -> bool {
 
 /// Makes such a call.
 pub(super) fn with_list(number: usize, args: [usize; 6]) -> Result<usize, u32> {
-    /// Where the file is.
-    const CURRENT: usize = usize::MAX;
     // SAFETY: the program's own call, or one with a part of what it gave.
     let raw = |args| unsafe { call::gated(number, args) };
     let [fd, at, count, position, ..] = args;
@@ -263,7 +263,6 @@ pub(super) fn splice([fd, list, count, flags, ..]: [usize; 6]) -> Result<usize, 
     const READ_ONLY: usize = 0;
     const NO_WAIT: usize = 2;
     const RWF_NO_WAIT: usize = 8;
-    const CURRENT: usize = usize::MAX;
     /// What fits when anything does.
     const PIPE_BUF: usize = 4096;
     // SAFETY: integers.
