@@ -42,6 +42,10 @@ const TRUST: u8 = 16;
 /// Probes that were not decided, of all runs.
 const PROBES: usize = 512;
 const PAGES: u64 = SPAN_PAGES as u64;
+/// Of so many spans that are here a run goes on behind them.
+pub const LEAP: u64 = 8;
+/// Where a run downwards is to go on that is through, from the other end.
+const NOWHERE: u64 = 1 << 40;
 /// Ranges of which the program has said something that are remembered.
 const HINTS: usize = 32;
 
@@ -372,8 +376,10 @@ impl Policy {
         }
         self.came += end - start + if foreseen { self.reach } else { 0 };
         (run.at, run.came) = (place, self.came);
-        run.next = if down { mirror(start) + 1 } else { end };
         let from = if down { start.checked_sub(1) } else { Some(end) };
+        let from =
+            from.map(|page| if run.order == ORDER_MAX || foreseen { beyond(page, down, &mut here) } else { page });
+        run.next = from.map_or(NOWHERE, |page| if down { mirror(page) } else { page });
         let from = from.filter(|_| run.hits >= CONFIDENT && spans > 0);
         let (mut hole, mut left) = (None, None);
         if run.is_to_be_probed() && !sequential {
@@ -546,6 +552,12 @@ fn probe(page: u64) -> usize {
 
 fn hash(number: u64) -> usize {
     (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
+}
+
+/// The first page from this one on that is not here, unless all of the next spans are.
+fn beyond(page: u64, down: bool, mut here: impl FnMut(u64) -> bool) -> u64 {
+    let mut next = (0..LEAP * PAGES).map_while(|far| if down { page.checked_sub(far) } else { Some(page + far) });
+    next.find(|page| !here(*page)).unwrap_or(page)
 }
 
 /// A page counted from the other end.

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, NONE, SPAN_PAGES, both, count, has, runs, with, without};
-use sys::policy::Ahead;
+use sys::policy::{Choice, LEAP};
 use sys::pool::Slot;
 use sys::resident::step;
 use sys::retention::Comes;
@@ -262,19 +262,19 @@ pub(super) fn hasten(engine: &Engine, number: usize, page: usize) {
     }
 }
 
-fn is_coming(number: usize, page: usize) -> bool {
+pub(super) fn is_coming(number: usize, page: usize) -> bool {
     CACHE.lock().entries.iter().any(|entry| entry.holds(number, page))
 }
 
-/// A run goes on from there.
-pub(super) fn foresee(engine: &Engine, next: Ahead, order: u8) {
-    if order < ORDER_WORTH {
-        return;
-    }
+/// Asks for where a run goes on, if it does.
+pub(super) fn foresee(engine: &Engine, choice: Choice) {
+    let Some(next) = choice.ahead.filter(|_| choice.order >= ORDER_WORTH) else { return };
     let first = next.page as usize / SPAN_PAGES;
-    for far in 0..next.spans as usize {
+    let mut left = next.spans as usize;
+    for far in 0..(next.spans + LEAP) as usize {
         let number = if next.down { first.checked_sub(far) } else { Some(first + far) };
-        number.into_iter().for_each(|number| ask(engine, number, next.probe));
+        let Some(number) = number.filter(|_| left > 0) else { break };
+        left -= usize::from(ask(engine, number, next.probe));
     }
 }
 
@@ -286,8 +286,8 @@ pub(super) fn need(at: usize, len: usize) {
     }
 }
 
-/// `probe`: a page that is left out if it is in there.
-fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
+/// False when most of this span is here: a run goes on behind it. `probe`: a page that is left out if it is in there.
+fn ask(engine: &Engine, number: usize, probe: Option<u64>) -> bool {
     let mut table = TABLE.lock();
     let span = table.span(number);
     let pages = without(without(span.remote, span.resident), span.busy);
@@ -297,14 +297,14 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
     let pages = without(pages, hole);
     // A span of which something is here is seldom part of a run.
     if count(&pages) < SPAN_PAGES / 2 {
-        return;
+        return count(&span.resident) < SPAN_PAGES / 2;
     }
     let mut cache = CACHE.lock();
     cache.now += 1;
     let now = cache.now;
     let is_old = |entry: &Entry| entry.state == State::Ready && now - entry.age > MOST as u64;
     let place = cache.entries.iter().position(|entry| entry.state == State::Idle);
-    let Some(nth) = place.or_else(|| cache.entries.iter().position(is_old)) else { return };
+    let Some(nth) = place.or_else(|| cache.entries.iter().position(is_old)) else { return true };
     let old = cache.entries[nth];
     let slot = if old.state == State::Ready { Some(old.slot) } else { None };
     if let Some(slot) = slot {
@@ -317,22 +317,22 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
         engine.slots.lock().give(slot);
         engine.settled(old.number, old.pages);
         // The next fault asks again.
-        return;
+        return true;
     }
     let mut pool = engine.slots.lock();
     let found = pool.take_spare();
     // Such pages are slow to receive into at first, and worth it only where nobody has to make room.
     let is_free = || FREE.load(Ordering::Acquire) > FITS.load(Ordering::Relaxed) / 4;
     let taken = found.or_else(|| if is_free() { pool.take_spare_empty() } else { None });
-    let is_short = pool.is_short();
+    let is_low = pool.is_low();
     drop(pool);
     let Some(slot) = taken else {
         drop(cache);
         drop(table);
-        if is_short {
+        if is_low {
             WANTED.tell();
         }
-        return;
+        return true;
     };
     let span = table.span(number);
     span.busy = with(span.busy, pages);
@@ -350,6 +350,10 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) {
     probe.into_iter().for_each(|page| demand::left_out(page as u64));
     drop(table);
     WORK.tell();
+    if is_low {
+        WANTED.tell();
+    }
+    true
 }
 
 /// Lets go of something that has waited while half as much went as fits: it is not missed as was foreseen. `any`: of anything that waits. False when there is none.

@@ -117,17 +117,21 @@ impl Demand {
         let (number, page) = (index / SPAN_PAGES, index % SPAN_PAGES);
         let mut table = TABLE.lock();
         let span = table.span(number);
-        if has(&span.busy, page) {
+        let busy = span.busy;
+        if has(&busy, page) {
+            let choice = ahead::is_coming(number, page).then(|| {
+                let first = (number * SPAN_PAGES) as u64;
+                let comes = first..first + SPAN_PAGES as u64;
+                let here = |at| comes.contains(&at) && has(&busy, (at - first) as usize) || table.is_here(at);
+                POLICY.lock().handle_foreseen(index as u64, comes.clone(), here)
+            });
             drop(table);
+            // Before the program goes on, which may take the processor from this thread.
+            choice.into_iter().for_each(|choice| ahead::foresee(&engine, choice));
             // Whoever has it wakes the program.
             let (waits, ready) = ahead::wanted(&engine, number, page);
             counts::fault(if waits { counts::FORESEEN } else { counts::AWAITED }, ready.then_some(begun));
             if waits {
-                let comes = (number * SPAN_PAGES) as u64..((number + 1) * SPAN_PAGES) as u64;
-                let mut table = TABLE.lock();
-                let choice = POLICY.lock().handle_foreseen(index as u64, comes, |page| table.is_here(page));
-                drop(table);
-                choice.ahead.into_iter().for_each(|next| ahead::foresee(&engine, next, choice.order));
                 ahead::hasten(&engine, number, page);
             }
             return;
@@ -173,9 +177,7 @@ impl Demand {
         if away != NONE {
             counts::unit(index, choice.order);
         }
-        if let Some(next) = choice.ahead {
-            ahead::foresee(&engine, next, choice.order);
-        }
+        ahead::foresee(&engine, choice);
     }
 
     /// Brings this page and what else of these steps is with servers and fits into the buffer, but for one page.

@@ -300,7 +300,10 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         }
         // What goes in pieces leaves no slot of which all is there: then enough is free.
         let plenty = 2 * engine.reserve + SPAN_PAGES as i64;
-        behind |= engine.uffd.moves && !narrow && free < plenty && engine.slots.lock().is_short();
+        if engine.uffd.moves && !narrow && free < plenty + SPAN_PAGES as i64 {
+            let pool = engine.slots.lock();
+            behind |= pool.is_short() && free < plenty || pool.is_low();
+        }
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
         if behind && evictor.evict() {
