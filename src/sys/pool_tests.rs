@@ -43,6 +43,7 @@ fn as_much_is_kept_as_is_asked_for() {
         assert_eq!(pool.take_surplus(), None);
         let taken = core::iter::from_fn(|| pool.take_some(SPAN_PAGES, false)).collect::<Vec<_>>();
         assert_eq!(taken.len(), kept);
+        assert!(pool.is_low());
         taken.iter().for_each(|slot| pool.give(Slot::empty(slot.at)));
     }
     while pool.is_short() {
@@ -51,7 +52,7 @@ fn as_much_is_kept_as_is_asked_for() {
     }
     let given_up = (0..1000).filter_map(|_| pool.take_surplus()).collect::<Vec<_>>();
     assert!(given_up.len() == 5 && given_up.iter().all(|slot| slot.there == SPAN_PAGES), "{given_up:?}");
-    assert!(!pool.is_short());
+    assert!(!pool.is_short() && !pool.is_low());
 }
 
 /// One slot is kept for who asks, also after nobody did for long, and no more.

@@ -148,9 +148,9 @@ impl Pool {
         self.there() < self.wanted
     }
 
-    /// Whether at most half of them are: who makes room is to begin before there are none.
+    /// The same, and at most half of them are: who makes room is to begin before there are none.
     pub fn is_low(&self) -> bool {
-        2 * self.there() <= self.wanted
+        self.is_short() && 2 * self.there() <= self.wanted
     }
 
     /// Room is being made: one whose pages are more than should be kept.
