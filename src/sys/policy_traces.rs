@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::page::{PAGE, SPAN_PAGES, runs};
-use super::policy::{Hint, LEAP, Policy};
+use super::policy::{Hint, Policy};
 
 /// A program with so many pages here, first in, first out; what is foreseen comes when it is missed.
 pub(super) struct Machine {
@@ -60,10 +60,8 @@ impl Machine {
             self.bring(page);
         }
         if let Some(next) = choice.ahead.filter(|_| choice.order >= 6) {
-            let (first, mut left) = (next.page / pages, next.spans);
-            let spans =
-                (0..next.spans + LEAP).filter_map(|n| if next.down { first.checked_sub(n) } else { Some(first + n) });
-            for span in spans {
+            let mut left = next.spans;
+            for span in next.numbers() {
                 if left == 0 {
                     break;
                 }

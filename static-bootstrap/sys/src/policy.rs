@@ -43,7 +43,7 @@ const TRUST: u8 = 16;
 const PROBES: usize = 512;
 const PAGES: u64 = SPAN_PAGES as u64;
 /// Of so many spans that are here a run goes on behind them.
-pub const LEAP: u64 = 8;
+const LEAP: u64 = 8;
 /// Where a run downwards is to go on that is through, from the other end.
 const NOWHERE: u64 = 1 << 40;
 /// Ranges of which the program has said something that are remembered.
@@ -230,6 +230,14 @@ pub struct Ahead {
     pub probe: Option<u64>,
 }
 
+impl Ahead {
+    /// The numbers of the spans from there on, in order: those that are to come are among them, behind what is here.
+    pub fn numbers(&self) -> impl Iterator<Item = u64> {
+        let (first, down) = (self.page / PAGES, self.down);
+        (0..self.spans + LEAP).map_while(move |far| along(first, far, down))
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Policy {
@@ -388,7 +396,7 @@ impl Policy {
             hole.into_iter().for_each(|hole| self.left_out(hole));
             let span = from.filter(|_| foreseen).map(|page| page / PAGES);
             let far = spans.max(1) - 1;
-            let span = span.and_then(|span| if down { span.checked_sub(far) } else { Some(span + far) });
+            let span = span.and_then(|span| along(span, far, down));
             left = span.map(|span| self.within(&(span * PAGES..(span + 1) * PAGES)));
             run.probe = hole.or(left);
         }
@@ -556,8 +564,13 @@ fn hash(number: u64) -> usize {
 
 /// The first page from this one on that is not here, unless all of the next spans are.
 fn beyond(page: u64, down: bool, mut here: impl FnMut(u64) -> bool) -> u64 {
-    let mut next = (0..LEAP * PAGES).map_while(|far| if down { page.checked_sub(far) } else { Some(page + far) });
+    let mut next = (0..LEAP * PAGES).map_while(|far| along(page, far, down));
     next.find(|page| !here(*page)).unwrap_or(page)
+}
+
+/// What is so far from this one in a run's direction.
+fn along(from: u64, far: u64, down: bool) -> Option<u64> {
+    if down { from.checked_sub(far) } else { Some(from + far) }
 }
 
 /// A page counted from the other end.

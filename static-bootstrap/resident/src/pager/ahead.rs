@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, NONE, SPAN_PAGES, both, count, has, runs, with, without};
-use sys::policy::{Choice, LEAP};
+use sys::policy::Choice;
 use sys::pool::Slot;
 use sys::resident::step;
 use sys::retention::Comes;
@@ -269,12 +269,12 @@ pub(super) fn is_coming(number: usize, page: usize) -> bool {
 /// Asks for where a run goes on, if it does.
 pub(super) fn foresee(engine: &Engine, choice: Choice) {
     let Some(next) = choice.ahead.filter(|_| choice.order >= ORDER_WORTH) else { return };
-    let first = next.page as usize / SPAN_PAGES;
-    let mut left = next.spans as usize;
-    for far in 0..(next.spans + LEAP) as usize {
-        let number = if next.down { first.checked_sub(far) } else { Some(first + far) };
-        let Some(number) = number.filter(|_| left > 0) else { break };
-        left -= usize::from(ask(engine, number, next.probe));
+    let mut left = next.spans;
+    for number in next.numbers() {
+        if left == 0 {
+            break;
+        }
+        left -= u64::from(ask(engine, number as usize, next.probe));
     }
 }
 
