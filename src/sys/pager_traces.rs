@@ -15,6 +15,7 @@ struct Machine {
     here: HashMap<u64, bool>,
     passing: VecDeque<Vec<u64>>,
     kept: VecDeque<Vec<u64>>,
+    sample: usize,
     went: HashMap<u64, u16>,
     /// Faults, and pages that came.
     waits: u64,
@@ -32,7 +33,7 @@ impl Machine {
         retention.fit(room, room, [room / 8, runs, crowd, (room / 6 + 2 * SPAN_PAGES).min(most)]);
         policy.fit(1, 1, [runs, crowd]);
         let (here, passing, kept, went) = Default::default();
-        Machine { policy, retention, room, here, passing, kept, went, waits: 0, fetched: 0, pieces: 0 }
+        Machine { policy, retention, room, here, passing, kept, sample: 0, went, waits: 0, fetched: 0, pieces: 0 }
     }
 
     fn access(&mut self, page: u64) {
@@ -74,12 +75,25 @@ impl Machine {
         queue.push_back(pages);
         while self.here.len() > self.room {
             let from = match self.retention.source() {
-                Source::Kept if !self.kept.is_empty() => Source::Kept,
+                from if from.is_kept() && !self.kept.is_empty() => from,
                 _ if self.passing.is_empty() => Source::Kept,
                 _ => Source::Passing,
             };
-            let queue = if from == Source::Kept { &mut self.kept } else { &mut self.passing };
-            let gone = queue.pop_front().unwrap();
+            let gone = match from {
+                Source::Passing => self.passing.pop_front().unwrap(),
+                Source::Kept => self.kept.pop_front().unwrap(),
+                Source::Sample(behind) => {
+                    let mut left = behind;
+                    loop {
+                        self.sample = if self.sample < self.kept.len() { self.sample } else { 0 };
+                        let pages = self.kept[self.sample].len();
+                        if left < pages {
+                            break self.kept.remove(self.sample).unwrap();
+                        }
+                        (self.sample, left) = (self.sample + 1, left - pages);
+                    }
+                }
+            };
             let time = self.retention.time();
             self.retention.leave(gone[0], gone.len(), from);
             for page in gone {

@@ -16,6 +16,7 @@ const COPY: usize = 0xc028_aa03;
 const ZEROPAGE: usize = 0xc020_aa04;
 const MOVE: usize = 0xc028_aa05;
 const WRITEPROTECT: usize = 0xc018_aa06;
+const DONTWAKE: u64 = 1;
 const MISSING: u64 = 1;
 const WRITTEN: u64 = 2;
 const FEATURE_WRITTEN: u64 = 1;
@@ -107,15 +108,16 @@ impl Uffd {
         &place[..read.unwrap_or(0) / size_of::<Message>()]
     }
 
-    /// Fills missing pages with copies.
-    pub(super) fn copy(&self, to: usize, from: usize, len: usize) -> Result<(), u32> {
-        let copy = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0];
+    /// Fills missing pages with copies. Who waits for one goes on at once if that is said, or is to be woken.
+    pub(super) fn copy(&self, to: usize, from: usize, len: usize, wakes: bool) -> Result<(), u32> {
+        let mode = if wakes { 0 } else { DONTWAKE };
+        let copy = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, mode, 0];
         match self.all(COPY, len, copy, true).1 {
             // Not one mapping to the kernel, which takes no more at once.
             Err(ENOENT) if len > PAGE => {
                 let half = (len / 2).next_multiple_of(PAGE);
-                self.copy(to, from, half)?;
-                self.copy(to + half, from + half, len - half)
+                self.copy(to, from, half, wakes)?;
+                self.copy(to + half, from + half, len - half, wakes)
             }
             result => result,
         }
@@ -133,23 +135,33 @@ impl Uffd {
         }
     }
 
-    /// Moves pages to where none are; if one is missing or has to stay, only those before it.
+    /// Moves pages to where none are. After an error some may have been moved: Linux 6.18, if it had to begin again (its EAGAIN), forgets what it moved then, and says
+    /// that the first is there already (EEXIST).
     pub(super) fn take(&self, to: usize, from: usize, len: usize) -> Result<(), u32> {
-        self.shift(to, from, len).1
+        self.shift(to, from, len, false).1
     }
 
-    /// Moves pages that are all there, and copies those that cannot be moved: the kernel may find this after any. Whether all were moved.
+    /// Moves pages that are all there, and copies those that cannot be moved: the kernel may find this after any. Whether all are known to have been moved. Who waits for
+    /// one is to be woken ([`Uffd::wake`]).
     pub(super) fn bring(&self, to: usize, from: usize, len: usize) -> Result<bool, u32> {
-        let (done, moved) = self.shift(to, from, len);
+        let (mut done, mut moved) = self.shift(to, from, len, false);
         if moved.is_ok() {
             return Ok(true);
         }
-        self.copy(to + done, from + done, len - done).map(|()| false)
+        // They may be there because they were moved (as above). Who copied from where they are not any more would miss them itself, and wait for itself.
+        if moved == Err(EEXIST) {
+            let (more, rest) = self.shift(to + done, from + done, len - done, true);
+            (done, moved) = (done + more, rest);
+        }
+        if moved.is_err() {
+            self.copy(to + done, from + done, len - done, false)?;
+        }
+        Ok(false)
     }
 
-    fn shift(&self, to: usize, from: usize, len: usize) -> (usize, Result<(), u32>) {
-        let request = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, 0, 0];
-        self.all(MOVE, len, request, false)
+    fn shift(&self, to: usize, from: usize, len: usize, skip: bool) -> (usize, Result<(), u32>) {
+        let request = |done| [(to + done) as u64, (from + done) as u64, (len - done) as u64, DONTWAKE, 0];
+        self.all(MOVE, len, request, skip)
     }
 
     /// Until it is done for all pages: the kernel may stop after any. Of how many bytes it was done.

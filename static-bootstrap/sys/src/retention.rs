@@ -11,8 +11,9 @@ use core::ops::Range;
 
 use super::afresh::Afresh;
 
-/// Of so many pieces that are not kept one has something kept go.
+/// Of so many pieces that are not kept one has something kept go: usually, and until half of [`TRIALS`] did.
 const TRIAL_EVERY: u32 = 16;
+const TRIAL_FIRST: u32 = 2;
 /// Kept pieces that went and were not missed yet, or were the last that were.
 const TRIALS: usize = 16;
 /// What has not been missed while as much has gone as fits so many times is not used any more.
@@ -24,6 +25,8 @@ const LARGE_EVERY: u64 = 8;
 const STEPS_EVERY: [u64; 2] = [4, 12];
 /// Of so many pages of columns that come back one is kept where no more fits.
 const AGAIN: u64 = 12;
+/// What went for a trial has its place until this part of the time has passed in which other things come back.
+const SOONER: u64 = 2;
 /// What went before as much went as fits so many times begins to be used anew.
 const ANEW: u64 = 2;
 /// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
@@ -35,8 +38,9 @@ const GRAINS: u64 = 64;
 /// Something kept that went.
 #[derive(Debug, Clone, Copy)]
 struct Trial {
-    /// One of its pages.
+    /// One of its pages, and how many it has.
     page: u64,
+    pages: u64,
     since: u64,
     /// How much went until it was missed.
     took: Option<u64>,
@@ -59,6 +63,15 @@ pub enum Source {
     Passing,
     /// What has been kept for longest.
     Kept,
+    /// Something kept, so many pages behind what was taken like that before, and so on all around.
+    Sample(usize),
+}
+
+impl Source {
+    /// Whether it is something kept that goes.
+    pub fn is_kept(self) -> bool {
+        self != Source::Passing
+    }
 }
 
 /// See the module. Amounts are pages.
@@ -210,9 +223,13 @@ impl Retention {
         keep
     }
 
-    /// There is room for so much more that is kept.
+    /// There is room for so much more that is kept, and for what went for a trial and may come back soon.
     fn fits(&self, pages: u64) -> bool {
-        self.kept + pages <= self.limit()
+        let is_out = |trial: &&Trial| {
+            !self.columns && trial.took.is_none() && SOONER * (self.gone - trial.since) * self.back < self.aparts
+        };
+        let out = self.trials.iter().flatten().filter(is_out).map(|trial| trial.pages).sum::<u64>();
+        self.kept + out + pages <= self.limit()
     }
 
     /// What went then came back sooner than what is kept does.
@@ -249,22 +266,45 @@ impl Retention {
         (u64::from(self.time()) + turns - u64::from(went)) % turns
     }
 
-    /// How much goes until something kept that went is missed: typically, or of columns at least.
+    /// Trials of which something is known.
+    fn tried(&self) -> usize {
+        self.trials.iter().flatten().count()
+    }
+
+    /// How much goes until something kept that went is missed: half of it, by pages, or any of columns at least.
     fn missed(&self) -> u64 {
-        let mut all = [0; TRIALS];
+        let mut all = [(0, 0); TRIALS];
         let mut len = 0;
         for trial in self.trials.iter().flatten() {
-            all[len] = trial.took.unwrap_or(self.gone - trial.since);
+            all[len] = (trial.took.unwrap_or(self.gone - trial.since), trial.pages);
             len += 1;
         }
-        all[..len].sort_unstable();
-        if len < TRIALS / 2 { 0 } else { all[if self.columns { 0 } else { len / 2 }] }
+        if len < TRIALS / 2 {
+            return 0;
+        }
+        let all = &mut all[..len];
+        all.sort_unstable();
+        let mut half = if self.columns { 0 } else { all.iter().map(|(_, pages)| pages).sum::<u64>() / 2 };
+        let typical = all.iter().find(|(_, pages)| {
+            let is = *pages > half;
+            half = half.saturating_sub(*pages);
+            is
+        });
+        typical.map_or(0, |(took, _)| *took)
     }
 
     /// Where the next is that goes.
     pub fn source(&self) -> Source {
-        let tries = self.refused >= TRIAL_EVERY && self.is_free();
-        if self.kept > self.limit() || tries && self.kept > 0 { Source::Kept } else { Source::Passing }
+        let every = if self.tried() < TRIALS / 2 { TRIAL_FIRST } else { TRIAL_EVERY };
+        let tries = self.refused >= every && self.is_free();
+        match self.kept > self.limit() {
+            true => Source::Kept,
+            false if tries && self.kept > 0 && !self.columns && self.oldest.is_multiple_of(2) => {
+                Source::Sample(self.kept as usize * 2 / TRIALS)
+            }
+            false if tries && self.kept > 0 => Source::Kept,
+            false => Source::Passing,
+        }
     }
 
     /// Whether the oldest trial has come to an end. Pages of columns are missed in the next one, or not any more.
@@ -275,10 +315,11 @@ impl Retention {
 
     /// So many pages from this one on went from there.
     pub fn leave(&mut self, first: u64, pages: usize, from: Source) {
-        if from == Source::Kept {
+        if from.is_kept() {
             self.kept = self.kept.saturating_sub(pages as u64);
             if self.is_free() {
-                self.trials[self.oldest] = Some(Trial { page: first, since: self.gone, took: None });
+                self.trials[self.oldest] =
+                    Some(Trial { page: first, pages: pages as u64, since: self.gone, took: None });
                 self.oldest = (self.oldest + 1) % TRIALS;
                 self.refused = 0;
             }

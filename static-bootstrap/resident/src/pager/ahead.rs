@@ -199,7 +199,7 @@ fn take_asked(engine: &Engine, is_meant: impl Fn(&Entry) -> bool) -> Option<(usi
     entry.state = State::Fetching;
     let entry = *entry;
     drop(cache);
-    let filled = slots::fill(Slot { there, ..entry.slot }, &engine.uffd);
+    let filled = slots::fill(Slot { there, ..entry.slot }, engine.zeros, &engine.uffd);
     filled.unwrap_or_else(|errno| refused(step::FILL, errno));
     Some((nth, entry))
 }
@@ -210,10 +210,11 @@ fn install(engine: &Engine, entry: Entry) {
         flip(engine, entry.number, entry.pages, entry.slot.at);
     } else {
         engine.take_room(count(&entry.pages));
-        engine.fill(entry.number, entry.pages, entry.slot.at);
+        engine.fill(entry.number, entry.pages, entry.slot.at, false);
         engine.slots.lock().give(entry.slot);
     }
     engine.arrived(entry.number, entry.pages, Comes::OfRun);
+    engine.wake(entry.number, entry.pages);
 }
 
 /// What came is not wanted here: the server still has it.

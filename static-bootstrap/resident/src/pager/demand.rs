@@ -17,7 +17,7 @@ use crate::lock::{Guard, Lock};
 use crate::table::{ALL, TABLE, Table, address, range};
 use crate::uffd::Message;
 use crate::window;
-use crate::{call, counts, lenders};
+use crate::{counts, lenders};
 
 pub(super) static GATE: Gate = Gate::new();
 /// Faults so far.
@@ -58,15 +58,13 @@ pub(super) fn hint(at: usize, len: usize, hint: Hint) {
 /// The thread.
 pub(super) fn run(engine: Engine) -> ! {
     let taken = engine.slots.lock().take_any();
-    let buffer = match taken.map(|slot| slots::fill(slot, &engine.uffd)) {
+    let buffer = match taken.map(|slot| slots::fill(slot, engine.zeros, &engine.uffd)) {
         Some(Ok(at)) => at,
         Some(Err(errno)) => refused(step::FILL, errno),
         None => fatal::say(cause::SHORT, 0, [0; 2]),
     };
-    let zeros = call::map(0, SPAN_PAGES * PAGE, call::READ_WRITE, 0);
-    let zeros = zeros.unwrap_or_else(|errno| refused(step::MEMORY, errno));
     gather::join(gather::DEMAND);
-    let mut demand = Demand { engine, buffer, zeros, slot: None, last: 0 };
+    let mut demand = Demand { engine, buffer, slot: None, last: 0 };
     let mut judge = gather::Judge::new();
     let mut place = [Message::default(); 8];
     loop {
@@ -83,8 +81,6 @@ struct Demand {
     engine: Engine,
     /// A full slot, to receive into what is copied.
     buffer: usize,
-    /// As much, never written.
-    zeros: usize,
     /// One to receive into what is moved: its pages that have been, and up to where there are any.
     slot: Option<(usize, usize, usize)>,
     /// When the last fault was answered.
@@ -177,7 +173,11 @@ impl Demand {
         if away != NONE {
             counts::unit(index, choice.order);
         }
+        // Before the program goes on, which may take the processor from this thread.
         ahead::foresee(&engine, choice);
+        if count(&away) >= MOVED {
+            engine.wake(number, pages);
+        }
     }
 
     /// Brings this page and what else of these steps is with servers and fits into the buffer, but for one page.
@@ -222,15 +222,15 @@ impl Demand {
         // Who waits is woken when all are there.
         let is_missed = |part: &&(usize, Bits, usize)| part.0 == number && has(&part.1, page);
         parts.iter().for_each(|part| {
-            engine.fill(part.0, if is_missed(&part) { without(part.1, missed) } else { part.1 }, part.2);
+            engine.fill(part.0, if is_missed(&part) { without(part.1, missed) } else { part.1 }, part.2, true);
         });
-        parts.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2));
+        parts.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2, true));
         let how = if steps.are_of_runs() { Comes::OfRun } else { Comes::WithSteps };
         parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages, how));
         counts::unit(number * SPAN_PAGES + page, all.ilog2() as u8);
     }
 
-    /// Brings `pages`, of which those in `away` are with the server and the others zero.
+    /// Brings `pages`, of which those in `away` are with the server and the others zero. Who waits is to be woken if many are away.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits) {
         let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away, false));
         let lacks = |rest: &Bits| count(rest) >= HELPED && FREE.load(Ordering::Acquire) < count(rest) as i64;
@@ -246,7 +246,7 @@ impl Demand {
         self.engine.take_room(count(&pages) - count(&away) + count(&rest));
         if rest != NONE {
             lenders::get(number, rest, self.buffer);
-            self.engine.fill(number, rest, self.buffer);
+            self.engine.fill(number, rest, self.buffer, count(&away) < MOVED);
         }
         for (first, count) in runs(without(pages, away)) {
             let filled = self.zero(address(number, first), count * PAGE);
@@ -256,7 +256,7 @@ impl Demand {
 
     /// Pages of zeros, each of its own: the kernel moves those that it shares one by one, with an interrupt of all processors for each.
     fn zero(&self, at: usize, len: usize) -> Result<(), u32> {
-        self.engine.uffd.copy(at, self.zeros, len)
+        self.engine.uffd.copy(at, self.engine.zeros, len, true)
     }
 
     /// Receives pages of a span and moves them to their places, as far as there are many in a row and slots have as many; returns the others. `again`: after a wait for slots.

@@ -28,6 +28,8 @@ const PARTS: usize = 32;
 const HEALS: usize = 4;
 /// And every so many are for a look at the servers: one of this host may be needed for nothing.
 const LOOKS: usize = 256;
+/// And after every so many the program gets a page of what slots do not have any more.
+const FADES: usize = 8;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
@@ -36,13 +38,15 @@ struct Line {
     entries: *mut u64,
     head: usize,
     tail: usize,
+    /// Where the last sample was.
+    sample: usize,
 }
 
 // SAFETY: the pointer is to memory of its own.
 unsafe impl Send for Line {}
 
 impl Line {
-    const NEW: Line = Line { entries: core::ptr::null_mut(), head: 0, tail: 0 };
+    const NEW: Line = Line { entries: core::ptr::null_mut(), head: 0, tail: 0, sample: 0 };
 
     fn make(&mut self) -> Result<(), u32> {
         self.entries = call::map(0, ENTRIES * size_of::<u64>(), call::READ_WRITE, 0)? as *mut u64;
@@ -82,10 +86,39 @@ impl Line {
         let _ = unsafe { call::advise(self.entries as usize, ENTRIES * size_of::<u64>(), call::DONTNEED) };
     }
 
-    /// The word that is so many behind the first.
-    fn word(&self, nth: usize) -> u64 {
+    /// The word at a place from the head on.
+    fn word(&self, at: usize) -> u64 {
         // SAFETY: as above; it was written.
-        unsafe { *self.entries.add((self.head + nth) % ENTRIES) }
+        unsafe { *self.entries.add(at % ENTRIES) }
+    }
+
+    /// What begins at a place: number of the span, pages, from the first to the last of them, and the place after it.
+    fn entry(&self, at: usize) -> (usize, Bits, usize, usize) {
+        let entry = self.word(at);
+        let (number, first, len) = (entry as usize >> 17, entry as usize >> 8 & 0xff, (entry as usize & 0xff) + 1);
+        if entry & SCATTERED == 0 {
+            return (number, range(first, first + len), len, at + 1);
+        }
+        let pages: Bits = core::array::from_fn(|nth| self.word(at + 1 + nth));
+        (number, pages, len, at + 1 + pages.len())
+    }
+
+    /// What is so many pages behind the last sample, if it does not take more than so many pages with what lies between. It stays in the line, which may name what is not
+    /// here.
+    fn sample(&mut self, behind: usize, most: usize) -> Option<(usize, Bits)> {
+        if self.is_empty() {
+            return None;
+        }
+        let (mut at, mut left) = (self.sample.max(self.head), behind);
+        loop {
+            at = if at < self.tail { at } else { self.head };
+            let (number, pages, len, next) = self.entry(at);
+            if left < len {
+                self.sample = if len > most { self.sample } else { next };
+                return Some((number, pages)).filter(|_| len <= most);
+            }
+            (at, left) = (next, left - len);
+        }
     }
 
     /// What is first, if it does not take more than so many pages with what lies between.
@@ -93,15 +126,12 @@ impl Line {
         if self.is_empty() {
             return None;
         }
-        let entry = self.word(0);
-        let (number, first, pages) = (entry as usize >> 17, entry as usize >> 8 & 0xff, (entry as usize & 0xff) + 1);
-        if pages > most {
+        let (number, pages, len, next) = self.entry(self.head);
+        if len > most {
             return None;
         }
-        let scattered = entry & SCATTERED != 0;
-        let pages = if scattered { core::array::from_fn(|at| self.word(1 + at)) } else { range(first, first + pages) };
         let before = self.head / PIECE * PIECE;
-        self.head += if scattered { 1 + pages.len() } else { 1 };
+        self.head = next;
         if self.head >= before + PIECE {
             // SAFETY: entries that went; what comes is not written to their places before all others are full.
             let _ = unsafe {
@@ -143,13 +173,15 @@ impl Queue {
         line.push(number, pages);
     }
 
-    /// What is to go next, or is first of the others, if it is not more than so many pages.
-    fn pop(&mut self, most: usize, other: bool) -> Option<(Source, (usize, Bits))> {
-        let kept = match (self.retention.source(), other) {
-            (Source::Kept, false) | (Source::Passing, true) => !self.kept.is_empty(),
-            _ => self.passing.is_empty(),
-        };
-        if kept { Some((Source::Kept, self.kept.pop(most)?)) } else { Some((Source::Passing, self.passing.pop(most)?)) }
+    /// What is to go next, or is first of the others, if it is not more than so many pages. `samples`: it need not be the first.
+    fn pop(&mut self, most: usize, other: bool, samples: bool) -> Option<(Source, (usize, Bits))> {
+        let source = self.retention.source();
+        let kept = if source.is_kept() != other { !self.kept.is_empty() } else { self.passing.is_empty() };
+        Some(match source {
+            _ if !kept => (Source::Passing, self.passing.pop(most)?),
+            Source::Sample(behind) if samples && !other => (source, self.kept.sample(behind, most)?),
+            _ => (Source::Kept, self.kept.pop(most)?),
+        })
     }
 
     /// So many pages may be here.
@@ -273,8 +305,8 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     let mut passed = GATE.pass();
     loop {
         let seen = WANTED.now();
-        evictor.follow_budget();
         let narrow = evictor.follow_use();
+        evictor.follow_budget(narrow || turn.is_multiple_of(FADES));
         if GATE.is_closed() {
             while evictor.len > 0 {
                 evictor.complete();
@@ -332,8 +364,8 @@ pub(super) extern "C" fn run(_: usize) -> ! {
 }
 
 impl Evictor {
-    /// Tells how things are, and does as the agent says: what may stay here can become less, and more again.
-    fn follow_budget(&mut self) {
+    /// Tells how things are, and does as the agent says: what may stay here can become less, and more again. `fades`: so can what slots are taken to have.
+    fn follow_budget(&mut self, fades: bool) {
         let most = MOST.load(Ordering::Relaxed);
         if let Some(budget) = counts::keep(most - FREE.load(Ordering::Relaxed), lenders::kept()) {
             self.budget = budget as usize;
@@ -344,8 +376,8 @@ impl Evictor {
             FREE.fetch_add(fits as i64 - most, Ordering::AcqRel);
             ROOM.tell();
         }
-        // What slots have is not the program's; of what they had it gets a page a turn, since what is kept here goes as soon as less fits.
-        self.staged = slots::staged().max(self.staged.saturating_sub(1));
+        // What slots have is not the program's; what they had lately is not soon either, since what is kept here goes as soon as less fits, however much it is used.
+        self.staged = slots::staged().max(self.staged.saturating_sub(usize::from(fades)));
         let room = fits.saturating_sub(self.staged.next_multiple_of(SPAN_PAGES)).max(SPAN_PAGES);
         if room != self.room {
             self.room = room;
@@ -404,9 +436,13 @@ impl Evictor {
         // Whoever wants a full slot is to find one, and no room before, which would be taken to copy to.
         let keeps = engine.uffd.moves && FREE.load(Ordering::Acquire) >= 0 && engine.slots.lock().is_short();
         let (mut parts, mut len, mut used, mut held) = ([Part::NONE; PARTS], 0, 0, 0);
+        let mut samples = true;
         while len < PARTS && held < PARTS {
             // What has to stay may be all that is in one of the lines.
-            let Some((from, next)) = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1) else { break };
+            let next = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1, samples);
+            let Some((from, next)) = next else { break };
+            // What it names stays in its line, also if there is nothing of it any more.
+            samples &= !matches!(from, Source::Sample(_));
             match self.take(from, next, slot + used * PAGE, keeps) {
                 Taken::Pages(part) => {
                     let (first, end) = bounds(next.1);
@@ -455,7 +491,7 @@ impl Evictor {
         let mut table = TABLE.lock();
         let span = table.span(number);
         let here = without(both(pages, span.resident), span.busy);
-        let asked = if from == Source::Kept { both(here, span.kept) } else { without(here, span.kept) };
+        let asked = if from.is_kept() { both(here, span.kept) } else { without(here, span.kept) };
         // What the program cannot reach now we cannot either.
         let held = with(both(asked, holds::held(number)), without(asked, span.mapped));
         let first = bounds(pages).0;
@@ -469,7 +505,7 @@ impl Evictor {
         if pages != NONE {
             queue.retention.leave(index(number, pages).start, count(&pages), from);
         }
-        queue.push(number, held, from == Source::Kept);
+        queue.push(number, held, from.is_kept());
         drop(queue);
         drop(table);
         if pages == NONE {
@@ -625,7 +661,7 @@ impl Evictor {
             self.complete();
         }
         let Some(slot) = self.engine.slots.lock().take_any() else { return false };
-        let slot = match slots::fill(slot, &self.engine.uffd) {
+        let slot = match slots::fill(slot, self.engine.zeros, &self.engine.uffd) {
             Ok(at) => at,
             Err(errno) => super::refused(step::FILL, errno),
         };

@@ -48,6 +48,8 @@ static ENGINE: Lock<Option<Engine>> = Lock::new(None);
 struct Engine {
     uffd: Uffd,
     slots: &'static Lock<Pool>,
+    /// A span that nobody writes to.
+    zeros: usize,
     queue: &'static Lock<Queue>,
     /// Pages that are to be free, unless nearly all is needed.
     reserve: i64,
@@ -196,6 +198,8 @@ fn start() {
     if !uffd.moves && pins::is_asynchronous() {
         fatal::say(cause::PINNED, 0, [0; 2]);
     }
+    let zeros = call::map(0, SPAN, call::READ_WRITE, 0);
+    let zeros = zeros.unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let budget = settings.local as usize;
     let made = slots::make(&uffd).and_then(|pool| {
         *SLOTS.lock() = pool;
@@ -222,7 +226,7 @@ fn start() {
         trap::install().unwrap_or_else(|errno| refused(step::FILTER, errno));
         early::hold();
     }
-    begin(Engine { uffd, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
+    begin(Engine { uffd, zeros, slots: &SLOTS, queue: &QUEUE, reserve, staged, depth, group }, &granted);
     holds::bring_earlier();
 }
 
@@ -362,7 +366,6 @@ impl Engine {
         let is_long = queue.is_long();
         drop(queue);
         drop(table);
-        // The kernel has woken who waited for one of them.
         SETTLED.tell();
         if is_long {
             WANTED.tell();
@@ -382,9 +385,14 @@ impl Engine {
 
     /// Nobody has these pages in his hands any more: who waits for one looks again.
     fn settled(&self, number: usize, pages: Bits) {
+        self.wake(number, pages);
+        SETTLED.tell();
+    }
+
+    /// Has threads of the program that wait for one of these pages go on.
+    fn wake(&self, number: usize, pages: Bits) {
         let (first, end) = bounds(pages);
         self.uffd.wake(address(number, first), (end - first) * PAGE);
-        SETTLED.tell();
     }
 
     /// Gives back a slot in which so many pages are left that are counted.
@@ -393,10 +401,10 @@ impl Engine {
         self.slots.lock().give(Slot::empty(at));
     }
 
-    /// Puts pages that lie in their places in the span at `slot` into the program's memory.
-    fn fill(&self, number: usize, pages: Bits, slot: usize) {
+    /// Puts pages that lie in their places in the span at `slot` into the program's memory. Who waits for one goes on at once if that is said, or is to be woken.
+    fn fill(&self, number: usize, pages: Bits, slot: usize, wakes: bool) {
         for (first, count) in runs(pages) {
-            let filled = self.uffd.copy(address(number, first), slot.wrapping_add(first * PAGE), count * PAGE);
+            let filled = self.uffd.copy(address(number, first), slot.wrapping_add(first * PAGE), count * PAGE, wakes);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
     }
