@@ -212,6 +212,9 @@ def pair(sync):
     meet()
     if rank == 1:
         os.rename("emptied", "named")
+    # Told to the other, as what that one does is to this.
+    meet()
+    time.sleep(0.25)
     other_does(put, "named/done", "x")
     check("done under its new name", os.path.exists("named/done"), True)
     meet()
