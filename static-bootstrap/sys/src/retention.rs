@@ -27,6 +27,8 @@ const STEPS_EVERY: [u64; 2] = [4, 12];
 const AGAIN: u64 = 12;
 /// What went for a trial has its place until this part of the time has passed in which other things come back.
 const SOONER: u64 = 2;
+/// That is no more than one part in so many of what is kept.
+const OUT: u64 = 8;
 /// What went before as much went as fits so many times begins to be used anew.
 const ANEW: u64 = 2;
 /// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
@@ -38,12 +40,18 @@ const GRAINS: u64 = 64;
 /// Something kept that went.
 #[derive(Debug, Clone, Copy)]
 struct Trial {
-    /// One of its pages, and how many it has.
+    /// Its first page, and how many it has.
     page: u64,
     pages: u64,
     since: u64,
     /// How much went until it was missed.
     took: Option<u64>,
+}
+
+impl Trial {
+    fn meets(&self, comes: &Range<u64>) -> bool {
+        self.page < comes.end && comes.start < self.page + self.pages
+    }
 }
 
 /// How pages come.
@@ -188,9 +196,7 @@ impl Retention {
             let all = [&mut self.came, &mut self.large, &mut self.stepped, &mut self.back, &mut self.aparts];
             all.into_iter().for_each(|pages| *pages /= 2);
         }
-        for trial in
-            self.trials.iter_mut().flatten().filter(|trial| comes.contains(&trial.page) && trial.took.is_none())
-        {
+        for trial in self.trials.iter_mut().flatten().filter(|trial| trial.meets(&comes) && trial.took.is_none()) {
             trial.took = Some(gone - trial.since);
         }
         let keep = if self.is_afresh() {
@@ -229,7 +235,7 @@ impl Retention {
             !self.columns && trial.took.is_none() && SOONER * (self.gone - trial.since) * self.back < self.aparts
         };
         let out = self.trials.iter().flatten().filter(is_out).map(|trial| trial.pages).sum::<u64>();
-        self.kept + out + pages <= self.limit()
+        self.kept + out.min(self.kept / OUT) + pages <= self.limit()
     }
 
     /// What went then came back sooner than what is kept does.

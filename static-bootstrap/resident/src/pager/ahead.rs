@@ -322,7 +322,7 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) -> bool {
     }
     let mut pool = engine.slots.lock();
     let found = pool.take_spare();
-    // Such pages are slow to receive into at first, and worth it only where nobody has to make room.
+    // Pages are made for it, which takes as long as to receive them, and is worth it only where nobody has to make room.
     let is_free = || FREE.load(Ordering::Acquire) > FITS.load(Ordering::Relaxed) / 4;
     let taken = found.or_else(|| if is_free() { pool.take_spare_empty() } else { None });
     let is_low = pool.is_low();

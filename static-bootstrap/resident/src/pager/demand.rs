@@ -108,6 +108,8 @@ impl Demand {
         let Some(index) = window::page(at) else {
             // A slot that was emptied: looked at by one of us, or by a debugger.
             let _ = engine.uffd.zero(at, PAGE);
+            // Also where one was moved there meanwhile, which wakes nobody.
+            engine.uffd.wake(at, PAGE);
             return;
         };
         let (number, page) = (index / SPAN_PAGES, index % SPAN_PAGES);
@@ -173,7 +175,7 @@ impl Demand {
         if away != NONE {
             counts::unit(index, choice.order);
         }
-        // Before the program goes on, which may take the processor from this thread.
+        // If many came, before the program goes on, which may take the processor from this thread.
         ahead::foresee(&engine, choice);
         if count(&away) >= MOVED {
             engine.wake(number, pages);
@@ -230,7 +232,7 @@ impl Demand {
         counts::unit(number * SPAN_PAGES + page, all.ilog2() as u8);
     }
 
-    /// Brings `pages`, of which those in `away` are with the server and the others zero. Who waits is to be woken if many are away.
+    /// Brings `pages`, of which those in `away` are with the server and the others zero. Who waits is to be woken if many are away, but for a zero page.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits) {
         let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away, false));
         let lacks = |rest: &Bits| count(rest) >= HELPED && FREE.load(Ordering::Acquire) < count(rest) as i64;

@@ -19,6 +19,8 @@ use crate::{call, counts, digest, holds, processors, settings};
 const ENTRIES: usize = 1 << 24;
 const PIECE: usize = 1 << 13;
 const SCATTERED: u64 = 1 << 16;
+/// Entries that are passed over for a sample, at most: others wait for the queue meanwhile.
+const STEPS: usize = 1 << 12;
 /// Discarded pages that servers were not told of yet, at most.
 const DISCARDED: usize = 1024;
 /// Gifts that were not answered, at most; and what is evicted at once.
@@ -110,15 +112,18 @@ impl Line {
             return None;
         }
         let (mut at, mut left) = (self.sample.max(self.head), behind);
-        loop {
+        for steps in 0.. {
             at = if at < self.tail { at } else { self.head };
-            let (number, pages, len, next) = self.entry(at);
-            if left < len {
-                self.sample = if len > most { self.sample } else { next };
-                return Some((number, pages)).filter(|_| len <= most);
+            let word = self.word(at);
+            let len = (word as usize & 0xff) + 1;
+            if left < len || steps == STEPS {
+                break;
             }
-            (at, left) = (next, left - len);
+            (at, left) = (at + if word & SCATTERED == 0 { 1 } else { 1 + NONE.len() }, left - len);
         }
+        let (number, pages, len, next) = self.entry(at);
+        self.sample = if len > most { at } else { next };
+        Some((number, pages)).filter(|_| len <= most)
     }
 
     /// What is first, if it does not take more than so many pages with what lies between.

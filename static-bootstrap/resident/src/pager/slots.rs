@@ -1,6 +1,5 @@
 //! The memory of slots ([`sys::pool`]). Moving a span of pages in or out of the program makes an empty slot of a full one, and the other way round; nothing is allocated, zeroed
-//! or copied. Whoever can do without a full one does when there is none: pages that are made for one are zero at first, and each costs a fault, and an interrupt on all
-//! processors, to be written to.
+//! or copied. Whoever can do without a full one does when there is none: pages that are made for one are cleared first.
 
 use core::sync::atomic::{AtomicI64, Ordering};
 
