@@ -1,4 +1,4 @@
-//! Makes room before it is needed: takes what came first, and gives it to the servers.
+//! Makes room before it is needed: takes what is to go next (what came first, but for samples of what is kept), and gives it to the servers.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -432,7 +432,7 @@ impl Evictor {
         })
     }
 
-    /// Evicts what came first, as much as one slot takes; false when there is nothing.
+    /// Evicts what is to go next, as much as one slot takes; false when there is nothing.
     fn evict(&mut self) -> bool {
         let engine = self.engine;
         // Others have them all for a moment.
