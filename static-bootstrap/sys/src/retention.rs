@@ -272,21 +272,21 @@ impl Retention {
         (u64::from(self.time()) + turns - u64::from(went)) % turns
     }
 
-    /// Trials of which something is known.
-    fn tried(&self) -> usize {
-        self.trials.iter().flatten().count()
+    /// Whether so much was tried that it says something.
+    fn is_tried(&self) -> bool {
+        self.trials.iter().flatten().count() >= TRIALS / 2
     }
 
     /// How much goes until something kept that went is missed: half of it, by pages, or any of columns at least.
     fn missed(&self) -> u64 {
+        if !self.is_tried() {
+            return 0;
+        }
         let mut all = [(0, 0); TRIALS];
         let mut len = 0;
         for trial in self.trials.iter().flatten() {
             all[len] = (trial.took.unwrap_or(self.gone - trial.since), trial.pages);
             len += 1;
-        }
-        if len < TRIALS / 2 {
-            return 0;
         }
         let all = &mut all[..len];
         all.sort_unstable();
@@ -301,15 +301,16 @@ impl Retention {
 
     /// Where the next is that goes.
     pub fn source(&self) -> Source {
-        let every = if self.tried() < TRIALS / 2 { TRIAL_FIRST } else { TRIAL_EVERY };
-        let tries = self.refused >= every && self.is_free();
-        match self.kept > self.limit() {
-            true => Source::Kept,
-            false if tries && self.kept > 0 && !self.columns && self.oldest.is_multiple_of(2) => {
-                Source::Sample(self.kept as usize * 2 / TRIALS)
-            }
-            false if tries && self.kept > 0 => Source::Kept,
-            false => Source::Passing,
+        let every = if self.is_tried() { TRIAL_EVERY } else { TRIAL_FIRST };
+        let tries = self.kept > 0 && self.refused >= every && self.is_free();
+        if self.kept > self.limit() {
+            Source::Kept
+        } else if tries && !self.columns && self.oldest.is_multiple_of(2) {
+            Source::Sample(self.kept as usize * 2 / TRIALS)
+        } else if tries {
+            Source::Kept
+        } else {
+            Source::Passing
         }
     }
 

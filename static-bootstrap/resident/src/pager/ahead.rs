@@ -199,7 +199,7 @@ fn take_asked(engine: &Engine, is_meant: impl Fn(&Entry) -> bool) -> Option<(usi
     entry.state = State::Fetching;
     let entry = *entry;
     drop(cache);
-    let filled = slots::fill(Slot { there, ..entry.slot }, engine.zeros, &engine.uffd);
+    let filled = slots::fill(Slot { there, ..entry.slot }, engine);
     filled.unwrap_or_else(|errno| refused(step::FILL, errno));
     Some((nth, entry))
 }

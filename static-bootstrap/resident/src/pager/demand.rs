@@ -58,7 +58,7 @@ pub(super) fn hint(at: usize, len: usize, hint: Hint) {
 /// The thread.
 pub(super) fn run(engine: Engine) -> ! {
     let taken = engine.slots.lock().take_any();
-    let buffer = match taken.map(|slot| slots::fill(slot, engine.zeros, &engine.uffd)) {
+    let buffer = match taken.map(|slot| slots::fill(slot, &engine)) {
         Some(Ok(at)) => at,
         Some(Err(errno)) => refused(step::FILL, errno),
         None => fatal::say(cause::SHORT, 0, [0; 2]),

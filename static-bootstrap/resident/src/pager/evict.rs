@@ -94,15 +94,20 @@ impl Line {
         unsafe { *self.entries.add(at % ENTRIES) }
     }
 
-    /// What begins at a place: number of the span, pages, from the first to the last of them, and the place after it.
-    fn entry(&self, at: usize) -> (usize, Bits, usize, usize) {
+    /// Of what begins at a place: pages from the first to the last, and the place after it.
+    fn extent(&self, at: usize) -> (usize, usize) {
         let entry = self.word(at);
-        let (number, first, len) = (entry as usize >> 17, entry as usize >> 8 & 0xff, (entry as usize & 0xff) + 1);
-        if entry & SCATTERED == 0 {
-            return (number, range(first, first + len), len, at + 1);
-        }
-        let pages: Bits = core::array::from_fn(|nth| self.word(at + 1 + nth));
-        (number, pages, len, at + 1 + pages.len())
+        let words = if entry & SCATTERED == 0 { 1 } else { 1 + NONE.len() };
+        ((entry as usize & 0xff) + 1, at + words)
+    }
+
+    /// What begins at a place: number of the span, and pages.
+    fn entry(&self, at: usize) -> (usize, Bits) {
+        let entry = self.word(at);
+        let (number, first) = (entry as usize >> 17, entry as usize >> 8 & 0xff);
+        let scattered = entry & SCATTERED != 0;
+        let all = range(first, first + self.extent(at).0);
+        (number, if scattered { core::array::from_fn(|nth| self.word(at + 1 + nth)) } else { all })
     }
 
     /// What is so many pages behind the last sample, if it does not take more than so many pages with what lies between. It stays in the line, which may name what is not
@@ -114,16 +119,15 @@ impl Line {
         let (mut at, mut left) = (self.sample.max(self.head), behind);
         for steps in 0.. {
             at = if at < self.tail { at } else { self.head };
-            let word = self.word(at);
-            let len = (word as usize & 0xff) + 1;
+            let (len, next) = self.extent(at);
             if left < len || steps == STEPS {
                 break;
             }
-            (at, left) = (at + if word & SCATTERED == 0 { 1 } else { 1 + NONE.len() }, left - len);
+            (at, left) = (next, left - len);
         }
-        let (number, pages, len, next) = self.entry(at);
+        let (len, next) = self.extent(at);
         self.sample = if len > most { at } else { next };
-        Some((number, pages)).filter(|_| len <= most)
+        (len <= most).then(|| self.entry(at))
     }
 
     /// What is first, if it does not take more than so many pages with what lies between.
@@ -131,10 +135,11 @@ impl Line {
         if self.is_empty() {
             return None;
         }
-        let (number, pages, len, next) = self.entry(self.head);
+        let (len, next) = self.extent(self.head);
         if len > most {
             return None;
         }
+        let (number, pages) = self.entry(self.head);
         let before = self.head / PIECE * PIECE;
         self.head = next;
         if self.head >= before + PIECE {
@@ -666,7 +671,7 @@ impl Evictor {
             self.complete();
         }
         let Some(slot) = self.engine.slots.lock().take_any() else { return false };
-        let slot = match slots::fill(slot, self.engine.zeros, &self.engine.uffd) {
+        let slot = match slots::fill(slot, &self.engine) {
             Ok(at) => at,
             Err(errno) => super::refused(step::FILL, errno),
         };

@@ -122,7 +122,9 @@ pub(super) fn forget(at: usize, len: usize, give: impl Fn(usize, usize)) {
         span.remote = without(span.remote, pages);
         drop(table);
         // Who missed one meanwhile was told that it is in somebody's hands.
-        (*ENGINE.lock()).iter().for_each(|engine| engine.settled(number, pages));
+        if let Some(engine) = *ENGINE.lock() {
+            engine.settled(number, pages);
+        }
         QUEUE.lock().retention.forget(kept);
         if here > 0 {
             FREE.fetch_add(here as i64, Ordering::AcqRel);

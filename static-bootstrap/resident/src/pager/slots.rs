@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicI64, Ordering};
 use sys::page::{PAGE, SPAN, SPAN_PAGES};
 use sys::pool::{Pool, Slot};
 
-use super::{FREE, ROOM};
+use super::{Engine, FREE, ROOM};
 use crate::uffd::Uffd;
 use crate::{call, settings};
 
@@ -53,12 +53,12 @@ pub(super) fn pass(pages: usize) {
     STAGED.fetch_sub(pages as i64, Ordering::Relaxed);
 }
 
-/// Has all pages of a slot be there, each with a frame of its own: who wrote to those that the kernel shares would interrupt all processors for each. `zeros`: a span of them.
-pub(super) fn fill(slot: Slot, zeros: usize, uffd: &Uffd) -> Result<usize, u32> {
-    if uffd.moves && slot.there < SPAN_PAGES {
+/// Has all pages of a slot be there, each with a frame of its own: who wrote to those that the kernel shares would interrupt all processors for each.
+pub(super) fn fill(slot: Slot, engine: &Engine) -> Result<usize, u32> {
+    if engine.uffd.moves && slot.there < SPAN_PAGES {
         count_more((SPAN_PAGES - slot.there) as i64);
         let there = slot.there * PAGE;
-        uffd.copy(slot.at + there, zeros, SPAN - there, true)?;
+        engine.uffd.copy(slot.at + there, engine.zeros, SPAN - there, true)?;
     }
     Ok(slot.at)
 }
