@@ -149,6 +149,11 @@ impl State {
         self.looks.remove(&look).map(|look| look.overtaken).unwrap_or_default()
     }
 
+    #[cfg(test)]
+    pub(super) fn is_looking(&self) -> bool {
+        !self.looks.is_empty()
+    }
+
     /// Somebody asks for a file's content.
     pub(super) fn want(&mut self, path: &[u8]) {
         self.looks.values_mut().filter(|look| look.path == path).for_each(|look| look.wanted = true);
