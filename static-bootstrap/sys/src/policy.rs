@@ -263,6 +263,8 @@ pub struct Policy {
     /// What had come when that was decided, and what has come since to runs that are.
     decided: u64,
     held: u64,
+    /// How many runs go on beside each other, about.
+    beside: u64,
 }
 
 impl Policy {
@@ -282,6 +284,7 @@ impl Policy {
         crowded: false,
         decided: 0,
         held: 0,
+        beside: 0,
     };
 
     /// The program says something of the pages from `first` up to `end`; it replaces what it said of them before.
@@ -332,6 +335,12 @@ impl Policy {
         self.passing[usize::from(self.crowded)]
     }
 
+    /// The largest unit of which there is room for all runs that go on beside each other, if half of what they come to is here. A larger one that ends where the next of them
+    /// begins would seem to be gone on with.
+    fn share(&self) -> u8 {
+        (2 * self.passing()).checked_div(self.beside).map_or(ORDER_MAX, |pages| pages.max(1).ilog2() as u8)
+    }
+
     /// Decides now and then whether runs are crowded.
     fn judge(&mut self) {
         let came = self.came - self.decided;
@@ -371,8 +380,15 @@ impl Policy {
         // As many go on beside each other as come to all while one comes to it.
         let place = if down { mirror(page) } else { page };
         let runs = flow / (place - run.at).max(1);
-        let spans = (self.passing() / (runs * PAGES).max(1)).min(self.depth);
+        if run.hits >= CONFIDENT {
+            // One that pages among others were taken for does not decide.
+            self.beside = self.beside.midpoint(runs.min(2 * self.beside + 2));
+        }
+        let spans = (self.passing() / (runs.max(self.beside) * PAGES).max(1)).min(self.depth);
         run.step(used, flow, self.passing(), sequential);
+        if !sequential {
+            run.order = run.order.min(self.share());
+        }
         self.region(page).learn(&run, used, run.hits == 1 && flow == 0);
         let held = run.hits >= CONFIDENT && run.order <= WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
         let (foreseen, before) = (comes.is_some(), self.came);
@@ -471,7 +487,7 @@ impl Policy {
     /// A page that belongs to no run: one may begin there, either way.
     fn begin(&mut self, page: u64, comes: Option<Range<u64>>, sequential: bool) -> Choice {
         let (order, doubt) = self.region(page).begin();
-        let (order, hits) = if sequential { (ORDER_MAX, CONFIDENT) } else { (order, 0) };
+        let (order, hits) = if sequential { (ORDER_MAX, CONFIDENT) } else { (order.min(self.share()), 0) };
         let Range { start, end } = comes.unwrap_or(unit(page, order));
         self.came += end - start;
         let run = Run { next: end, hits, order, doubt, at: page, came: self.came, ..NO_RUN };

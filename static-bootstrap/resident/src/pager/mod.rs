@@ -220,8 +220,8 @@ fn start() {
     FREE.store(pages as i64 - had as i64, Ordering::Release);
     let reserve = (pages / 48).clamp(64, 8 * SPAN_PAGES) as i64;
     LEAST.store(reserve, Ordering::Relaxed);
-    let depth = (pages / SPAN_PAGES / 16).clamp(1, 8);
-    let group = (depth / 2).max(1);
+    let depth = (pages / SPAN_PAGES / 16).clamp(2, 8);
+    let group = (depth / 2).max(2);
     fit(pages.saturating_sub(SLOTS_LEAST * SPAN_PAGES).max(SPAN_PAGES), pages, group, depth);
     gather::allow(heirs::watch());
     // Nothing goes before what other threads ask the kernel for is stopped.
