@@ -263,7 +263,7 @@ fn a_report_is_drawn() {
         place.exec(&format!("-n 6 --report {}", file.display()), &["echo", "hi"]).end().code(0);
         let text = fs::read_to_string(&file).unwrap();
         assert!(text.starts_with(begins), "{text}");
-        for part in ["echo: 6 ranks on 3 hosts", ">a</text>", ">c</text>", "ranks run", "clean up", "first output"] {
+        for part in ["echo: 6 ranks on 3 hosts", ">a</text>", ">c</text>", "ranks run", "cleans up", "first output"] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
         assert!(!text.contains("href") && !text.contains("<script"), "it stands alone");
