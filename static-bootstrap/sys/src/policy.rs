@@ -384,7 +384,8 @@ impl Policy {
             // One that pages among others were taken for does not decide.
             self.beside = self.beside.midpoint(runs.min(2 * self.beside + 2));
         }
-        let spans = (self.passing() / (runs.max(self.beside) * PAGES).max(1)).min(self.depth);
+        let all = if self.beside < BESIDE { runs } else { runs.max(self.beside) };
+        let spans = (self.passing() / (all * PAGES).max(1)).min(self.depth);
         run.step(used, flow, self.passing(), sequential);
         if !sequential {
             run.order = run.order.min(self.share());
