@@ -128,7 +128,7 @@ fn runs_at_constant_distances_come_together() {
 }
 
 /// NAS FT's first transposition: two arrays that were gone through plane by plane before. Where rows come to where spans begin, a span of one plane ends where the next
-/// plane is missed, which is not that run's next page: with units of whole spans there, 72,000 pages come.
+/// plane is missed, which is not that run's next page: with units of whole spans there, 75,200 pages come.
 #[test]
 fn planes_beside_each_other_are_no_run() {
     const PLANES: u64 = 128;
