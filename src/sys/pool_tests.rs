@@ -31,6 +31,16 @@ fn who_can_wait_leaves_some() {
     assert_eq!(pool.take_any().unwrap().there, SPAN_PAGES);
 }
 
+#[test]
+fn who_can_wait_takes_one_of_which_little_is_to_be_made() {
+    let mut pool = Pool::new([1, 2, 3, 4, 5, 6].into_iter());
+    let [few, most] = [(); 2].map(|()| pool.take_empty().unwrap().at);
+    pool.give(Slot { at: few, there: SPAN_PAGES * 3 / 4 - 1 });
+    assert_eq!(pool.take_spare(), None);
+    pool.give(Slot { at: most, there: SPAN_PAGES * 3 / 4 });
+    assert_eq!(pool.take_spare().unwrap().at, most);
+}
+
 /// Pages are kept while somebody asks for them, as many as a third of the slots, and go when nobody does any more.
 #[test]
 fn as_much_is_kept_as_is_asked_for() {

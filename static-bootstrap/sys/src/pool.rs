@@ -11,6 +11,8 @@ const MOST: usize = 40;
 const LEFT: usize = 5;
 /// Times in a row that room is made and no pages are taken, until fewer are kept.
 const UNUSED: u32 = 16;
+/// With so many pages a slot is as good as a full one to who can wait: the others are made.
+const NEARLY: usize = SPAN_PAGES / 4 * 3;
 
 /// A slot: its address, and how many of its pages are there, from the first on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,12 +125,12 @@ impl Pool {
         self.len - parts > self.left
     }
 
-    /// A full one, for who can wait: not one of the last.
+    /// A full one, or nearly, for who can wait: not one of the last.
     pub fn take_spare(&mut self) -> Option<Slot> {
         if !self.can_spare() {
             return None;
         }
-        let found = self.take_full();
+        let found = self.take_by(|slot| if slot.there < NEARLY { 0 } else { slot.there });
         self.note(found.is_some());
         found
     }

@@ -218,17 +218,24 @@ impl Demand {
         drop(table);
         // Much is done by the time of the next: nobody need be awake for that.
         ANSWERS.store(false, Ordering::Relaxed);
-        engine.take_room(all);
-        let parts = &parts[..len];
-        lenders::get_each(parts);
+        let (parts, mut rest) = (&parts[..len], parts);
+        let rest = &mut rest[..len];
+        // Whole units are moved, where servers are asked one after the other anyway.
+        for (number, pages, _) in rest.iter_mut().filter(|part| steps.are_of_runs() && lenders::is_shared(part.0)) {
+            *pages = self.receive(*number, *pages, false);
+        }
+        engine.take_room(rest.iter().map(|(_, pages, _)| count(pages)).sum());
+        lenders::get_each(rest);
         // Who waits is woken when all are there.
         let is_missed = |part: &&(usize, Bits, usize)| part.0 == number && has(&part.1, page);
-        parts.iter().for_each(|part| {
+        rest.iter().for_each(|part| {
             engine.fill(part.0, if is_missed(&part) { without(part.1, missed) } else { part.1 }, part.2, true);
         });
-        parts.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2, true));
+        rest.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2, true));
         let how = if steps.are_of_runs() { Comes::OfRun } else { Comes::WithSteps };
         parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages, how));
+        let moved = parts.iter().zip(rest).map(|((number, all, _), (_, rest, _))| (*number, without(*all, *rest)));
+        moved.filter(|(_, pages)| *pages != NONE).for_each(|(number, pages)| engine.wake(number, pages));
         counts::unit(number * SPAN_PAGES + page, all.ilog2() as u8);
     }
 

@@ -260,10 +260,12 @@ struct Part {
     /// Where the first page of the span would be, if all of it were there; and whether all that were evicted are.
     base: usize,
     whole: bool,
+    /// Pages of the slot from the first of these to the last.
+    room: usize,
 }
 
 impl Part {
-    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, kept: NONE, base: 0, whole: false };
+    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, kept: NONE, base: 0, whole: false, room: 0 };
 
     /// Servers need not be told of it.
     fn is_nothing(&self) -> bool {
@@ -454,10 +456,7 @@ impl Evictor {
             // What it names stays in its line, also if there is nothing of it any more.
             samples &= !matches!(from, Source::Sample(_));
             match self.take(from, next, slot + used * PAGE, keeps) {
-                Taken::Pages(part) => {
-                    let (first, end) = bounds(next.1);
-                    (parts[len], len, used) = (part, len + 1, used + end - first);
-                }
+                Taken::Pages(part) => (parts[len], len, used) = (part, len + 1, used + part.room),
                 Taken::Held => held += 1,
                 Taken::Nothing => {}
             }
@@ -467,7 +466,8 @@ impl Evictor {
         }
         // What was discarded before these came would be lost after they are given.
         self.discard();
-        let there = parts[..len].iter().filter(|part| part.whole).map(|part| count(&part.gift.pages)).sum::<usize>();
+        let is_short = engine.uffd.moves && engine.slots.lock().is_short();
+        let there = if is_short { self.close(slot, used, &parts[..len]) } else { 0 };
         for (nth, part) in parts[..len].iter().enumerate() {
             if part.is_nothing() {
                 self.settle(&part.gift);
@@ -482,9 +482,9 @@ impl Evictor {
         }
         if !engine.uffd.moves {
             pool.give(Slot::full(slot));
-        } else if there == used && used > 0 && pool.is_short() && FREE.load(Ordering::Acquire) >= used as i64 {
-            slots::count_more(used as i64);
-            pool.give(Slot { at: slot, there: used });
+        } else if there > 0 && FREE.load(Ordering::Acquire) >= there as i64 {
+            slots::count_more(there as i64);
+            pool.give(Slot { at: slot, there });
         } else {
             drop(pool);
             engine.empty(slot, 0);
@@ -493,6 +493,27 @@ impl Evictor {
             ROOM.tell();
         }
         len > 0
+    }
+
+    /// Has pages be there between these parts of a slot, of which so many pages are used, if few are not: nobody could receive into it otherwise. How many are there then, from the
+    /// first on.
+    fn close(&self, slot: usize, used: usize, parts: &[Part]) -> usize {
+        /// Of so many pages one may have to be made.
+        const MADE: usize = 8;
+        let places = |part: &Part| {
+            let start = part.base.wrapping_sub(slot);
+            runs(part.gift.pages).map(move |(first, count)| (start.wrapping_add(first * PAGE) / PAGE, count))
+        };
+        let taken = parts.iter().flat_map(places).fold(NONE, |all, (at, count)| with(all, range(at, at + count)));
+        let holes = without(range(0, used), taken);
+        if parts.iter().any(|part| !part.whole) || count(&holes) > used / MADE {
+            return 0;
+        }
+        for (at, count) in runs(holes) {
+            let made = self.engine.uffd.copy(slot + at * PAGE, self.engine.zeros, count * PAGE, true);
+            made.unwrap_or_else(|errno| super::refused(step::FILL, errno));
+        }
+        used
     }
 
     /// Takes a run of pages away from the program, to this place. `keeps`: they are room when all that is evicted with them was sent.
@@ -504,8 +525,9 @@ impl Evictor {
         let asked = if from.is_kept() { both(here, span.kept) } else { without(here, span.kept) };
         // What the program cannot reach now we cannot either.
         let held = with(both(asked, holds::held(number)), without(asked, span.mapped));
-        let first = bounds(pages).0;
         let pages = without(asked, held);
+        // What it names may be more than is left of it.
+        let (first, end) = bounds(pages);
         span.resident = without(span.resident, pages);
         span.kept = without(span.kept, pages);
         span.busy = with(span.busy, pages);
@@ -544,7 +566,7 @@ impl Evictor {
         lenders::count_kept(number, count(&data), count(&both(kept, moved)));
         counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
         let gift = Gift { number, pages: moved, data, keepers: Keepers::NONE };
-        Taken::Pages(Part { gift, sent, zero, kept, base, whole: there == moved })
+        Taken::Pages(Part { gift, sent, zero, kept, base, whole: there == moved, room: end - first })
     }
 
     /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
