@@ -24,10 +24,10 @@ fn who_receives_gets_pages_that_are_there() {
 fn who_can_wait_leaves_some() {
     let mut pool = Pool::new([1, 2, 3, 4].into_iter());
     let taken = [(); 3].map(|()| pool.take_empty().unwrap());
-    assert_eq!(pool.take_spare(), None);
+    assert_eq!(pool.take_spare(0), None);
     taken.iter().take(2).for_each(|slot| pool.give(Slot::full(slot.at)));
-    assert_eq!(pool.take_spare().unwrap().there, SPAN_PAGES);
-    assert_eq!(pool.take_spare(), None);
+    assert_eq!(pool.take_spare(0).unwrap().there, SPAN_PAGES);
+    assert_eq!(pool.take_spare(0), None);
     assert_eq!(pool.take_any().unwrap().there, SPAN_PAGES);
 }
 
@@ -36,9 +36,10 @@ fn who_can_wait_takes_one_of_which_little_is_to_be_made() {
     let mut pool = Pool::new([1, 2, 3, 4, 5, 6].into_iter());
     let [few, most] = [(); 2].map(|()| pool.take_empty().unwrap().at);
     pool.give(Slot { at: few, there: SPAN_PAGES * 3 / 4 - 1 });
-    assert_eq!(pool.take_spare(), None);
+    assert_eq!(pool.take_spare(SPAN_PAGES), None);
     pool.give(Slot { at: most, there: SPAN_PAGES * 3 / 4 });
-    assert_eq!(pool.take_spare().unwrap().at, most);
+    assert_eq!(pool.take_spare(SPAN_PAGES / 4 - 1), None);
+    assert_eq!(pool.take_spare(SPAN_PAGES / 4).unwrap().at, most);
 }
 
 /// Pages are kept while somebody asks for them, as many as a third of the slots, and go when nobody does any more.

@@ -125,12 +125,13 @@ impl Pool {
         self.len - parts > self.left
     }
 
-    /// A full one, or nearly, for who can wait: not one of the last.
-    pub fn take_spare(&mut self) -> Option<Slot> {
+    /// A full one, for who can wait: not one of the last. Or nearly, if there is room for so many pages, which are to be made.
+    pub fn take_spare(&mut self, room: usize) -> Option<Slot> {
         if !self.can_spare() {
             return None;
         }
-        let found = self.take_by(|slot| if slot.there < NEARLY { 0 } else { slot.there });
+        let found =
+            self.take_by(|slot| if slot.there < NEARLY.max(SPAN_PAGES.saturating_sub(room)) { 0 } else { slot.there });
         self.note(found.is_some());
         found
     }

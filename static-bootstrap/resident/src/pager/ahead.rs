@@ -321,7 +321,7 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) -> bool {
         return true;
     }
     let mut pool = engine.slots.lock();
-    let found = pool.take_spare();
+    let found = pool.take_spare(usize::try_from(FREE.load(Ordering::Acquire)).unwrap_or(0));
     // Pages are made for it, which takes as long as to receive them, and is worth it only where nobody has to make room.
     let is_free = || FREE.load(Ordering::Acquire) > FITS.load(Ordering::Relaxed) / 4;
     let taken = found.or_else(|| if is_free() { pool.take_spare_empty() } else { None });
