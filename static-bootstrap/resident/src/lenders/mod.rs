@@ -300,6 +300,11 @@ pub(super) fn shares() -> bool {
     (0..servers()).any(|server| file(server).is_some())
 }
 
+/// Whether a span is read from what the server shares that is asked for it: [`get_each`] takes its parts one after the other.
+pub(super) fn is_read(number: usize) -> bool {
+    file(usize::from(place(number).first)).is_some()
+}
+
 /// Whether a server of a span is told and answers before it is given anything.
 pub(super) fn is_shared(number: usize) -> bool {
     let Place { first, second, .. } = place(number);

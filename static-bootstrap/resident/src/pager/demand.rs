@@ -220,8 +220,8 @@ impl Demand {
         ANSWERS.store(false, Ordering::Relaxed);
         let (parts, mut rest) = (&parts[..len], parts);
         let rest = &mut rest[..len];
-        // Whole units are moved, where servers are asked one after the other anyway.
-        for (number, pages, _) in rest.iter_mut().filter(|part| steps.are_of_runs() && lenders::is_shared(part.0)) {
+        // Whole units are moved, where they are taken one after the other anyway.
+        for (number, pages, _) in rest.iter_mut().filter(|part| steps.are_of_runs() && lenders::is_read(part.0)) {
             *pages = self.receive(*number, *pages, false);
         }
         engine.take_room(rest.iter().map(|(_, pages, _)| count(pages)).sum());

@@ -500,13 +500,16 @@ impl Evictor {
     fn close(&self, slot: usize, used: usize, parts: &[Part]) -> usize {
         /// Of so many pages one may have to be made.
         const MADE: usize = 8;
+        if parts.iter().any(|part| !part.whole) {
+            return 0;
+        }
         let places = |part: &Part| {
             let start = part.base.wrapping_sub(slot);
             runs(part.gift.pages).map(move |(first, count)| (start.wrapping_add(first * PAGE) / PAGE, count))
         };
         let taken = parts.iter().flat_map(places).fold(NONE, |all, (at, count)| with(all, range(at, at + count)));
         let holes = without(range(0, used), taken);
-        if parts.iter().any(|part| !part.whole) || count(&holes) > used / MADE {
+        if count(&holes) > used / MADE {
             return 0;
         }
         for (at, count) in runs(holes) {
