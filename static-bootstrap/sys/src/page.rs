@@ -106,14 +106,21 @@ pub fn has(bits: &Bits, page: usize) -> bool {
 pub fn runs(bits: Bits) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     core::iter::from_fn(move || {
-        while at < SPAN_PAGES && !has(&bits, at) {
-            // Words without any are passed over.
-            at = if bits[at / 64] >> (at % 64) == 0 { (at / 64 + 1) * 64 } else { at + 1 };
-        }
-        let first = at;
-        while at < SPAN_PAGES && has(&bits, at) {
-            at += 1;
-        }
+        let first = next(&bits, at, true);
+        at = next(&bits, first, false);
         (first < at).then_some((first, at - first))
     })
+}
+
+/// The first page from `at` on that is among them, or is not; [`SPAN_PAGES`]: there is none.
+fn next(bits: &Bits, mut at: usize, among: bool) -> usize {
+    while at < SPAN_PAGES {
+        let word = if among { bits[at / 64] } else { !bits[at / 64] };
+        let skipped = (word >> (at % 64)).trailing_zeros() as usize;
+        if skipped < 64 {
+            return at + skipped;
+        }
+        at = (at / 64 + 1) * 64;
+    }
+    at
 }
