@@ -241,13 +241,15 @@ impl Ahead {
 /// See the module.
 #[derive(Debug)]
 pub struct Policy {
-    /// In the set of the span where each goes on.
+    /// In the set of the span where each goes on; and where that is, apart from all else: of most sets nothing more is looked at.
     runs: [[Run; WAYS]; SETS],
+    nexts: [[u64; WAYS]; SETS],
     strides: Strides,
     probes: [Probe; PROBES],
     regions: [Region; REGIONS],
-    /// First pages and those after the last; empty: none. And where the next is put when there are too many.
+    /// First pages and those after the last; empty: none. How many there have been, and where the next is put when there are too many.
     hints: [(u64, u64, Hint); HINTS],
+    hinted: usize,
     oldest: usize,
     /// The last page that was missed between two that were here.
     between: u64,
@@ -270,10 +272,12 @@ pub struct Policy {
 impl Policy {
     pub const NEW: Policy = Policy {
         runs: [[NO_RUN; WAYS]; SETS],
+        nexts: [[NO_RUN.next; WAYS]; SETS],
         strides: Strides::NEW,
         probes: [Probe { page: 0, missed: false, came: 0 }; PROBES],
         regions: [NO_REGION; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
+        hinted: 0,
         oldest: 0,
         between: 0,
         skipped: (0..0, 0),
@@ -301,6 +305,7 @@ impl Policy {
             let free = self.hints.iter().position(|(from, to, _)| from >= to);
             let place = free.unwrap_or(self.oldest);
             self.oldest = (place + 1) % HINTS;
+            self.hinted = self.hinted.max(place + 1);
             self.hints[place] = (first, end, hint);
         }
     }
@@ -352,7 +357,7 @@ impl Policy {
 
     fn handle(&mut self, at: u64, away: bool, comes: Option<Range<u64>>, mut here: impl FnMut(u64) -> bool) -> Choice {
         let page = at / PAGE as u64;
-        let hint = self.hints.iter().find(|(from, to, _)| (*from..*to).contains(&page));
+        let hint = self.hints[..self.hinted].iter().find(|(from, to, _)| (*from..*to).contains(&page));
         let hint = hint.map_or(Hint::Nothing, |(_, _, hint)| *hint);
         if self.was_left_out(page) || hint == Hint::Random {
             return Choice { order: 0, hole: None, of_run: false, ahead: None, steps: None };
@@ -516,10 +521,11 @@ impl Policy {
         let span = page / PAGES;
         let found = (span.saturating_sub(1 + self.reach / PAGES)..=span).rev().find_map(|span| {
             let set = set(span);
-            let goes_on = |run: &Run| run.next != 0 && run.next / PAGES == span && goes_on(run);
-            Some((set, self.runs[set].iter().position(goes_on)?))
+            let mut goes_on = |way: usize| self.nexts[set][way] / PAGES == span && goes_on(&self.runs[set][way]);
+            Some((set, (0..WAYS).find(|way| self.nexts[set][*way] != NO_RUN.next && goes_on(*way))?))
         });
         let (set, way) = found?;
+        self.nexts[set][way] = NO_RUN.next;
         let mut run = core::mem::replace(&mut self.runs[set][way], NO_RUN);
         let from = if page - run.next < NEAR { run.next } else { page - page % PAGES };
         let gap = (from.max(run.next)..page).any(|page| !here(page));
@@ -555,10 +561,11 @@ impl Policy {
     }
 
     fn put(&mut self, run: Run) {
-        let set = &mut self.runs[set(run.next / PAGES)];
-        if let Some(oldest) = set.iter_mut().min_by_key(|other| (other.next != 0 && other.next != run.next, other.came))
-        {
-            *oldest = run;
+        let set = set(run.next / PAGES);
+        let places = self.runs[set].iter_mut().zip(&mut self.nexts[set]);
+        let oldest = places.min_by_key(|(other, next)| (**next != NO_RUN.next && **next != run.next, other.came));
+        if let Some((place, next)) = oldest {
+            (*place, *next) = (run, run.next);
         }
     }
 }
