@@ -1,7 +1,7 @@
 //! What is known of each page of the window, under one lock.
 
 pub(super) use sys::page::ALL;
-use sys::page::{Bits, PAGE, SPAN, SPAN_PAGES, has, runs, without};
+use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, has, runs, without};
 
 use super::lock::Lock;
 use super::{call, segments, window};
@@ -26,12 +26,28 @@ pub(super) struct Span {
     pub(super) foreign: u64,
     /// Not 0 if some of its digests are there.
     digested: u64,
+    /// Not 0 if threads of the program may wait for pages that are busy: who settles them has to wake those.
+    awaited: u64,
 }
 
 impl Span {
     /// When the first of these pages went.
     pub(super) fn went(&self, pages: Bits) -> u16 {
         runs(pages).next().map_or(0, |(first, _)| self.went[first])
+    }
+
+    /// A thread of the program waits for a page that is busy.
+    pub(super) fn await_busy(&mut self) {
+        self.awaited = 1;
+    }
+
+    /// Whether any may wait for a page that was busy until now.
+    pub(super) fn is_awaited(&mut self) -> bool {
+        let is_awaited = self.awaited != 0;
+        if self.busy == NONE {
+            self.awaited = 0;
+        }
+        is_awaited
     }
 
     pub(super) fn note(&mut self, pages: Bits, time: u16) {

@@ -15,6 +15,9 @@ const ROWS: usize = PAGE / 8 / COLUMNS;
 /// Bytes that are on their way from memory.
 const AHEAD: usize = 2048;
 
+/// Bytes that the processor fetches from memory at once.
+pub const LINE: usize = 64;
+
 /// Words of a page.
 pub type Words = [u64; PAGE / 8];
 
@@ -23,6 +26,12 @@ pub type Words = [u64; PAGE / 8];
 pub struct Key {
     pub sums: [[u64; ROWS + COLUMNS]; 2],
     pub last: [[u64; COLUMNS]; 2],
+}
+
+/// Has the processor fetch this, which may be anywhere.
+pub fn fetch(at: *const u8) {
+    // SAFETY: this only helps, whatever is there.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
 }
 
 impl Key {
@@ -48,8 +57,7 @@ impl Key {
         let mut sums = [[0u64; COLUMNS]; 2];
         for (nth, words) in page.as_chunks::<COLUMNS>().0.iter().enumerate() {
             // Processors do not look ahead beyond the end of a page; what follows one is mostly the next that is asked for.
-            // SAFETY: this only helps, whatever is there.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(words.as_ptr().wrapping_byte_add(AHEAD).cast()) };
+            fetch(words.as_ptr().wrapping_byte_add(AHEAD).cast());
             for (sums, keys) in sums.iter_mut().zip(&self.sums) {
                 for ((sum, word), key) in sums.iter_mut().zip(words).zip(&keys[nth..nth + COLUMNS]) {
                     let both = word.wrapping_add(*key);

@@ -117,6 +117,7 @@ impl Demand {
         let span = table.span(number);
         let busy = span.busy;
         if has(&busy, page) {
+            span.await_busy();
             let choice = ahead::is_coming(number, page).then(|| {
                 let first = (number * SPAN_PAGES) as u64;
                 let comes = first..first + SPAN_PAGES as u64;

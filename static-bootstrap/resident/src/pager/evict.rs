@@ -2,27 +2,21 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use sys::digest::Key;
 use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, count, runs, with, without};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
-use sys::retention::{Retention, Source};
+use sys::retention::Source;
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
+use super::part::{Gift, Part};
+use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, SETTLED, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::pins::Pins;
-use crate::table::{TABLE, Table, address, range};
+use crate::table::{TABLE, address, range};
 use crate::{call, counts, digest, holds, processors, settings};
 
-/// Entries of the queue, and of a part whose memory is given back when all of it went; powers of two.
-const ENTRIES: usize = 1 << 24;
-const PIECE: usize = 1 << 13;
-const SCATTERED: u64 = 1 << 16;
-/// Entries that are passed over for a sample, at most: others wait for the queue meanwhile.
-const STEPS: usize = 1 << 12;
-/// Discarded pages that servers were not told of yet, at most.
-const DISCARDED: usize = 1024;
 /// Gifts that were not answered, at most; and what is evicted at once.
 const OPEN: usize = 64;
 const PARTS: usize = 32;
@@ -35,246 +29,8 @@ const FADES: usize = 8;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
-/// Pages in an order: number of the span, first page, pages; those that are not in a row by [`SCATTERED`] and their bits, which follow.
-struct Line {
-    entries: *mut u64,
-    head: usize,
-    tail: usize,
-    /// Where the last sample was.
-    sample: usize,
-}
-
-// SAFETY: the pointer is to memory of its own.
-unsafe impl Send for Line {}
-
-impl Line {
-    const NEW: Line = Line { entries: core::ptr::null_mut(), head: 0, tail: 0, sample: 0 };
-
-    fn make(&mut self) -> Result<(), u32> {
-        self.entries = call::map(0, ENTRIES * size_of::<u64>(), call::READ_WRITE, 0)? as *mut u64;
-        Ok(())
-    }
-
-    fn push(&mut self, number: usize, pages: Bits) {
-        let (first, end) = bounds(pages);
-        if first == end {
-            return;
-        }
-        let scattered = count(&pages) < end - first;
-        self.add((number << 17 | first << 8 | (end - first - 1)) as u64 | if scattered { SCATTERED } else { 0 });
-        pages.into_iter().filter(|_| scattered).for_each(|word| self.add(word));
-    }
-
-    fn add(&mut self, word: u64) {
-        if self.len() >= ENTRIES - PIECE {
-            fatal::say(cause::SHORT, 0, [0; 2]);
-        }
-        // SAFETY: `make` has made that many.
-        unsafe { *self.entries.add(self.tail % ENTRIES) = word };
-        self.tail += 1;
-    }
-
-    fn is_empty(&self) -> bool {
-        self.head == self.tail
-    }
-
-    fn len(&self) -> usize {
-        self.tail - self.head
-    }
-
-    fn clear(&mut self) {
-        self.head = self.tail;
-        // SAFETY: entries that are not needed; what comes is written before it is read.
-        let _ = unsafe { call::advise(self.entries as usize, ENTRIES * size_of::<u64>(), call::DONTNEED) };
-    }
-
-    /// The word at a place from the head on.
-    fn word(&self, at: usize) -> u64 {
-        // SAFETY: as above; it was written.
-        unsafe { *self.entries.add(at % ENTRIES) }
-    }
-
-    /// Of what begins at a place: pages from the first to the last, and the place after it.
-    fn extent(&self, at: usize) -> (usize, usize) {
-        let entry = self.word(at);
-        let words = if entry & SCATTERED == 0 { 1 } else { 1 + NONE.len() };
-        ((entry as usize & 0xff) + 1, at + words)
-    }
-
-    /// What begins at a place: number of the span, and pages.
-    fn entry(&self, at: usize) -> (usize, Bits) {
-        let entry = self.word(at);
-        let (number, first) = (entry as usize >> 17, entry as usize >> 8 & 0xff);
-        let scattered = entry & SCATTERED != 0;
-        let all = range(first, first + self.extent(at).0);
-        (number, if scattered { core::array::from_fn(|nth| self.word(at + 1 + nth)) } else { all })
-    }
-
-    /// What is so many pages behind the last sample, if it does not take more than so many pages with what lies between. It stays in the line, which may name what is not
-    /// here.
-    fn sample(&mut self, behind: usize, most: usize) -> Option<(usize, Bits)> {
-        if self.is_empty() {
-            return None;
-        }
-        let (mut at, mut left) = (self.sample.max(self.head), behind);
-        for steps in 0.. {
-            at = if at < self.tail { at } else { self.head };
-            let (len, next) = self.extent(at);
-            if left < len || steps == STEPS {
-                break;
-            }
-            (at, left) = (next, left - len);
-        }
-        let (len, next) = self.extent(at);
-        self.sample = if len > most { at } else { next };
-        (len <= most).then(|| self.entry(at))
-    }
-
-    /// What is first, if it does not take more than so many pages with what lies between.
-    fn pop(&mut self, most: usize) -> Option<(usize, Bits)> {
-        if self.is_empty() {
-            return None;
-        }
-        let (len, next) = self.extent(self.head);
-        if len > most {
-            return None;
-        }
-        let (number, pages) = self.entry(self.head);
-        let before = self.head / PIECE * PIECE;
-        self.head = next;
-        if self.head >= before + PIECE {
-            // SAFETY: entries that went; what comes is not written to their places before all others are full.
-            let _ = unsafe {
-                call::advise(self.entries.add(before % ENTRIES) as usize, PIECE * size_of::<u64>(), call::DONTNEED)
-            };
-        }
-        Some((number, pages))
-    }
-}
-
-/// What is here, in the order in which it came: what is kept, and what is not.
-pub(super) struct Queue {
-    pub(super) retention: Retention,
-    kept: Line,
-    passing: Line,
-    /// Words that it takes at most if it names nothing twice, and nothing that the program has given up.
-    longest: usize,
-    discarded: [(usize, Bits); DISCARDED],
-    discards: usize,
-}
-
-impl Queue {
-    pub(super) const NEW: Queue = Queue {
-        retention: Retention::NEW,
-        kept: Line::NEW,
-        passing: Line::NEW,
-        longest: ENTRIES,
-        discarded: [(0, NONE); DISCARDED],
-        discards: 0,
-    };
-
-    pub(super) fn make(&mut self) -> Result<(), u32> {
-        self.kept.make()?;
-        self.passing.make()
-    }
-
-    pub(super) fn push(&mut self, number: usize, pages: Bits, kept: bool) {
-        let line = if kept { &mut self.kept } else { &mut self.passing };
-        line.push(number, pages);
-    }
-
-    /// What is to go next, or is first of the others, if it is not more than so many pages. `samples`: it need not be the first.
-    fn pop(&mut self, most: usize, other: bool, samples: bool) -> Option<(Source, (usize, Bits))> {
-        let source = self.retention.source();
-        let kept = if source.is_kept() != other { !self.kept.is_empty() } else { self.passing.is_empty() };
-        Some(match source {
-            _ if !kept => (Source::Passing, self.passing.pop(most)?),
-            Source::Sample(behind) if samples && !other => (source, self.kept.sample(behind, most)?),
-            _ => (Source::Kept, self.kept.pop(most)?),
-        })
-    }
-
-    /// So many pages may be here.
-    fn fit(&mut self, pages: usize) {
-        self.longest = (3 * pages + PIECE).min(ENTRIES / 2);
-    }
-
-    fn words(&self) -> usize {
-        self.kept.len() + self.passing.len()
-    }
-
-    /// It is to be made anew.
-    pub(super) fn is_long(&self) -> bool {
-        self.words() > self.longest
-    }
-
-    /// Bytes that it takes beside two pieces, which are always there.
-    pub(super) fn size(&self) -> usize {
-        self.words().saturating_sub(2 * PIECE) * size_of::<u64>()
-    }
-
-    /// Makes it anew: what is here, by addresses. Nothing else shortens it where pages come and are given up, but none need go.
-    fn renew(&mut self, table: &mut Table) {
-        self.kept.clear();
-        self.passing.clear();
-        for number in table.window.given().into_iter().flatten() {
-            let span = table.span(number);
-            let (here, kept) = (span.resident, span.kept);
-            self.kept.push(number, both(here, kept));
-            self.passing.push(number, without(here, kept));
-        }
-    }
-
-    /// A server need not keep these any more; false: it is to be told of too many others first.
-    pub(super) fn discard(&mut self, number: usize, pages: Bits) -> bool {
-        let Some(place) = self.discarded.get_mut(self.discards) else { return false };
-        *place = (number, pages);
-        self.discards += 1;
-        true
-    }
-
-    fn discarded(&mut self) -> Option<(usize, Bits)> {
-        self.discards = self.discards.checked_sub(1)?;
-        self.discarded.get(self.discards).copied()
-    }
-}
-
-/// A gift that was not answered.
-#[derive(Clone, Copy)]
-struct Gift {
-    number: usize,
-    /// All that were evicted, and those of them that the server keeps.
-    pages: Bits,
-    data: Bits,
-    keepers: Keepers,
-}
-
-/// What is evicted together.
-#[derive(Clone, Copy)]
-struct Part {
-    gift: Gift,
-    /// What the server is sent, what it is told, and what it has.
-    sent: Bits,
-    zero: Bits,
-    kept: Bits,
-    /// Where the first page of the span would be, if all of it were there; and whether all that were evicted are.
-    base: usize,
-    whole: bool,
-    /// Pages of the slot from the first of these to the last.
-    room: usize,
-}
-
-impl Part {
-    const NONE: Part = Part { gift: Gift::NONE, sent: NONE, zero: NONE, kept: NONE, base: 0, whole: false, room: 0 };
-
-    /// Servers need not be told of it.
-    fn is_nothing(&self) -> bool {
-        self.sent == NONE && self.zero == NONE
-    }
-}
-
 enum Taken {
-    Pages(Part),
+    Pages,
     /// They have to stay for now.
     Held,
     Nothing,
@@ -283,10 +39,6 @@ enum Taken {
 pub(super) static GATE: Gate = Gate::new();
 /// Room is being made.
 pub(super) static BUSY: AtomicBool = AtomicBool::new(false);
-
-impl Gift {
-    const NONE: Gift = Gift { number: 0, pages: NONE, data: NONE, keepers: Keepers::NONE };
-}
 
 struct Evictor {
     engine: Engine,
@@ -303,6 +55,7 @@ struct Evictor {
     returns: Returns,
     /// Where pages are copied.
     pins: Option<Pins>,
+    key: Key,
 }
 
 /// The thread.
@@ -312,7 +65,8 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     let (healer, returns) = (Healer::new(), Returns::new());
     let (budget, known) = (settings::get().local as usize, super::known());
     let (open, pins) = ([Gift::NONE; OPEN], Pins::new(!engine.uffd.moves));
-    let mut evictor = Evictor { engine, open, len: 0, budget, known, room: 0, staged: 0, healer, returns, pins };
+    let key = digest::key();
+    let mut evictor = Evictor { engine, open, len: 0, budget, known, room: 0, staged: 0, healer, returns, pins, key };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -455,8 +209,8 @@ impl Evictor {
             let Some((from, next)) = next else { break };
             // What it names stays in its line, also if there is nothing of it any more.
             samples &= !matches!(from, Source::Sample(_));
-            match self.take(from, next, slot + used * PAGE, keeps) {
-                Taken::Pages(part) => (parts[len], len, used) = (part, len + 1, used + part.room),
+            match self.take(from, next, slot + used * PAGE, keeps, &mut parts[len]) {
+                Taken::Pages => (len, used) = (len + 1, used + parts[len].room),
                 Taken::Held => held += 1,
                 Taken::Nothing => {}
             }
@@ -464,6 +218,7 @@ impl Evictor {
         if !engine.uffd.moves {
             self.give_up(&parts[..len]);
         }
+        parts[..len].iter_mut().for_each(|part| part.weigh(&self.key));
         // What was discarded before these came would be lost after they are given.
         self.discard();
         let is_short = engine.uffd.moves && engine.slots.lock().is_short();
@@ -500,7 +255,7 @@ impl Evictor {
     fn close(&self, slot: usize, used: usize, parts: &[Part]) -> usize {
         /// Of so many pages one may have to be made.
         const MADE: usize = 8;
-        if parts.iter().any(|part| !part.whole) {
+        if parts.iter().any(|part| part.there != part.gift.pages) {
             return 0;
         }
         let places = |part: &Part| {
@@ -519,8 +274,8 @@ impl Evictor {
         used
     }
 
-    /// Takes a run of pages away from the program, to this place. `keeps`: they are room when all that is evicted with them was sent.
-    fn take(&self, from: Source, (number, pages): (usize, Bits), place: usize, keeps: bool) -> Taken {
+    /// Takes a run of pages away from the program, to this place. `keeps`: they are room when all that is evicted with them was sent. `part`: what they are of it.
+    fn take(&self, from: Source, (number, pages): (usize, Bits), place: usize, keeps: bool, part: &mut Part) -> Taken {
         let engine = self.engine;
         let mut table = TABLE.lock();
         let span = table.span(number);
@@ -542,6 +297,7 @@ impl Evictor {
         }
         queue.push(number, held, from.is_kept());
         drop(queue);
+        let digests = table.digests(number);
         drop(table);
         if pages == NONE {
             return if held == NONE { Taken::Nothing } else { Taken::Held };
@@ -563,13 +319,10 @@ impl Evictor {
             FREE.fetch_add(count(&moved) as i64, Ordering::AcqRel);
             ROOM.tell();
         }
-        let (data, unchanged) = contents(number, base, there);
-        let sent = without(data, both(kept, unchanged));
-        let zero = both(kept, without(moved, data));
-        lenders::count_kept(number, count(&data), count(&both(kept, moved)));
-        counts::evicted(count(&moved), count(&without(data, sent)), count(&without(moved, data)));
-        let gift = Gift { number, pages: moved, data, keepers: Keepers::NONE };
-        Taken::Pages(Part { gift, sent, zero, kept, base, whole: there == moved, room: end - first })
+        let gift = Gift { number, pages: moved, ..Gift::NONE };
+        *part = Part { gift, kept, base, there, digests, room: end - first, ..Part::NONE };
+        part.warm();
+        Taken::Pages
     }
 
     /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
@@ -671,8 +424,12 @@ impl Evictor {
         let span = table.span(gift.number);
         span.remote = with(without(span.remote, gift.pages), gift.data);
         span.busy = without(span.busy, gift.pages);
+        let is_awaited = span.is_awaited();
         drop(table);
-        self.engine.settled(gift.number, gift.pages);
+        if is_awaited {
+            self.engine.wake(gift.number, gift.pages);
+        }
+        SETTLED.tell();
     }
 
     /// Looks at what is known of pages, and at the servers: who is gone, and who is there again.
@@ -751,24 +508,4 @@ fn swapped(base: usize, pages: Bits) -> Bits {
     read.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
     let is_in_swap = |page: usize| (entries[page] & IN_SWAP != 0) as u64;
     core::array::from_fn(|at| (0..64).fold(0, |all, bit| all | is_in_swap(at * 64 + bit) << bit) & pages[at])
-}
-
-/// Which of these pages, which are all there, hold anything but zeros; and which of those are what they were when they were last given away.
-fn contents(number: usize, slot: usize, pages: Bits) -> (Bits, Bits) {
-    let (key, digests) = (digest::key(), TABLE.lock().digests(number));
-    let (mut data, mut same) = (NONE, NONE);
-    for page in runs(pages).flat_map(|(first, count)| first..first + count) {
-        // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
-        let (words, kept) =
-            unsafe { (&*(slot.wrapping_add(page * PAGE) as *const [u64; PAGE / 8]), &mut (*digests)[page]) };
-        if words.iter().all(|word| *word == 0) {
-            continue;
-        }
-        data[page / 64] |= 1 << (page % 64);
-        let now = key.digest(words);
-        if core::mem::replace(kept, now) == now {
-            same[page / 64] |= 1 << (page % 64);
-        }
-    }
-    (data, same)
 }

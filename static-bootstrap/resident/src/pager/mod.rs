@@ -8,6 +8,8 @@ mod demand;
 mod evict;
 mod fork;
 mod gather;
+mod part;
+mod queue;
 mod slots;
 
 use core::ops::Range;
@@ -24,9 +26,9 @@ use super::lock::{Event, Guard, Lock};
 use super::table::{TABLE, Table, address, range, spans};
 use super::uffd::Uffd;
 use super::{call, counts, digest, door, early, fatal, heirs, holds, pins, segments, settings, thread, trap, window};
-use evict::Queue;
 pub(super) use fork::fork;
 pub(super) use gather::part;
+use queue::Queue;
 
 /// Written by who is alone in here ([`super::entry`]).
 static RUNS: AtomicBool = AtomicBool::new(false);
@@ -69,7 +71,7 @@ const WILL_NEED: usize = 3;
 const TOGETHER: usize = 64;
 /// Slots of which all pages are there at times, at least.
 const SLOTS_LEAST: usize = 3;
-/// Bytes that it takes to know of pages, at least: what is static (530 KiB at most), stacks, and parts of the queue that are not given back yet; and by which they become more.
+/// Bytes that it takes to know of pages, at least: what is static (551 KiB), stacks, and parts of the queue that are not given back yet; and by which they become more.
 const TABLES: usize = 640 << 10;
 const MORE: usize = 256 << 10;
 

@@ -1,0 +1,97 @@
+//! Pages of a span that are evicted together: in a slot, before a server has them.
+
+use sys::digest::{self, Key, LINE, Words};
+use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, count, runs, without};
+
+use crate::counts;
+use crate::lenders::{self, Keepers};
+
+/// A gift that was not answered.
+#[derive(Clone, Copy)]
+pub(super) struct Gift {
+    pub(super) number: usize,
+    /// All that were evicted, and those of them that the server keeps.
+    pub(super) pages: Bits,
+    pub(super) data: Bits,
+    pub(super) keepers: Keepers,
+}
+
+impl Gift {
+    pub(super) const NONE: Gift = Gift { number: 0, pages: NONE, data: NONE, keepers: Keepers::NONE };
+}
+
+/// What is evicted together.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) gift: Gift,
+    /// What the server is sent, what it is told, and what it has.
+    pub(super) sent: Bits,
+    pub(super) zero: Bits,
+    pub(super) kept: Bits,
+    /// Where the first page of the span would be, if all of it were there; and which of those that were evicted are.
+    pub(super) base: usize,
+    pub(super) there: Bits,
+    /// Of the span's pages: those of what was evicted are ours until it is settled.
+    pub(super) digests: *mut [u64; SPAN_PAGES],
+    /// Pages of the slot from the first of these to the last.
+    pub(super) room: usize,
+}
+
+impl Part {
+    pub(super) const NONE: Part = Part {
+        gift: Gift::NONE,
+        sent: NONE,
+        zero: NONE,
+        kept: NONE,
+        base: 0,
+        there: NONE,
+        digests: core::ptr::null_mut(),
+        room: 0,
+    };
+
+    /// Servers need not be told of it.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.sent == NONE && self.zero == NONE
+    }
+
+    /// Has the processor fetch what is looked at first when it is weighed.
+    pub(super) fn warm(&self) {
+        /// Bytes of a page until the processor is ahead by itself.
+        const BEGINNING: usize = 4 * LINE;
+        for (first, _) in runs(self.there) {
+            digest::fetch(self.digests.wrapping_byte_add(first * size_of::<u64>()).cast());
+            let page = self.base.wrapping_add(first * PAGE);
+            (page..page + BEGINNING).step_by(LINE).for_each(|at| digest::fetch(at as *const u8));
+        }
+    }
+
+    /// Finds what of it is to be sent.
+    pub(super) fn weigh(&mut self, key: &Key) {
+        let (number, pages, kept) = (self.gift.number, self.gift.pages, self.kept);
+        let (data, unchanged) = self.contents(key);
+        self.gift.data = data;
+        self.sent = without(data, both(kept, unchanged));
+        self.zero = both(kept, without(pages, data));
+        lenders::count_kept(number, count(&data), count(&both(kept, pages)));
+        counts::evicted(count(&pages), count(&without(data, self.sent)), count(&without(pages, data)));
+    }
+
+    /// Which of its pages hold anything but zeros; and which of those are what they were when they were last given away.
+    fn contents(&self, key: &Key) -> (Bits, Bits) {
+        let (mut data, mut same) = (NONE, NONE);
+        for page in runs(self.there).flat_map(|(first, count)| first..first + count) {
+            // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
+            let (words, kept) =
+                unsafe { (&*(self.base.wrapping_add(page * PAGE) as *const Words), &mut (*self.digests)[page]) };
+            if words.iter().all(|word| *word == 0) {
+                continue;
+            }
+            data[page / 64] |= 1 << (page % 64);
+            let now = key.digest(words);
+            if core::mem::replace(kept, now) == now {
+                same[page / 64] |= 1 << (page % 64);
+            }
+        }
+        (data, same)
+    }
+}
