@@ -24,7 +24,7 @@ pub(super) struct Span {
     pub(super) went: [u16; SPAN_PAGES],
     /// Something else was put here: not 0, and never given again.
     pub(super) foreign: u64,
-    /// Not 0 if some of its digests are there.
+    /// Not 0 if some of its digests may be there.
     digested: u64,
     /// Not 0 if threads of the program may wait for pages that are busy: who settles them has to wake those.
     awaited: u64,
@@ -62,7 +62,7 @@ pub(super) struct Table {
     spans: *mut Span,
     /// Of each page what [`super::digest`] made of it when it was last given away.
     digests: *mut [u64; SPAN_PAGES],
-    /// Spans of which some are there.
+    /// Spans of which some may be there.
     digested: usize,
     pub(super) window: window::State,
 }

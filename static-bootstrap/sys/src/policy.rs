@@ -247,7 +247,7 @@ pub struct Policy {
     strides: Strides,
     probes: [Probe; PROBES],
     regions: [Region; REGIONS],
-    /// First pages and those after the last; empty: none. How many there have been, and where the next is put when there are too many.
+    /// First pages and those after the last; empty: none. The places of all that there have been are before `hinted`; and where the next is put when there are too many.
     hints: [(u64, u64, Hint); HINTS],
     hinted: usize,
     oldest: usize,

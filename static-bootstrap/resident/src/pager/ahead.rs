@@ -224,8 +224,9 @@ fn put_back(engine: &Engine, entry: Entry) {
     let mut table = TABLE.lock();
     let span = table.span(entry.number);
     span.busy = without(span.busy, entry.pages);
+    let is_awaited = span.is_awaited();
     drop(table);
-    engine.settled(entry.number, entry.pages);
+    engine.settled(entry.number, entry.pages, is_awaited);
 }
 
 /// The program misses a page that is in somebody's hands. Whether it waits here, which brings it as soon as it can, and whether it was ready.
@@ -311,12 +312,13 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) -> bool {
     if let Some(slot) = slot {
         let gone = table.span(old.number);
         gone.busy = without(gone.busy, old.pages);
+        let is_awaited = gone.is_awaited();
         cache.entries[nth] = NOTHING;
         counts::in_vain(count(&old.pages));
         drop(cache);
         drop(table);
         engine.slots.lock().give(slot);
-        engine.settled(old.number, old.pages);
+        engine.settled(old.number, old.pages, is_awaited);
         // The next fault asks again.
         return true;
     }

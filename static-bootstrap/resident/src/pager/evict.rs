@@ -10,8 +10,8 @@ use sys::retention::Source;
 use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
-use super::part::{Gift, Part};
-use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, SETTLED, WANTED, ahead, bounds, fatal, gather, index, slots};
+use super::parts::{Gift, Part};
+use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::pins::Pins;
 use crate::table::{TABLE, address, range};
@@ -274,7 +274,7 @@ impl Evictor {
         used
     }
 
-    /// Takes a run of pages away from the program, to this place. `keeps`: they are room when all that is evicted with them was sent. `part`: what they are of it.
+    /// Takes a run of pages away from the program, to this place. `keeps`: they are room when all that is evicted with them was sent. They are written to `part`, if they are taken.
     fn take(&self, from: Source, (number, pages): (usize, Bits), place: usize, keeps: bool, part: &mut Part) -> Taken {
         let engine = self.engine;
         let mut table = TABLE.lock();
@@ -297,11 +297,11 @@ impl Evictor {
         }
         queue.push(number, held, from.is_kept());
         drop(queue);
-        let digests = table.digests(number);
-        drop(table);
         if pages == NONE {
             return if held == NONE { Taken::Nothing } else { Taken::Held };
         }
+        let digests = table.digests(number);
+        drop(table);
         gather::count(pages);
         // Where the whole span would begin.
         let base = place.wrapping_sub(first * PAGE);
@@ -426,10 +426,7 @@ impl Evictor {
         span.busy = without(span.busy, gift.pages);
         let is_awaited = span.is_awaited();
         drop(table);
-        if is_awaited {
-            self.engine.wake(gift.number, gift.pages);
-        }
-        SETTLED.tell();
+        self.engine.settled(gift.number, gift.pages, is_awaited);
     }
 
     /// Looks at what is known of pages, and at the servers: who is gone, and who is there again.

@@ -8,7 +8,7 @@ mod demand;
 mod evict;
 mod fork;
 mod gather;
-mod part;
+mod parts;
 mod queue;
 mod slots;
 
@@ -72,7 +72,7 @@ const TOGETHER: usize = 64;
 /// Slots of which all pages are there at times, at least.
 const SLOTS_LEAST: usize = 3;
 /// Bytes that it takes to know of pages, at least: what is static (551 KiB), stacks, and parts of the queue that are not given back yet; and by which they become more.
-const TABLES: usize = 640 << 10;
+const TABLES: usize = 704 << 10;
 const MORE: usize = 256 << 10;
 
 static SLOTS: Lock<Pool> = Lock::new(Pool::NEW);
@@ -116,6 +116,7 @@ pub(super) fn forget(at: usize, len: usize, give: impl Fn(usize, usize)) {
         let mut table = TABLE.lock();
         let span = table.span(number);
         span.busy = without(span.busy, pages);
+        let is_awaited = span.is_awaited();
         let (here, away) = (count(&both(span.resident, pages)), both(span.remote, pages));
         let kept = count(&both(span.kept, pages));
         span.resident = without(span.resident, pages);
@@ -125,7 +126,7 @@ pub(super) fn forget(at: usize, len: usize, give: impl Fn(usize, usize)) {
         drop(table);
         // Who missed one meanwhile was told that it is in somebody's hands.
         if let Some(engine) = *ENGINE.lock() {
-            engine.settled(number, pages);
+            engine.settled(number, pages, is_awaited);
         }
         QUEUE.lock().retention.forget(kept);
         if here > 0 {
@@ -383,14 +384,17 @@ impl Engine {
         let span = table.span(number);
         span.resident = with(span.resident, pages);
         span.busy = without(span.busy, pages);
+        let is_awaited = span.is_awaited();
         self.queue.lock().push(number, pages, false);
         drop(table);
-        SETTLED.tell();
+        self.settled(number, pages, is_awaited);
     }
 
-    /// Nobody has these pages in his hands any more: who waits for one looks again.
-    fn settled(&self, number: usize, pages: Bits) {
-        self.wake(number, pages);
+    /// Nobody has these pages in his hands any more: who waits for one looks again, the program's threads if `Span::is_awaited` said so.
+    fn settled(&self, number: usize, pages: Bits, is_awaited: bool) {
+        if is_awaited {
+            self.wake(number, pages);
+        }
         SETTLED.tell();
     }
 

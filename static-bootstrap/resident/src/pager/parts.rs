@@ -31,7 +31,7 @@ pub(super) struct Part {
     /// Where the first page of the span would be, if all of it were there; and which of those that were evicted are.
     pub(super) base: usize,
     pub(super) there: Bits,
-    /// Of the span's pages: those of what was evicted are ours until it is settled.
+    /// Of the span's pages, if any are there: those of what was evicted are ours until it is settled.
     pub(super) digests: *mut [u64; SPAN_PAGES],
     /// Pages of the slot from the first of these to the last.
     pub(super) room: usize,
