@@ -41,9 +41,10 @@ impl Span {
         self.awaited = 1;
     }
 
-    /// Whether any may wait for a page that was busy until now.
-    pub(super) fn is_awaited(&mut self) -> bool {
+    /// Nobody of ours has these pages in his hands any more; whether a thread of the program may wait for one.
+    pub(super) fn settle(&mut self, pages: Bits) -> bool {
         let is_awaited = self.awaited != 0;
+        self.busy = without(self.busy, pages);
         if self.busy == NONE {
             self.awaited = 0;
         }

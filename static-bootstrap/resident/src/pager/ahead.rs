@@ -223,8 +223,7 @@ fn put_back(engine: &Engine, entry: Entry) {
     engine.slots.lock().give(entry.slot);
     let mut table = TABLE.lock();
     let span = table.span(entry.number);
-    span.busy = without(span.busy, entry.pages);
-    let is_awaited = span.is_awaited();
+    let is_awaited = span.settle(entry.pages);
     drop(table);
     engine.settled(entry.number, entry.pages, is_awaited);
 }
@@ -311,8 +310,7 @@ fn ask(engine: &Engine, number: usize, probe: Option<u64>) -> bool {
     let slot = if old.state == State::Ready { Some(old.slot) } else { None };
     if let Some(slot) = slot {
         let gone = table.span(old.number);
-        gone.busy = without(gone.busy, old.pages);
-        let is_awaited = gone.is_awaited();
+        let is_awaited = gone.settle(old.pages);
         cache.entries[nth] = NOTHING;
         counts::in_vain(count(&old.pages));
         drop(cache);

@@ -423,8 +423,7 @@ impl Evictor {
         let mut table = TABLE.lock();
         let span = table.span(gift.number);
         span.remote = with(without(span.remote, gift.pages), gift.data);
-        span.busy = without(span.busy, gift.pages);
-        let is_awaited = span.is_awaited();
+        let is_awaited = span.settle(gift.pages);
         drop(table);
         self.engine.settled(gift.number, gift.pages, is_awaited);
     }

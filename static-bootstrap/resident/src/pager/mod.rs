@@ -115,8 +115,7 @@ pub(super) fn forget(at: usize, len: usize, give: impl Fn(usize, usize)) {
         runs(pages).for_each(|(first, count)| give(address(number, first), count * PAGE));
         let mut table = TABLE.lock();
         let span = table.span(number);
-        span.busy = without(span.busy, pages);
-        let is_awaited = span.is_awaited();
+        let is_awaited = span.settle(pages);
         let (here, away) = (count(&both(span.resident, pages)), both(span.remote, pages));
         let kept = count(&both(span.kept, pages));
         span.resident = without(span.resident, pages);
@@ -383,14 +382,13 @@ impl Engine {
         let mut table = TABLE.lock();
         let span = table.span(number);
         span.resident = with(span.resident, pages);
-        span.busy = without(span.busy, pages);
-        let is_awaited = span.is_awaited();
+        let is_awaited = span.settle(pages);
         self.queue.lock().push(number, pages, false);
         drop(table);
         self.settled(number, pages, is_awaited);
     }
 
-    /// Nobody has these pages in his hands any more: who waits for one looks again, the program's threads if `Span::is_awaited` said so.
+    /// Nobody has these pages in his hands any more: who waits for one looks again, the program's threads if `Span::settle` said so.
     fn settled(&self, number: usize, pages: Bits, is_awaited: bool) {
         if is_awaited {
             self.wake(number, pages);
