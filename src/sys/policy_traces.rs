@@ -5,12 +5,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use super::page::{PAGE, SPAN_PAGES, runs};
 use super::policy::{Hint, Policy};
 
-/// A program with so many pages here, first in, first out; what is foreseen comes when it is missed.
+/// A program with so many pages here, first in, first out; of what is foreseen one span of each group comes when it is missed, and the others at once.
 pub(super) struct Machine {
     pub(super) policy: Policy,
     here: HashSet<u64>,
     order: VecDeque<u64>,
     room: usize,
+    group: u64,
     foreseen: HashMap<u64, Option<u64>>,
     /// Faults for which the program waits a round trip, and pages that came.
     pub(super) waits: u64,
@@ -18,14 +19,18 @@ pub(super) struct Machine {
 }
 
 /// Spans fetched ahead of a run.
-const DEPTH: u64 = 3;
+const DEPTH: usize = 3;
 
 impl Machine {
     pub(super) fn new(room: usize) -> Machine {
+        Machine::with_groups(room, 1, DEPTH)
+    }
+
+    fn with_groups(room: usize, group: usize, depth: usize) -> Machine {
         let (here, order, foreseen) = Default::default();
         let mut policy = Policy::NEW;
-        policy.fit(1, DEPTH as usize, [room; 2]);
-        Machine { policy, here, order, room, foreseen, waits: 0, fetched: 0 }
+        policy.fit(group, depth, [room; 2]);
+        Machine { policy, here, order, room, group: group as u64, foreseen, waits: 0, fetched: 0 }
     }
 
     fn access(&mut self, page: u64) {
@@ -70,7 +75,13 @@ impl Machine {
                 if !self.foreseen.contains_key(&span) && absent >= SPAN_PAGES / 2 {
                     let hole = next.probe.filter(|page| page / pages == span && !self.here.contains(page));
                     hole.into_iter().for_each(|page| self.policy.left_out(page));
-                    self.foreseen.insert(span, hole);
+                    if span.is_multiple_of(self.group) {
+                        self.foreseen.insert(span, hole);
+                    } else {
+                        (span * pages..(span + 1) * pages)
+                            .filter(|page| Some(*page) != hole)
+                            .for_each(|page| self.bring(page));
+                    }
                 }
             }
         }
@@ -110,6 +121,20 @@ fn runs_go_on_behind_what_stays() {
     (0..pages).rev().for_each(|page| machine.access(page));
     assert!(machine.waits < 30, "{} waits", machine.waits);
     assert!(machine.fetched < 2 * pages * 6 / 10 * 11 / 10, "{} pages", machine.fetched);
+}
+
+/// The same where some of what is foreseen comes before it is missed, and lies before and behind what stays.
+#[test]
+fn runs_go_on_behind_what_came_ahead_and_what_stays() {
+    for stays in 2..12 {
+        let (pages, span, mut machine) = (100_000, SPAN_PAGES as u64, Machine::with_groups(8_000, 2, 2));
+        machine.here.extend((0..pages).filter(|page| page / span % stays == 1));
+        (0..pages).for_each(|page| machine.access(page));
+        let upwards = machine.waits;
+        (0..pages).rev().for_each(|page| machine.access(page));
+        let waits = [upwards, machine.waits - upwards];
+        assert!(waits.iter().all(|waits| *waits < 15), "one of {stays} stays: {waits:?} waits");
+    }
 }
 
 /// The same from the end to the beginning, and beside each other.

@@ -87,3 +87,17 @@ fn a_narrow_pool_keeps_one() {
     pool.give(Slot::full(slot.at));
     assert!(pool.is_short());
 }
+
+/// Who fetches a whole span ahead is not helped by parts.
+#[test]
+fn slots_with_gaps_do_not_count_as_full() {
+    let mut pool = Pool::new((1..17usize).collect::<Vec<_>>().into_iter());
+    // Asked for twice in vain: three are wanted.
+    assert_eq!([(); 2].map(|()| pool.take_some(SPAN_PAGES, false)), [None; 2]);
+    let slots = [(); 5].map(|()| pool.take_empty().unwrap().at);
+    slots[..3].iter().for_each(|at| pool.give(Slot { at: *at, there: SPAN_PAGES / 2 }));
+    pool.give(Slot::full(slots[3]));
+    assert!(pool.is_low());
+    pool.give(Slot::full(slots[4]));
+    assert!(!pool.is_low());
+}

@@ -512,14 +512,17 @@ impl Policy {
     ) -> Option<(Run, Used, Option<Range<u64>>)> {
         let turned = |page| if down { mirror(page) } else { page };
         let mut here = |page| here(turned(page));
-        let (page, most) = (turned(page), self.reach + NEAR);
+        let (page, most, back) = (turned(page), self.reach + NEAR, LEAP.max(1 + self.reach / PAGES));
         let mut goes_on = |run: &Run| {
             let above = page.wrapping_sub(run.next);
-            let leaps = run.hits >= CONFIDENT && above < most && page % PAGES < NEAR;
-            above < NEAR || leaps || above < PAGES && (run.next..page).rev().all(&mut here)
+            let is_confident = run.hits >= CONFIDENT;
+            let leaps = is_confident && above < most && page % PAGES < NEAR;
+            // What was fetched ahead lies behind what is kept, and before it.
+            let far = if is_confident && run.order == ORDER_MAX { LEAP * PAGES } else { PAGES };
+            above < NEAR || leaps || above < far && (run.next..page).rev().all(&mut here)
         };
         let span = page / PAGES;
-        let found = (span.saturating_sub(1 + self.reach / PAGES)..=span).rev().find_map(|span| {
+        let found = (span.saturating_sub(back)..=span).rev().find_map(|span| {
             let set = set(span);
             let mut goes_on = |way: usize| self.nexts[set][way] / PAGES == span && goes_on(&self.runs[set][way]);
             Some((set, (0..WAYS).find(|way| self.nexts[set][*way] != NO_RUN.next && goes_on(*way))?))

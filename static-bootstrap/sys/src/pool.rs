@@ -89,6 +89,11 @@ impl Pool {
         self.slots[..self.len].iter().map(|slot| slot.there).sum()
     }
 
+    /// Pages of slots that have all of theirs.
+    fn whole(&self) -> usize {
+        self.slots[..self.len].iter().filter(|slot| slot.there == SPAN_PAGES).count() * SPAN_PAGES
+    }
+
     /// Whether what was asked for was there.
     fn note(&mut self, found: bool) {
         self.unused = 0;
@@ -151,9 +156,9 @@ impl Pool {
         self.there() < self.wanted
     }
 
-    /// The same, and at most half of them are: who makes room is to begin before there are none.
+    /// At most half of them are in slots that have all of theirs: who makes room is to begin before there are none.
     pub fn is_low(&self) -> bool {
-        self.is_short() && 2 * self.there() <= self.wanted
+        2 * self.whole() <= self.wanted && self.whole() < self.wanted
     }
 
     /// Room is being made: one whose pages are more than should be kept.

@@ -282,11 +282,17 @@ impl Demand {
         for (first, count) in runs(away) {
             let (mut page, end) = (first, first + count);
             while end - page >= MOVED {
-                let some = || engine.slots.lock().take_some(end - page, again).map(|slot| (slot.at, 0, slot.there));
-                let Some((slot, used, there)) = self.slot.take().or_else(some) else {
-                    WANTED.tell();
-                    return rest;
+                let some = || {
+                    let mut pool = engine.slots.lock();
+                    let found = pool.take_some(end - page, again);
+                    let lacks = found.is_none_or(|slot| slot.there == SPAN_PAGES && pool.is_low());
+                    drop(pool);
+                    if lacks {
+                        WANTED.tell();
+                    }
+                    found.map(|slot| (slot.at, 0, slot.there))
                 };
+                let Some((slot, used, there)) = self.slot.take().or_else(some) else { return rest };
                 let len = (there - used).min(end - page);
                 if len < MOVED && used + len == there {
                     // So few are not worth moving.
