@@ -134,6 +134,8 @@ fn runs_go_on_behind_what_came_ahead_and_what_stays() {
         (0..pages).rev().for_each(|page| machine.access(page));
         let waits = [upwards, machine.waits - upwards];
         assert!(waits.iter().all(|waits| *waits < 15), "one of {stays} stays: {waits:?} waits");
+        let absent = pages - pages / stays;
+        assert!(machine.fetched < 2 * absent * 11 / 10, "one of {stays} stays: {} of {absent} twice", machine.fetched);
     }
 }
 

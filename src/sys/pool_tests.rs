@@ -90,7 +90,7 @@ fn a_narrow_pool_keeps_one() {
 
 /// Who fetches a whole span ahead is not helped by parts.
 #[test]
-fn slots_with_gaps_do_not_count_as_full() {
+fn parts_do_not_count_as_full() {
     let mut pool = Pool::new((1..17usize).collect::<Vec<_>>().into_iter());
     // Asked for twice in vain: three are wanted.
     assert_eq!([(); 2].map(|()| pool.take_some(SPAN_PAGES, false)), [None; 2]);

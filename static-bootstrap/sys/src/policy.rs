@@ -519,7 +519,7 @@ impl Policy {
             let leaps = is_confident && above < most && page % PAGES < NEAR;
             // What was fetched ahead lies behind what is kept, and before it.
             let far = if is_confident && run.order == ORDER_MAX { LEAP * PAGES } else { PAGES };
-            above < NEAR || leaps || above < far && (run.next..page).rev().all(&mut here)
+            above < NEAR || leaps || above < far && here(run.next) && (run.next..page).rev().all(&mut here)
         };
         let span = page / PAGES;
         let found = (span.saturating_sub(back)..=span).rev().find_map(|span| {

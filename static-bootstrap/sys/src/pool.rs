@@ -89,9 +89,9 @@ impl Pool {
         self.slots[..self.len].iter().map(|slot| slot.there).sum()
     }
 
-    /// Pages of slots that have all of theirs.
+    /// Pages of slots that are as good as full.
     fn whole(&self) -> usize {
-        self.slots[..self.len].iter().filter(|slot| slot.there == SPAN_PAGES).count() * SPAN_PAGES
+        self.slots[..self.len].iter().filter(|slot| slot.there >= NEARLY).count() * SPAN_PAGES
     }
 
     /// Whether what was asked for was there.
@@ -156,9 +156,9 @@ impl Pool {
         self.there() < self.wanted
     }
 
-    /// At most half of them are in slots that have all of theirs: who makes room is to begin before there are none.
+    /// The same, and at most half of them are in slots that are as good as full: who makes room is to begin before there are none.
     pub fn is_low(&self) -> bool {
-        2 * self.whole() <= self.wanted && self.whole() < self.wanted
+        self.is_short() && 2 * self.whole() <= self.wanted
     }
 
     /// Room is being made: one whose pages are more than should be kept.
