@@ -1,6 +1,7 @@
 //! The pager's decisions on traces of accesses: what is missed, and what is fetched.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 
 use super::page::{PAGE, SPAN_PAGES, runs};
 use super::policy::{Hint, Policy};
@@ -61,9 +62,7 @@ impl Machine {
             assert!(self.here.contains(&page), "{page} {hole:?} {steps:?}");
             return;
         }
-        for page in (first..first + count).filter(|page| Some(*page) != hole) {
-            self.bring(page);
-        }
+        self.bring_all(first..first + count, hole);
         if let Some(next) = choice.ahead.filter(|_| choice.order >= 6) {
             let mut left = next.spans;
             for span in next.numbers() {
@@ -78,13 +77,15 @@ impl Machine {
                     if span.is_multiple_of(self.group) {
                         self.foreseen.insert(span, hole);
                     } else {
-                        (span * pages..(span + 1) * pages)
-                            .filter(|page| Some(*page) != hole)
-                            .for_each(|page| self.bring(page));
+                        self.bring_all(span * pages..(span + 1) * pages, hole);
                     }
                 }
             }
         }
+    }
+
+    fn bring_all(&mut self, pages: Range<u64>, hole: Option<u64>) {
+        pages.filter(|page| Some(*page) != hole).for_each(|page| self.bring(page));
     }
 
     /// A page comes, and what came first goes.
