@@ -92,6 +92,12 @@ mod pool_tests;
 #[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/afresh.rs"]
 mod afresh;
+/// What is here in the order in which it came; here for its tests.
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/line.rs"]
+pub mod line;
+#[cfg(test)]
+mod line_tests;
 /// What it keeps; here for its tests.
 #[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/retention.rs"]

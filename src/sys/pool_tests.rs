@@ -101,3 +101,14 @@ fn parts_do_not_count_as_full() {
     pool.give(Slot::full(slots[4]));
     assert!(!pool.is_low());
 }
+
+/// Who makes slots full takes parts of which there are several before empty ones, and full ones last.
+#[test]
+fn of_several_parts_the_smallest_is_made_full() {
+    let mut pool = Pool::new(std::iter::empty::<usize>().collect::<Vec<_>>().into_iter());
+    for (at, there) in [SPAN_PAGES, 64, 0, 128, 192].into_iter().enumerate() {
+        pool.give(Slot { at, there });
+    }
+    let order: Vec<_> = std::iter::from_fn(|| pool.take_to_fill()).map(|slot| slot.there).collect();
+    assert_eq!(order, [64, 128, 0, 192, SPAN_PAGES]);
+}

@@ -5,11 +5,11 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, with};
+use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, range, with};
 use sys::syscall::{nr, syscall};
 use sys::tasks::{self, Doing};
 
-use super::table::{self, range};
+use super::table;
 use super::{counts, entry, pager, settings, trap, window};
 
 /// Ranges at once.

@@ -1,7 +1,7 @@
 //! What is known of each page of the window, under one lock.
 
 pub(super) use sys::page::ALL;
-use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, has, runs, without};
+use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, has, range, runs, without};
 
 use super::lock::Lock;
 use super::{call, segments, window};
@@ -121,18 +121,6 @@ pub(super) fn spans(at: usize, len: usize) -> impl Iterator<Item = (usize, Bits)
         let to = last.min((span + 1) * SPAN_PAGES) - span * SPAN_PAGES;
         (span, range(from, to))
     })
-}
-
-/// The pages from one up to another.
-pub(super) fn range(from: usize, to: usize) -> Bits {
-    let below = |end: usize| -> Bits {
-        core::array::from_fn(|at| match end.saturating_sub(at * 64) {
-            0 => 0,
-            n if n >= 64 => u64::MAX,
-            n => (1 << n) - 1,
-        })
-    };
-    without(below(to), below(from))
 }
 
 /// Where a page of a span is, or would be.

@@ -16,6 +16,7 @@ mod gaps;
 pub mod inodes;
 #[cfg(target_arch = "x86_64")]
 pub mod instruction;
+pub mod line;
 pub mod mem;
 #[cfg(target_arch = "x86_64")]
 pub mod object;

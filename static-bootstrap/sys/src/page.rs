@@ -102,6 +102,25 @@ pub fn has(bits: &Bits, page: usize) -> bool {
     bits[page / 64] >> (page % 64) & 1 == 1
 }
 
+/// The pages from one up to another.
+pub fn range(from: usize, to: usize) -> Bits {
+    let below = |end: usize| -> Bits {
+        core::array::from_fn(|at| match end.saturating_sub(at * 64) {
+            0 => 0,
+            n if n >= 64 => u64::MAX,
+            n => (1 << n) - 1,
+        })
+    };
+    without(below(to), below(from))
+}
+
+/// The first of these pages of a span, and the one after the last.
+pub fn bounds(pages: Bits) -> (usize, usize) {
+    let [first, last] = [pages.iter().position(|word| *word != 0), pages.iter().rposition(|word| *word != 0)];
+    let first = first.map_or(0, |at| at * 64 + pages[at].trailing_zeros() as usize);
+    (first, last.map_or(0, |at| (at + 1) * 64 - pages[at].leading_zeros() as usize))
+}
+
 /// Consecutive pages among them, as (first, how many), in order.
 pub fn runs(bits: Bits) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;

@@ -29,6 +29,10 @@ impl Slot {
     pub const fn full(at: usize) -> Slot {
         Slot { at, there: SPAN_PAGES }
     }
+
+    fn is_part(&self) -> bool {
+        (1..SPAN_PAGES).contains(&self.there)
+    }
 }
 
 /// See the module. A slot that was taken is the taker's until it is given.
@@ -126,8 +130,7 @@ impl Pool {
 
     /// Whether somebody who can wait may take one.
     fn can_spare(&self) -> bool {
-        let parts = self.slots[..self.len].iter().filter(|slot| (1..SPAN_PAGES).contains(&slot.there)).count();
-        self.len - parts > self.left
+        self.len - self.parts() > self.left
     }
 
     /// A full one, for who can wait: not one of the last. Or nearly, if there is room for so many pages, which are to be made.
@@ -149,6 +152,16 @@ impl Pool {
     /// The one with the fewest pages, to have none.
     pub fn take_empty(&mut self) -> Option<Slot> {
         self.take_by(|slot| 1 + SPAN_PAGES - slot.there)
+    }
+
+    /// The same for who makes it full: of several that have a part of their pages, of use to few, the one with the fewest.
+    pub fn take_to_fill(&mut self) -> Option<Slot> {
+        let before_empty = if self.parts() > 1 { SPAN_PAGES } else { 0 };
+        self.take_by(|slot| 1 + SPAN_PAGES - slot.there + if slot.is_part() { before_empty } else { 0 })
+    }
+
+    fn parts(&self) -> usize {
+        self.slots[..self.len].iter().filter(|slot| slot.is_part()).count()
     }
 
     /// Whether more pages should be kept than are there.

@@ -3,13 +3,12 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, NONE, SPAN_PAGES, both, count};
+use sys::page::{Bits, NONE, SPAN_PAGES, both, count, range};
 use sys::syscall::nr;
 
 use super::transfer;
 use crate::lock::Lock;
 use crate::processors;
-use crate::table::range;
 
 /// Pages of a piece. Less than so many are read by one: it might have to wait for the other longer than that takes.
 const PIECE: usize = 16;

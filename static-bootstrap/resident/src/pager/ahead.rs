@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, NONE, SPAN_PAGES, both, count, has, runs, with, without};
+use sys::page::{Bits, NONE, SPAN_PAGES, both, count, has, range, runs, with, without};
 use sys::policy::Choice;
 use sys::pool::Slot;
 use sys::resident::step;
@@ -16,7 +16,7 @@ use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
 use crate::processors::{self, Processors};
-use crate::table::{TABLE, range, spans};
+use crate::table::{TABLE, spans};
 
 /// Spans that wait or are on their way, at most.
 const MOST: usize = 32;

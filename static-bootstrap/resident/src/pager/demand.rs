@@ -4,7 +4,7 @@
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, count, has, runs, with, without};
+use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, bounds, count, has, range, runs, with, without};
 use sys::policy::{Hint, Policy};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
@@ -12,9 +12,9 @@ use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
-use super::{Engine, FREE, ROOM, WANTED, ahead, bounds, fatal, gather, refused, slots};
+use super::{Engine, FREE, ROOM, WANTED, ahead, fatal, gather, refused, slots};
 use crate::lock::{Guard, Lock};
-use crate::table::{ALL, TABLE, Table, address, range};
+use crate::table::{ALL, TABLE, Table, address};
 use crate::uffd::Message;
 use crate::window;
 use crate::{counts, lenders};

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::digest::Key;
-use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, count, runs, with, without};
+use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, bounds, count, range, runs, with, without};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
 use sys::retention::Source;
@@ -11,10 +11,10 @@ use sys::syscall::{nr, syscall};
 
 use super::fork::Gate;
 use super::parts::{Gift, Part};
-use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, bounds, fatal, gather, index, slots};
+use super::{ENGINE, Engine, FREE, LEAST, MOST, ROOM, WANTED, ahead, fatal, gather, index, slots};
 use crate::lenders::{self, Healer, Keepers, Parcel, Returns};
 use crate::pins::Pins;
-use crate::table::{TABLE, address, range};
+use crate::table::{TABLE, address};
 use crate::{call, counts, digest, holds, processors, settings};
 
 /// Gifts that were not answered, at most; and what is evicted at once.
@@ -90,9 +90,10 @@ pub(super) extern "C" fn run(_: usize) -> ! {
             continue;
         }
         let free = FREE.load(Ordering::Acquire);
+        let goes_on = behind;
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
         let least = LEAST.load(Ordering::Relaxed);
-        behind = free < if behind && !narrow { 2 * least } else { least };
+        behind = free < if goes_on && !narrow { 2 * least } else { least };
         if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
         }
@@ -100,7 +101,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         let plenty = 2 * engine.reserve + SPAN_PAGES as i64;
         if engine.uffd.moves && !narrow && free < plenty + SPAN_PAGES as i64 {
             let pool = engine.slots.lock();
-            behind |= pool.is_short() && free < plenty || pool.is_low();
+            behind |= pool.is_short() && (goes_on || free < plenty) || pool.is_low();
         }
         let enough = !behind;
         BUSY.store(behind, Ordering::Relaxed);
@@ -197,7 +198,7 @@ impl Evictor {
     fn evict(&mut self) -> bool {
         let engine = self.engine;
         // Others have them all for a moment.
-        let Some(slot) = engine.slots.lock().take_empty() else { return false };
+        let Some(slot) = engine.slots.lock().take_to_fill() else { return false };
         let slot = slots::empty(slot, &engine.uffd);
         // Whoever wants a full slot is to find one, and no room before, which would be taken to copy to.
         let keeps = engine.uffd.moves && FREE.load(Ordering::Acquire) >= 0 && engine.slots.lock().is_short();
@@ -207,7 +208,7 @@ impl Evictor {
             // What has to stay may be all that is in one of the lines.
             let next = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1, samples);
             let Some((from, next)) = next else { break };
-            // What it names stays in its line, also if there is nothing of it any more.
+            // If there was nothing of it any more, so might there be of others.
             samples &= !matches!(from, Source::Sample(_));
             match self.take(from, next, slot + used * PAGE, keeps, &mut parts[len]) {
                 Taken::Pages => (len, used) = (len + 1, used + parts[len].room),

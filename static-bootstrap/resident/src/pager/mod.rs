@@ -15,7 +15,7 @@ mod slots;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, both, count, runs, with, without};
+use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, both, bounds, count, range, runs, with, without};
 use sys::policy::Hint;
 use sys::pool::{Pool, Slot};
 use sys::resident::{ASK, DESCRIPTORS, SERVERS, cause, step};
@@ -23,7 +23,7 @@ use sys::retention::Comes;
 
 use super::lenders::{self, Fresh};
 use super::lock::{Event, Guard, Lock};
-use super::table::{TABLE, Table, address, range, spans};
+use super::table::{TABLE, Table, address, spans};
 use super::uffd::Uffd;
 use super::{call, counts, digest, door, early, fatal, heirs, holds, pins, segments, settings, thread, trap, window};
 pub(super) use fork::fork;
@@ -299,13 +299,6 @@ extern "C" fn first_thread(_: usize) -> ! {
     }
     ROOM.tell();
     demand::run(engine)
-}
-
-/// The first of these pages of a span, and the one after the last.
-fn bounds(pages: Bits) -> (usize, usize) {
-    let [first, last] = [pages.iter().position(|word| *word != 0), pages.iter().rposition(|word| *word != 0)];
-    let first = first.map_or(0, |at| at * 64 + pages[at].trailing_zeros() as usize);
-    (first, last.map_or(0, |at| (at + 1) * 64 - pages[at].leading_zeros() as usize))
 }
 
 /// The same, counted from the window's beginning.

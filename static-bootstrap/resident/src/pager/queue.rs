@@ -1,137 +1,30 @@
 //! What is here, in the order in which it came, and what servers are to be told that they need not keep.
 
-use sys::page::{Bits, NONE, both, count, without};
+use sys::line::{Line, PIECE};
+use sys::page::{Bits, NONE, both, without};
 use sys::resident::cause;
 use sys::retention::{Retention, Source};
 
-use super::{bounds, fatal};
+use super::fatal;
 use crate::call;
-use crate::table::{Table, range};
+use crate::table::Table;
 
-/// Entries of the queue, and of a part whose memory is given back when all of it went; powers of two.
-const ENTRIES: usize = 1 << 24;
-const PIECE: usize = 1 << 13;
-const SCATTERED: u64 = 1 << 16;
-/// Entries that are passed over for a sample, at most: others wait for the queue meanwhile.
-const STEPS: usize = 1 << 12;
+/// Words of a line.
+const WORDS: usize = 1 << 24;
 /// Discarded pages that servers were not told of yet, at most.
 const DISCARDED: usize = 1024;
 
-/// Pages in an order: number of the span, first page, pages; those that are not in a row by [`SCATTERED`] and their bits, which follow.
-struct Line {
-    entries: *mut u64,
-    head: usize,
-    tail: usize,
-    /// Where the last sample was.
-    sample: usize,
+/// A line that takes what is used of it.
+fn line() -> Result<Line, u32> {
+    let at = call::map(0, WORDS * size_of::<u64>(), call::READ_WRITE, 0)?;
+    // SAFETY: memory of its own, zeroed, for good.
+    Ok(Line::new(unsafe { core::slice::from_raw_parts_mut(at as *mut u64, WORDS) }))
 }
 
-// SAFETY: the pointer is to memory of its own.
-unsafe impl Send for Line {}
-
-impl Line {
-    const NEW: Line = Line { entries: core::ptr::null_mut(), head: 0, tail: 0, sample: 0 };
-
-    fn make(&mut self) -> Result<(), u32> {
-        self.entries = call::map(0, ENTRIES * size_of::<u64>(), call::READ_WRITE, 0)? as *mut u64;
-        Ok(())
-    }
-
-    fn push(&mut self, number: usize, pages: Bits) {
-        let (first, end) = bounds(pages);
-        if first == end {
-            return;
-        }
-        let scattered = count(&pages) < end - first;
-        self.add((number << 17 | first << 8 | (end - first - 1)) as u64 | if scattered { SCATTERED } else { 0 });
-        pages.into_iter().filter(|_| scattered).for_each(|word| self.add(word));
-    }
-
-    fn add(&mut self, word: u64) {
-        if self.len() >= ENTRIES - PIECE {
-            fatal::say(cause::SHORT, 0, [0; 2]);
-        }
-        // SAFETY: `make` has made that many.
-        unsafe { *self.entries.add(self.tail % ENTRIES) = word };
-        self.tail += 1;
-    }
-
-    fn is_empty(&self) -> bool {
-        self.head == self.tail
-    }
-
-    fn len(&self) -> usize {
-        self.tail - self.head
-    }
-
-    fn clear(&mut self) {
-        self.head = self.tail;
-        // SAFETY: entries that are not needed; what comes is written before it is read.
-        let _ = unsafe { call::advise(self.entries as usize, ENTRIES * size_of::<u64>(), call::DONTNEED) };
-    }
-
-    /// The word at a place from the head on.
-    fn word(&self, at: usize) -> u64 {
-        // SAFETY: as above; it was written.
-        unsafe { *self.entries.add(at % ENTRIES) }
-    }
-
-    /// Of what begins at a place: pages from the first to the last, and the place after it.
-    fn extent(&self, at: usize) -> (usize, usize) {
-        let entry = self.word(at);
-        let words = if entry & SCATTERED == 0 { 1 } else { 1 + NONE.len() };
-        ((entry as usize & 0xff) + 1, at + words)
-    }
-
-    /// What begins at a place: number of the span, and pages.
-    fn entry(&self, at: usize) -> (usize, Bits) {
-        let entry = self.word(at);
-        let (number, first) = (entry as usize >> 17, entry as usize >> 8 & 0xff);
-        let scattered = entry & SCATTERED != 0;
-        let all = range(first, first + self.extent(at).0);
-        (number, if scattered { core::array::from_fn(|nth| self.word(at + 1 + nth)) } else { all })
-    }
-
-    /// What is so many pages behind the last sample, if it does not take more than so many pages with what lies between. It stays in the line, which may name what is not
-    /// here.
-    fn sample(&mut self, behind: usize, most: usize) -> Option<(usize, Bits)> {
-        if self.is_empty() {
-            return None;
-        }
-        let (mut at, mut left) = (self.sample.max(self.head), behind);
-        for steps in 0.. {
-            at = if at < self.tail { at } else { self.head };
-            let (len, next) = self.extent(at);
-            if left < len || steps == STEPS {
-                break;
-            }
-            (at, left) = (next, left - len);
-        }
-        let (len, next) = self.extent(at);
-        self.sample = if len > most { at } else { next };
-        (len <= most).then(|| self.entry(at))
-    }
-
-    /// What is first, if it does not take more than so many pages with what lies between.
-    fn pop(&mut self, most: usize) -> Option<(usize, Bits)> {
-        if self.is_empty() {
-            return None;
-        }
-        let (len, next) = self.extent(self.head);
-        if len > most {
-            return None;
-        }
-        let (number, pages) = self.entry(self.head);
-        let before = self.head / PIECE * PIECE;
-        self.head = next;
-        if self.head >= before + PIECE {
-            // SAFETY: entries that went; what comes is not written to their places before all others are full.
-            let _ = unsafe {
-                call::advise(self.entries.add(before % ENTRIES) as usize, PIECE * size_of::<u64>(), call::DONTNEED)
-            };
-        }
-        Some((number, pages))
-    }
+/// Gives back the memory of words that are not needed; what comes is written before it is read.
+fn give_back(words: &mut [u64]) {
+    // SAFETY: they are the caller's alone, and may be zero.
+    let _ = unsafe { call::advise(words.as_mut_ptr() as usize, size_of_val(words), call::DONTNEED) };
 }
 
 /// What is here, in the order in which it came: what is kept, and what is not.
@@ -150,19 +43,21 @@ impl Queue {
         retention: Retention::NEW,
         kept: Line::NEW,
         passing: Line::NEW,
-        longest: ENTRIES,
+        longest: WORDS,
         discarded: [(0, NONE); DISCARDED],
         discards: 0,
     };
 
     pub(super) fn make(&mut self) -> Result<(), u32> {
-        self.kept.make()?;
-        self.passing.make()
+        (self.kept, self.passing) = (line()?, line()?);
+        Ok(())
     }
 
     pub(super) fn push(&mut self, number: usize, pages: Bits, kept: bool) {
         let line = if kept { &mut self.kept } else { &mut self.passing };
-        line.push(number, pages);
+        if !line.push(number, pages) {
+            fatal::say(cause::SHORT, 0, [0; 2]);
+        }
     }
 
     /// What is to go next, or is first of the others, if it is not more than so many pages. `samples`: it need not be the first.
@@ -170,15 +65,15 @@ impl Queue {
         let source = self.retention.source();
         let kept = if source.is_kept() != other { !self.kept.is_empty() } else { self.passing.is_empty() };
         Some(match source {
-            _ if !kept => (Source::Passing, self.passing.pop(most)?),
+            _ if !kept => (Source::Passing, self.passing.pop(most, give_back)?),
             Source::Sample(behind) if samples && !other => (source, self.kept.sample(behind, most)?),
-            _ => (Source::Kept, self.kept.pop(most)?),
+            _ => (Source::Kept, self.kept.pop(most, give_back)?),
         })
     }
 
     /// So many pages may be here.
     pub(super) fn fit(&mut self, pages: usize) {
-        self.longest = (3 * pages + PIECE).min(ENTRIES / 2);
+        self.longest = (3 * pages + PIECE).min(WORDS / 2);
     }
 
     fn words(&self) -> usize {
@@ -197,13 +92,13 @@ impl Queue {
 
     /// Makes it anew: what is here, by addresses. Nothing else shortens it where pages come and are given up, but none need go.
     pub(super) fn renew(&mut self, table: &mut Table) {
-        self.kept.clear();
-        self.passing.clear();
+        self.kept.clear(give_back);
+        self.passing.clear(give_back);
         for number in table.window.given().into_iter().flatten() {
             let span = table.span(number);
             let (here, kept) = (span.resident, span.kept);
-            self.kept.push(number, both(here, kept));
-            self.passing.push(number, without(here, kept));
+            self.push(number, both(here, kept), true);
+            self.push(number, without(here, kept), false);
         }
     }
 
