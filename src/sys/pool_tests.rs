@@ -102,13 +102,17 @@ fn parts_do_not_count_as_full() {
     assert!(!pool.is_low());
 }
 
-/// Who makes slots full takes parts of which there are several before empty ones, and full ones last.
+/// Where one more slot could be spared, parts are left for who wants some pages; else all but one go before empty ones, if they are not as good as full.
 #[test]
-fn of_several_parts_the_smallest_is_made_full() {
-    let mut pool = Pool::new(std::iter::empty::<usize>().collect::<Vec<_>>().into_iter());
-    for (at, there) in [SPAN_PAGES, 64, 0, 128, 192].into_iter().enumerate() {
-        pool.give(Slot { at, there });
-    }
-    let order: Vec<_> = std::iter::from_fn(|| pool.take_to_fill()).map(|slot| slot.there).collect();
-    assert_eq!(order, [64, 128, 0, 192, SPAN_PAGES]);
+fn parts_are_given_up_where_slots_are_scarce() {
+    let parts = [64, SPAN_PAGES, 192, 128];
+    let order = |empty: usize| -> Vec<usize> {
+        let mut pool = Pool::new((0..parts.len() + empty).collect::<Vec<_>>().into_iter());
+        std::iter::from_fn(|| pool.take_empty()).for_each(drop);
+        parts.into_iter().chain(std::iter::repeat_n(0, empty)).for_each(|there| pool.give(Slot { at: there, there }));
+        std::iter::from_fn(|| pool.take_to_fill()).map(|slot| slot.there).take(empty + 2).collect()
+    };
+    // Of 11 five are left, of 9 four, beside the three parts: so many can be spared before two of those go. The last stays.
+    assert_eq!(order(7), [0, 0, 0, 64, 128, 0, 0, 0, 0]);
+    assert_eq!(order(5), [0, 0, 64, 128, 0, 0, 0]);
 }

@@ -27,6 +27,7 @@ impl Line {
 
     /// In as much memory as a power of two, more than twice [`PIECE`].
     pub fn new(words: &'static mut [u64]) -> Line {
+        debug_assert!(words.len().is_power_of_two() && words.len() > 2 * PIECE, "{}", words.len());
         Line { words: Some(words), ..Line::NEW }
     }
 

@@ -154,10 +154,12 @@ impl Pool {
         self.take_by(|slot| 1 + SPAN_PAGES - slot.there)
     }
 
-    /// The same for who makes it full: of several that have a part of their pages, of use to few, the one with the fewest.
+    /// The same for who moves pages to it. While none can be spared, what is there of one of several parts is given up before another slot is lost to who can wait: of the one with the
+    /// fewest pages.
     pub fn take_to_fill(&mut self) -> Option<Slot> {
-        let before_empty = if self.parts() > 1 { SPAN_PAGES } else { 0 };
-        self.take_by(|slot| 1 + SPAN_PAGES - slot.there + if slot.is_part() { before_empty } else { 0 })
+        let is_scarce = self.parts() > 1 && !self.can_spare();
+        let is_before_empty = |slot: &Slot| is_scarce && (1..NEARLY).contains(&slot.there);
+        self.take_by(|slot| 1 + SPAN_PAGES - slot.there + if is_before_empty(slot) { SPAN_PAGES } else { 0 })
     }
 
     fn parts(&self) -> usize {

@@ -208,7 +208,7 @@ impl Evictor {
             // What has to stay may be all that is in one of the lines.
             let next = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1, samples);
             let Some((from, next)) = next else { break };
-            // If there was nothing of it any more, so might there be of others.
+            // If nothing of it was here any more, the next might be like it.
             samples &= !matches!(from, Source::Sample(_));
             match self.take(from, next, slot + used * PAGE, keeps, &mut parts[len]) {
                 Taken::Pages => (len, used) = (len + 1, used + parts[len].room),
