@@ -35,7 +35,7 @@ fn samples_are_named_once() {
     let mut line = line();
     let scattered = [1, 0, 0, 1 << 63];
     assert!((0..4).all(|number| line.push(number, if number == 2 { scattered } else { range(0, 256) })));
-    // Two pieces behind the beginning, and two behind that.
+    // Two spans behind the beginning, and more than one behind that, all around.
     assert_eq!(line.sample(512, ALL), Some((2, scattered)));
     assert_eq!(line.sample(300, ALL), Some((0, range(0, 256))));
     // It came back, and is the last.

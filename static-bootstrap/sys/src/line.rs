@@ -121,10 +121,11 @@ impl Line {
             (at, left) = (next, left - len);
         }
         let (len, next) = self.extent(at);
-        self.sample = if len > most { at } else { next };
         if len > most {
+            self.sample = at;
             return None;
         }
+        self.sample = next;
         let entry = self.entry(at);
         self.set(at, self.word(at) | STRUCK);
         Some(entry)

@@ -29,10 +29,6 @@ impl Slot {
     pub const fn full(at: usize) -> Slot {
         Slot { at, there: SPAN_PAGES }
     }
-
-    fn is_part(&self) -> bool {
-        (1..SPAN_PAGES).contains(&self.there)
-    }
 }
 
 /// See the module. A slot that was taken is the taker's until it is given.
@@ -163,7 +159,7 @@ impl Pool {
     }
 
     fn parts(&self) -> usize {
-        self.slots[..self.len].iter().filter(|slot| slot.is_part()).count()
+        self.slots[..self.len].iter().filter(|slot| (1..SPAN_PAGES).contains(&slot.there)).count()
     }
 
     /// Whether more pages should be kept than are there.
