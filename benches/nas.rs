@@ -1,6 +1,6 @@
 //! How much slower the programs of the DLM paper run when most of their memory is away: the NAS benchmarks in C, Himeno and STREAM, unmodified, each by the time that
 //! it measures itself, beside what the paper has. `cargo bench --bench nas [-- PROGRAM ...]`, `is.A` and so on; only prints, but ends with an error where a program
-//! finds its own results wrong.
+//! finds its own results wrong. STREAM takes 5 GB of this host's memory, the server's among them.
 //!
 //! Sources are downloaded once into the cache directory; `HPCRT_NAS=DIR` names one that has them instead.
 
@@ -49,7 +49,7 @@ const CASES: [Case; 10] = [
     Case { name: "mg.B", ratios: &[(25, "below 3.6"), (10, "3.6-3.8")] },
     Case { name: "ft.B", ratios: &[(25, "1.7-1.9"), (10, "54-71")] },
     Case { name: "himeno", ratios: &[(50, "below 2-3"), (25, "below 2-3"), (10, "2-3"), (7, "2-3")] },
-    // The triad of its second table; of 2.4 GB with 4.2 %, and of much more else.
+    // The triad of the paper's second table: of 2.4 and 24 GB at 4 %, of 96 and 144 GB at the others.
     Case { name: "stream", ratios: &[(50, "-"), (25, "5.8 at 27 %"), (10, "5.2 at 15 %"), (4, "4.5-5.7")] },
 ];
 

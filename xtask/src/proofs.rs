@@ -193,7 +193,7 @@ const PROOFS: &[Proof] = &[
         name: "nas",
         what: "NAS benchmarks in C, Himeno and STREAM, unmodified: times at 50 to 4 % local memory beside the DLM paper's; downloads them (HPCRT_NAS=DIR has them)",
         how: How::Bench("nas"),
-        memory: 4,
+        memory: 6,
         root: false,
     },
     Proof {
