@@ -192,6 +192,24 @@ fn programs_are_right_and_stay_within_their_budget() {
     }
 }
 
+/// From about 70 MB on a few huge pages of what a server of the same host shares are mapped, and are the program's as far as the kernel tells.
+#[test]
+fn programs_are_right_where_what_a_server_has_is_mapped() {
+    const LOCAL: u32 = 80;
+    if place().is_none() {
+        return;
+    }
+    for who in everybody() {
+        let servers = Servers::start(who, &[600]);
+        for (mode, megabytes) in [("triad", 200), ("scatter", 100), ("threads", 150), ("children", 150), ("forks", 100)]
+        {
+            let done = servers.run(mode, megabytes, LOCAL).end();
+            println!("{who:?} {mode}: {:?}", done.took);
+            right(done, LOCAL + LOCAL / 8);
+        }
+    }
+}
+
 /// More than it copies before it answers.
 #[test]
 fn a_server_of_the_same_host_copies_a_fork_a_part_at_a_time() {

@@ -9,6 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
+use rustix::fs::{SealFlags, fcntl_get_seals};
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -299,6 +300,8 @@ async fn all<T>(work: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
 fn shared([process, descriptor, mark @ ..]: Bits) -> Option<OwnedFd> {
     let path = format!("/proc/{process}/fd/{descriptor}");
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
+    // Who maps it relies on that.
+    fcntl_get_seals(&file).ok().filter(|seals| seals.contains(SealFlags::SHRINK))?;
     let mut end = [0; 16];
     file.read_exact_at(&mut end, WINDOW_BYTES).ok()?;
     (end[..] == mark.map(u64::to_le_bytes).concat() && mark != [0; 2]).then(|| file.into())

@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
 use crate::net::auth::random_words;
@@ -75,9 +75,12 @@ impl Shared {
         if getrlimit(Resource::Fsize).current.is_some() {
             return None;
         }
-        let file = File::from(memfd_create("hpcrt-shared", MemfdFlags::CLOEXEC).ok()?);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("hpcrt-shared", flags).ok()?);
         let mark = random_words();
         file.write_all_at(&mark.map(u64::to_le_bytes).concat(), WINDOW_BYTES).ok()?;
+        // Its client maps it.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).ok()?;
         Some(Shared { file, mark, spans: Mutex::default() })
     }
 

@@ -164,8 +164,13 @@ fn a_hundred_losses_without_copies() {
 }
 
 /// Started with servers that run, and some of it is away; what its status says of memory.
-fn watched(servers: &Servers, runtime: &Path, program: [&str; 2]) -> (Running, impl Fn() -> Option<Value> + use<>) {
-    let run = exec(&format!("-q --memory {} --mirror --local-mb 20", servers.list()), program).within(LONG);
+fn watched(
+    servers: &Servers,
+    runtime: &Path,
+    program: [&str; 2],
+    local: u32,
+) -> (Running, impl Fn() -> Option<Value> + use<>) {
+    let run = exec(&format!("-q --memory {} --mirror --local-mb {local}", servers.list()), program).within(LONG);
     let run = run.env("XDG_CONFIG_HOME", servers.config.path()).env("XDG_RUNTIME_DIR", runtime).start();
     let runtime = runtime.to_owned();
     let id = until(|| {
@@ -189,10 +194,11 @@ fn a_server_that_returns_takes_copies_again() {
     if place().is_none() {
         return;
     }
-    for without in ["", "shared"] {
+    // With more of it here what they share is mapped.
+    for (without, megabytes, local) in [("", "90", 20), ("shared", "90", 20), ("", "180", 80)] {
         let runtime = tempfile::tempdir().unwrap();
         let mut servers = Servers::start(Who { uid: None, without }, &[300, 300]);
-        let (run, memory) = watched(&servers, runtime.path(), ["laps", "90"]);
+        let (run, memory) = watched(&servers, runtime.path(), ["laps", megabytes], local);
         let bare = || memory()?["without_copy"].as_f64();
         // Each of the two, and the first once more: what was copied is what is used.
         for nth in [0, 1, 0] {
@@ -215,7 +221,7 @@ fn a_copy_that_has_no_room_is_made_elsewhere() {
     for without in ["", "shared"] {
         let runtime = tempfile::tempdir().unwrap();
         let mut servers = Servers::start(Who { uid: None, without }, &[300, 300, 60]);
-        let (run, memory) = watched(&servers, runtime.path(), ["looks", "90"]);
+        let (run, memory) = watched(&servers, runtime.path(), ["looks", "90"], 20);
         let bare = || memory()?["without_copy"].as_f64();
         servers.all[1].0.kill().unwrap();
         // The small one has taken what it can.

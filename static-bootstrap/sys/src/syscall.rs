@@ -52,6 +52,7 @@ pub mod nr {
     pub const MREMAP: usize = 25;
     pub const MINCORE: usize = 27;
     pub const SYSINFO: usize = 99;
+    pub const GETRUSAGE: usize = 98;
     pub const MADVISE: usize = 28;
     pub const MLOCK: usize = 149;
     pub const MUNLOCK: usize = 150;

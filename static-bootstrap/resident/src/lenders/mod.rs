@@ -7,6 +7,7 @@
 //! read note [`EPOCH`] before they choose.
 
 mod healer;
+mod mapped;
 mod pieces;
 mod returns;
 
@@ -21,6 +22,7 @@ use super::link::{Gone, Link};
 use super::lock::Lock;
 use super::{call, counts, door, fatal, window};
 pub(super) use healer::Healer;
+pub(super) use mapped::fit;
 pub(super) use pieces::help;
 pub(super) use returns::Returns;
 
@@ -102,6 +104,7 @@ impl Fresh {
                 *CONNECTIONS[server][lane].lock() = *link;
             }
             FILES[server].store(self.files[server], Ordering::Relaxed);
+            mapped::open(server, self.files[server]);
             CLIENTS[server].iter().zip(self.client).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
         }
         fatal::DOOR.store(self.door, Ordering::Relaxed);
@@ -130,6 +133,7 @@ impl Fresh {
         }
         // Whoever reads it meanwhile, or another in its place, looks at the epoch then.
         call::close(FILES[server].swap(self.files[server], Ordering::AcqRel));
+        mapped::open(server, self.files[server]);
         CLIENTS[server].iter().zip(self.client).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
         WEIGHTS[server].store(weight, Ordering::Relaxed);
         FULL.fetch_and(!bit, Ordering::Relaxed);
@@ -311,11 +315,34 @@ pub(super) fn is_shared(number: usize) -> bool {
     [first, second].into_iter().any(|server| server != NOBODY && file(usize::from(server)).is_some())
 }
 
+/// What a span is read from: a file, or the place where it is mapped.
+#[derive(Clone, Copy)]
+enum Source {
+    File(usize),
+    Mapped(usize),
+}
+
+impl Source {
+    /// Pages, to their places in the span at `base`; false if they cannot be.
+    fn read(self, number: usize, pages: Bits, base: usize) -> bool {
+        match self {
+            Source::File(file) => transfer(nr::PREAD64, file, number, pages, base),
+            Source::Mapped(at) => {
+                mapped::read(at, pages, base);
+                true
+            }
+        }
+    }
+}
+
 /// Reads pages of a span from what is shared, if anything is.
 fn read(server: usize, number: usize, pages: Bits, base: usize, helped: Option<usize>) -> bool {
-    let read = |file| match helped {
-        Some(lane) => pieces::read(lane, file, number, pages, base),
-        None => transfer(nr::PREAD64, file, number, pages, base),
+    let read = |file| {
+        let source = mapped::place(server, number, pages).map_or(Source::File(file), Source::Mapped);
+        match helped {
+            Some(lane) => pieces::read(lane, source, number, pages, base),
+            None => source.read(number, pages, base),
+        }
     };
     let done = file(server).is_some_and(read);
     if done {
@@ -333,7 +360,9 @@ fn write(server: usize, number: usize, pages: Bits, kept: Bits, zero: Bits, base
         link.take(name(number), fresh, zero)?;
         link.given(1)?;
     }
-    if !transfer(nr::PWRITE64, file, number, pages, base) {
+    if let Some(at) = mapped::place(server, number, pages) {
+        mapped::write(at, pages, base);
+    } else if !transfer(nr::PWRITE64, file, number, pages, base) {
         FILES[server].store(-1, Ordering::Relaxed);
         return Ok(false);
     }

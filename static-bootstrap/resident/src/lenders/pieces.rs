@@ -4,9 +4,8 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::page::{Bits, NONE, SPAN_PAGES, both, count, range};
-use sys::syscall::nr;
 
-use super::transfer;
+use super::Source;
 use crate::lock::Lock;
 use crate::processors;
 
@@ -16,7 +15,7 @@ const WORTH: usize = 64;
 
 /// What is being read.
 struct Work {
-    file: usize,
+    source: Source,
     number: usize,
     pages: Bits,
     base: usize,
@@ -26,7 +25,8 @@ struct Work {
     good: bool,
 }
 
-const NOTHING: Work = Work { file: 0, number: 0, pages: NONE, base: 0, next: SPAN_PAGES, open: 0, good: true };
+const NOTHING: Work =
+    Work { source: Source::Mapped(0), number: 0, pages: NONE, base: 0, next: SPAN_PAGES, open: 0, good: true };
 /// Of who answers faults, and of who fetches ahead.
 static WORKS: [Lock<Work>; 2] = [const { Lock::new(NOTHING) }; 2];
 /// Of which some piece is nobody's yet.
@@ -38,11 +38,11 @@ pub(super) fn reset() {
 }
 
 /// Reads pages of a span to their places in the one at `base`; for the one thread that has this lane.
-pub(super) fn read(lane: usize, file: usize, number: usize, pages: Bits, base: usize) -> bool {
+pub(super) fn read(lane: usize, source: Source, number: usize, pages: Bits, base: usize) -> bool {
     if count(&pages) < WORTH {
-        return transfer(nr::PREAD64, file, number, pages, base);
+        return source.read(number, pages, base);
     }
-    *WORKS[lane].lock() = Work { file, number, pages, base, next: 0, ..NOTHING };
+    *WORKS[lane].lock() = Work { source, number, pages, base, next: 0, ..NOTHING };
     LEFT[lane].store(true, Ordering::Release);
     while help_with(lane) {}
     loop {
@@ -78,9 +78,9 @@ fn help_with(lane: usize) -> bool {
         }
     };
     work.open += 1;
-    let Work { file, number, base, .. } = *work;
+    let Work { source, number, base, .. } = *work;
     drop(work);
-    let good = transfer(nr::PREAD64, file, number, mine, base);
+    let good = source.read(number, mine, base);
     let mut work = WORKS[lane].lock();
     work.open -= 1;
     work.good &= good;

@@ -245,6 +245,7 @@ fn fit(pages: usize, most: usize, group: usize, depth: usize) {
     let crowd = (pages * 3 / 8).max(runs);
     QUEUE.lock().retention.fit(pages, most, [pages / 8, runs, crowd, columns]);
     demand::fit(group, depth, [runs, crowd]);
+    lenders::fit(most * PAGE);
 }
 
 /// Bytes that it takes to know of all pages.
