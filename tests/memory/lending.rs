@@ -111,7 +111,9 @@ fn with_two(program: [&str; 2], mirror: bool, shared: bool) -> Run {
 fn lose_one(nth: usize, mirror: bool, lasts: Duration) -> bool {
     let (program, shared) = (LOSERS[nth % 4], (nth / 4).is_multiple_of(2));
     let run = with_two(program, mirror, shared).start();
-    let lenders = until(|| Some(role(&run.mark, Role::Lender)).filter(|lenders| lenders.len() == 2));
+    // Before the program is there they may still be starting, and are not anybody's.
+    until(|| role(&run.mark, Role::Rank).first().copied());
+    let lenders = role(&run.mark, Role::Lender);
     std::thread::sleep(lasts.mul_f64(fastrand::f64()));
     // It may have ended before.
     let killed = kill(lenders[fastrand::usize(..2)], Signal::SIGKILL).is_ok();

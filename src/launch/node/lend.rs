@@ -63,7 +63,8 @@ impl Node {
         let said = Arc::default();
         let hearing = server.errors().map(|errors| self.tasks.spawn(listen(errors, Arc::clone(&said))));
         let mut ours = Async::new(ours).op(OPERATION)?;
-        ours.write_all(terms.to_line().as_bytes()).await.op(OPERATION)?;
+        // If it has ended already, how is told below.
+        let _ = ours.write_all(terms.to_line().as_bytes()).await;
         let mut lines = BufReader::new(ours).lines();
         let mut addresses = Vec::new();
         // An empty line ends the list; the end of the socket before that is the server's own end.
