@@ -113,7 +113,7 @@ fn lose_one(nth: usize, mirror: bool, lasts: Duration) -> bool {
     let run = with_two(program, mirror, shared).start();
     // Before the program is there they may still be starting, and are not anybody's.
     until(|| role(&run.mark, Role::Rank).first().copied());
-    let lenders = role(&run.mark, Role::Lender);
+    let lenders = until(|| Some(role(&run.mark, Role::Lender)).filter(|lenders| lenders.len() == 2));
     std::thread::sleep(lasts.mul_f64(fastrand::f64()));
     // It may have ended before.
     let killed = kill(lenders[fastrand::usize(..2)], Signal::SIGKILL).is_ok();

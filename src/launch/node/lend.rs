@@ -1,6 +1,7 @@
 //! The server that this node runs for a job, of memory or of files: a process of its own, so that what is lent is told apart from the agent's
 //! memory, and that it is killed first where memory ends. It dies with the agent, and with the socket between them.
 
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -63,8 +64,11 @@ impl Node {
         let said = Arc::default();
         let hearing = server.errors().map(|errors| self.tasks.spawn(listen(errors, Arc::clone(&said))));
         let mut ours = Async::new(ours).op(OPERATION)?;
-        // If it has ended already, how is told below.
-        let _ = ours.write_all(terms.to_line().as_bytes()).await;
+        match ours.write_all(terms.to_line().as_bytes()).await {
+            // It has ended: how is told below.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            written => written.op(OPERATION)?,
+        }
         let mut lines = BufReader::new(ours).lines();
         let mut addresses = Vec::new();
         // An empty line ends the list; the end of the socket before that is the server's own end.
