@@ -8,9 +8,9 @@ use super::{Servers, Who, everybody, place, right};
 
 const WAYS: [(&str, &[&str]); 2] = [("edges", &[]), ("edges-alone", &["-static"])];
 
-const MODES: [&str; 13] = [
-    "churn", "locked", "heap", "parts", "doors", "vectors", "signals", "whole", "early", "crowd", "jumped", "messages",
-    "spliced",
+const MODES: [&str; 14] = [
+    "churn", "locked", "heap", "parts", "over", "doors", "vectors", "signals", "whole", "early", "crowd", "jumped",
+    "messages", "spliced",
 ];
 
 /// Builds the program in each way, beside the others.

@@ -210,6 +210,31 @@ static void parts(void)
     filled(at, bytes, 6);
 }
 
+/* As V8 has its code: a file over a part of what is reserved, before anything is borrowed, with memory on both sides of it that can go. */
+static void over(void)
+{
+    enum { BEFORE = 256 * KIB, BEHIND = BEFORE + 2 * PAGE };
+    int file = open("/proc/self/exe", O_RDONLY), status, child = 1;
+    char *at = map(8 * MIB, PROT_NONE, 0), *all;
+    check(mprotect(at, 3 * MIB, READ_WRITE) == 0, "mprotect");
+    fill(at, 3 * MIB, 11);
+    check(mmap(at + BEFORE, BEHIND - BEFORE, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == at + BEFORE, "a file over it");
+    fill(all = map(bytes, READ_WRITE, 0), bytes, 12);
+    for (size_t round = 0; round < 2; round++) {
+        check(!memcmp(at + BEFORE, "\177ELF", 4), "the file");
+        filled(at, BEFORE, 11);
+        for (size_t i = BEHIND; i < 3 * MIB; i += PAGE)
+            check(*(uint64_t *)(at + i) == mix(i + 11), "what lies behind the file");
+        filled(all, bytes, 12);
+        if (round == 0)
+            child = fork();
+    }
+    if (child == 0)
+        _exit(0);
+    check(child > 0 && waitpid(child, &status, 0) == child && status == 0, "a child");
+    check(munmap(at, 8 * MIB) == 0, "munmap");
+}
+
 static void *sweep(void *argument)
 {
     size_t len = bytes, round;
@@ -636,7 +661,7 @@ static void alone(void)
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
-        {"parts", parts}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
+        {"parts", parts}, {"over", over}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
         {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
         {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;

@@ -1,11 +1,11 @@
 //! A part of the address space in which nothing else ever is: what the program asks for is given to it here, in whole spans. By
 //! its addresses alone the kernel (a filter of system calls) and we can tell this memory from all other, also in what the program executes.
 
-use sys::page::{Bits, NONE, PAGE, SPAN, both, count, runs, with, without};
+use sys::page::{Bits, NONE, PAGE, SPAN, both, bounds, count, runs, with, without};
 use sys::resident::WINDOW_BYTES;
 use sys::syscall::nr;
 
-use super::table::{TABLE, Table, spans};
+use super::table::{TABLE, Table, address, spans};
 use super::{call, freed, pager, segments};
 
 /// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.
@@ -60,6 +60,33 @@ pub(super) fn page(address: usize) -> Option<usize> {
 /// All that is captured, or will be: addresses and bytes.
 pub(super) fn ranges() -> impl Iterator<Item = (usize, usize)> {
     segments::ranges().chain([(BASE, SIZE)])
+}
+
+/// Has all that is captured, or will be, watched, in ranges of addresses and bytes; but not what else was put there ([`leave`]): the kernel may refuse that. Nobody puts
+/// anything there meanwhile.
+pub(super) fn watch(watch: impl Fn(usize, usize) -> Result<(), u32>) -> Result<(), u32> {
+    let between = |from, to| if from < to { watch(from, to - from) } else { Ok(()) };
+    let mut table = TABLE.lock();
+    let (reachable, fresh) = (table.window.reachable, table.window.fresh);
+    for (at, len) in segments::ranges().chain([(BASE, reachable - BASE), (BASE + HEAP, fresh - BASE - HEAP)]) {
+        let mut from = at;
+        for (number, pages) in spans(at, len) {
+            let span = table.span(number);
+            if span.foreign == 0 {
+                continue;
+            }
+            let (first, end) = bounds(pages);
+            between(from, address(number, first))?;
+            for (first, count) in runs(both(pages, span.mapped)) {
+                watch(address(number, first), count * PAGE)?;
+            }
+            from = address(number, first) + (end - first) * PAGE;
+        }
+        between(from, at + len)?;
+    }
+    // Of the rest nothing was ever given.
+    between(reachable, BASE + HEAP)?;
+    between(fresh, BASE + SIZE)
 }
 
 /// The program has this part of a segment from now on, not from the window.

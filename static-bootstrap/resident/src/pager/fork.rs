@@ -95,7 +95,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     fatal::DOOR.store(granted.door, Ordering::Relaxed);
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let uffd = Uffd::open().and_then(|uffd| {
-        window::ranges().try_for_each(|(at, len)| uffd.register(at, len))?;
+        window::watch(|at, len| uffd.register(at, len))?;
         Ok(uffd)
     });
     let uffd = uffd.unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
