@@ -1,5 +1,6 @@
 //! Memory of other nodes: who lends it ([`server`], [`store`], [`promise`], [`key`]), and who borrows it ([`list`], [`borrow`], [`budget`], [`counts`]).
 
+mod backoff;
 pub mod borrow;
 pub mod budget;
 pub mod counts;

@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
+
+use super::backoff::Backoff;
 use super::shared::{Held, Shared, Spans};
 use crate::net::auth::random_words;
 use crate::net::wire::page::Client;
@@ -23,8 +26,9 @@ const SPARE: usize = 32;
 const WORTH: usize = 32;
 const LEFT: u64 = 8;
 
-/// Spans that are copied at a time: so long nobody hears from the server.
+/// Spans that are copied at a time, and for how long: so long nobody hears from the server.
 const COPIED: usize = 64;
+const COPYING: Duration = Duration::from_millis(250);
 
 /// How long a client that finds no room waits for some, with all that it sends meanwhile: that another is gone is learned a moment after its process has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -38,6 +42,7 @@ pub struct Store {
     used: AtomicU64,
     /// Of those used: room, which whoever needs it gets.
     room: AtomicU64,
+    backoff: Mutex<Backoff>,
     patience: Duration,
     clients: Mutex<HashMap<Client, Known>>,
     spare: Mutex<Vec<Span>>,
@@ -129,8 +134,8 @@ impl Store {
 
     fn with_patience(bytes: u64, patience: Duration) -> Arc<Store> {
         let (used, room, clients, spare) = Default::default();
-        let name = random_words();
-        Arc::new(Store { capacity: bytes / PAGE as u64, name, used, room, patience, clients, spare })
+        let (name, backoff) = (random_words(), Mutex::new(Backoff::new(Instant::now())));
+        Arc::new(Store { capacity: bytes / PAGE as u64, name, used, room, backoff, patience, clients, spare })
     }
 
     /// What no other store is called.
@@ -343,10 +348,13 @@ impl Lease {
     fn make_room(&self, shared: &Shared, spans: &mut Spans, number: u64, after: &Held) -> bool {
         let (pair, other) = (number & !1, spans.get(&(number ^ 1)).copied().unwrap_or_default());
         let more = (2 * SPAN_PAGES as u64).saturating_sub(after.pages() + other.pages());
-        if self.store.take_now(more, self.store.capacity / LEFT).is_err() {
+        let (begun, worked) = (Instant::now(), time_of_thread());
+        if !lock(&self.store.backoff).is_over(begun) || self.store.take_now(more, self.store.capacity / LEFT).is_err() {
             return false;
         }
         let made = shared.gather(pair, spans);
+        let waited = begun.elapsed().saturating_sub(time_of_thread().saturating_sub(worked));
+        lock(&self.store.backoff).add(Instant::now(), waited);
         if made {
             let other = Held { roomy: true, ..other }.room() - other.room();
             self.store.room.fetch_add(other, Ordering::Relaxed);
@@ -468,8 +476,11 @@ impl Lease {
             if !self.pages.numbers(from, 1).is_empty() {
                 return Err(NotCopied::Unknown);
             }
-            let numbers = other.numbers(from, COPIED + 1);
+            let (numbers, begun) = (other.numbers(from, COPIED + 1), Instant::now());
             for number in numbers.iter().copied().take(COPIED) {
+                if number > from && begun.elapsed() >= COPYING {
+                    return Ok(Some(number));
+                }
                 let Some((span, data)) = self.store.get(other, number, ALL) else { return Err(NotCopied::Unknown) };
                 let fresh = Arc::try_unwrap(span).or_else(|kept| {
                     let mut fresh = self.store.spare()?;
@@ -515,6 +526,11 @@ fn copy(to: &mut Span, from: &Span, pages: Bits) {
         let range = first * PAGE..(first + count) * PAGE;
         to.bytes_mut()[range.clone()].copy_from_slice(&from.bytes()[range]);
     }
+}
+
+/// That this thread has had a processor.
+fn time_of_thread() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
