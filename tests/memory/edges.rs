@@ -8,9 +8,9 @@ use super::{Servers, Who, everybody, place, right};
 
 const WAYS: [(&str, &[&str]); 2] = [("edges", &[]), ("edges-alone", &["-static"])];
 
-const MODES: [&str; 14] = [
-    "churn", "locked", "heap", "parts", "over", "doors", "vectors", "signals", "whole", "early", "crowd", "jumped",
-    "messages", "spliced",
+const MODES: [&str; 15] = [
+    "churn", "locked", "heap", "parts", "over", "wishes", "doors", "vectors", "signals", "whole", "early", "crowd",
+    "jumped", "messages", "spliced",
 ];
 
 /// Builds the program in each way, beside the others.
@@ -37,6 +37,19 @@ fn what_few_programs_do() {
                 println!("{who:?} {way} {mode}: {:?}", done.took);
                 right(done, 20);
             }
+        }
+    }
+}
+
+/// As scripts do: for an allocator, or since they take nothing over.
+#[test]
+fn what_is_started_with_another_environment_borrows() {
+    let Some(place) = place() else { return };
+    for who in everybody() {
+        let servers = Servers::start(who, &[200]);
+        for with in ["-i", "LD_PRELOAD=libm.so.6"] {
+            let words = ["env".into(), with.into(), place.join("memory").into_os_string(), "triad".into(), "60".into()];
+            right(servers.run_program(&words.each_ref().map(|word| &**word as &OsStr), 20).end(), 20);
         }
     }
 }

@@ -235,6 +235,28 @@ static void over(void)
     check(munmap(at, 8 * MIB) == 0, "munmap");
 }
 
+/* As Java's ZGC: reserves where its pointers can be, and gives back what lies elsewhere. */
+static void wishes(void)
+{
+    enum { TRIES = 1000 };
+    char *at, *wished, *all;
+    size_t nth;
+    for (nth = 0; nth < TRIES; nth++) {
+        wished = (char *)(4UL << 40) + nth * 64 * MIB;
+        at = mmap(wished, 64 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        check(at != MAP_FAILED, "a wish");
+        if (at == wished)
+            break;
+        check(munmap(at, 64 * MIB) == 0, "munmap");
+    }
+    check(nth < TRIES, "a wish comes true");
+    check(mprotect(at, MIB, READ_WRITE) == 0, "mprotect");
+    fill(at, MIB, 13);
+    fill(all = map(bytes, READ_WRITE, 0), bytes, 14);
+    filled(at, MIB, 13);
+    filled(all, bytes, 14);
+}
+
 static void *sweep(void *argument)
 {
     size_t len = bytes, round;
@@ -661,7 +683,7 @@ static void alone(void)
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
-        {"parts", parts}, {"over", over}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
+        {"parts", parts}, {"over", over}, {"wishes", wishes}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
         {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
         {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;

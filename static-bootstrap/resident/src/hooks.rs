@@ -5,7 +5,7 @@ use core::arch::global_asm;
 use sys::page::PAGE;
 use sys::syscall::nr;
 
-use super::{call, calls, entry, fork, pager, patch, segments, signals, trap, window};
+use super::{call, calls, entry, fork, pager, patch, preload, segments, signals, trap, window};
 
 const FIXED: usize = call::FIXED | call::FIXED_NOREPLACE;
 /// What is reserved at once and is larger stays where it is, since little of it will be used.
@@ -213,7 +213,7 @@ pub(super) fn mmap(args: [usize; 6]) -> Result<usize, u32> {
     let least = if calls::are_ours() { STACKS } else { SMALL };
     if anonymous && flags & FIXED == 0 && protection == window::NO_ACCESS && (least..RESERVED).contains(&len) {
         // To be made accessible bit by bit.
-        return entry::enter(move || window::reserve_for(len)).or_else(|_| call());
+        return entry::enter(move || window::reserve_near(at, len)).or_else(|_| call());
     }
     if flags & FIXED == 0 || !window::contains(at) {
         return call();
@@ -433,8 +433,8 @@ extern "C" fn our_pwritev2(fd: usize, list: usize, count: usize, at: usize, flag
 
 extern "C" fn our_execve(path: usize, arguments: usize, environment: usize) -> usize {
     pager::part();
-    returned(trap::with_strings(path, [arguments, environment], || {
-        raw(nr::EXECVE, [path, arguments, environment, 0, 0, 0])
+    returned(preload::with_this(environment, |environment| {
+        trap::with_strings(path, [arguments, environment], || raw(nr::EXECVE, [path, arguments, environment, 0, 0, 0]))
     }))
 }
 

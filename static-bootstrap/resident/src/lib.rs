@@ -36,6 +36,7 @@ mod objects;
 mod pager;
 mod patch;
 mod pins;
+mod preload;
 mod processors;
 mod segments;
 mod settings;
@@ -46,6 +47,7 @@ mod thread;
 mod trap;
 mod uffd;
 mod window;
+mod wishes;
 
 use sys::resident::{cause, step};
 

@@ -6,6 +6,7 @@ use sys::resident::WINDOW_BYTES;
 use sys::syscall::nr;
 
 use super::table::{TABLE, Table, address, spans};
+use super::wishes::Wishes;
 use super::{call, freed, pager, segments};
 
 /// Above where programs and their heaps are, below where the kernel puts libraries and stacks; not where sanitizers have theirs.
@@ -29,10 +30,12 @@ pub(super) struct State {
     fresh: usize,
     /// Pages that the program has.
     pub(super) pages: usize,
+    wishes: Wishes,
 }
 
 impl State {
-    pub(super) const NEW: State = State { first: 0, end: BASE, reachable: BASE, fresh: BASE + HEAP, pages: 0 };
+    pub(super) const NEW: State =
+        State { first: 0, end: BASE, reachable: BASE, fresh: BASE + HEAP, pages: 0, wishes: Wishes::NONE };
 }
 
 /// Takes the window before anybody else does. `thread_local`: bytes that the first thread of a statically linked program has for itself. It asks for them with the
@@ -123,6 +126,16 @@ pub(super) fn reserve_for(len: usize) -> Result<usize, u32> {
     Ok(at)
 }
 
+/// The same for a program that may have a `wish` where they are, else 0; none where it is to get what it wishes.
+pub(super) fn reserve_near(wish: usize, len: usize) -> Result<usize, u32> {
+    if TABLE.lock().window.wishes.are_granted(wish) {
+        return Err(call::EEXIST);
+    }
+    let at = reserve_for(len)?;
+    TABLE.lock().window.wishes.gave(at, len, wish);
+    Ok(at)
+}
+
 /// How the program may reach a range that it has, from now on.
 pub(super) fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
     let len = len.next_multiple_of(PAGE);
@@ -200,6 +213,7 @@ pub(super) fn set_end(to: usize) -> usize {
 pub(super) fn release(at: usize, len: usize) {
     forget(at, len, true);
     let mut table = TABLE.lock();
+    table.window.wishes.take(at, len);
     for (number, pages) in spans(at, len) {
         let start = BASE + number * SPAN;
         let span = table.span(number);
