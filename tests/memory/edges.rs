@@ -92,13 +92,24 @@ fn what_is_given_up_is_room_in_the_window() {
     runs([""], 400, ["scattered", "60"], 60);
 }
 
+/// More at once than who may keep 20 MB may reserve.
+#[test]
+fn what_is_reserved_is_captured() {
+    runs_with(300, [""], 400, ["vast", "500"], 300);
+}
+
 /// As root, with 20 MB and a server that lends so many, in two ways; `most`: MB that may be here at once.
-fn runs<const WAYS: usize>(ways: [&'static str; WAYS], lent: u32, [mode, megabytes]: [&str; 2], most: u32) {
+fn runs<const WAYS: usize>(ways: [&'static str; WAYS], lent: u32, program: [&str; 2], most: u32) {
+    runs_with(20, ways, lent, program, most);
+}
+
+/// The same with so many MB.
+fn runs_with<const WAYS: usize>(local: u32, ways: [&'static str; WAYS], lent: u32, program: [&str; 2], most: u32) {
     let Some(place) = built() else { return };
     for without in ways {
         let servers = Servers::start(Who { uid: None, without }, &[lent]);
-        let program = place.join("edges");
-        right(servers.run_program(&[program.as_os_str(), mode.as_ref(), megabytes.as_ref()], 20).end(), most);
+        let words = [place.join("edges").into_os_string(), program[0].into(), program[1].into()];
+        right(servers.run_program(&words.each_ref().map(|word| &**word as &OsStr), local).end(), most);
     }
 }
 

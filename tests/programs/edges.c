@@ -210,21 +210,31 @@ static void parts(void)
     filled(at, bytes, 6);
 }
 
-/* As V8 has its code: a file over a part of what is reserved, before anything is borrowed, with memory on both sides of it that can go. */
+static char array[3 * MIB] __attribute__((aligned(4096)));
+
+/* As V8 has its code: a file over a part of what is reserved, and of an array, before anything is borrowed, with memory on both sides of it that can go. */
 static void over(void)
 {
     enum { BEFORE = 256 * KIB, BEHIND = BEFORE + 2 * PAGE };
     int file = open("/proc/self/exe", O_RDONLY), status, child = 1;
-    char *at = map(8 * MIB, PROT_NONE, 0), *all;
-    check(mprotect(at, 3 * MIB, READ_WRITE) == 0, "mprotect");
-    fill(at, 3 * MIB, 11);
-    check(mmap(at + BEFORE, BEHIND - BEFORE, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == at + BEFORE, "a file over it");
+    char *both[] = {map(8 * MIB, PROT_NONE, 0), array}, *all;
+    check(mprotect(both[0], 3 * MIB, READ_WRITE) == 0, "mprotect");
+    for (int nth = 0; nth < 2; nth++) {
+        char *at = both[nth];
+        fill(at, 3 * MIB, 11);
+        check(mmap(at + BEFORE, BEHIND - BEFORE, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == at + BEFORE, "a file over it");
+    }
+    check(munmap(array + MIB, 2 * PAGE) == 0, "munmap of a part of an array");
     fill(all = map(bytes, READ_WRITE, 0), bytes, 12);
     for (size_t round = 0; round < 2; round++) {
-        check(!memcmp(at + BEFORE, "\177ELF", 4), "the file");
-        filled(at, BEFORE, 11);
-        for (size_t i = BEHIND; i < 3 * MIB; i += PAGE)
-            check(*(uint64_t *)(at + i) == mix(i + 11), "what lies behind the file");
+        for (int nth = 0; nth < 2; nth++) {
+            char *at = both[nth];
+            check(!memcmp(at + BEFORE, "\177ELF", 4), "the file");
+            filled(at, BEFORE, 11);
+            for (size_t i = BEHIND; i < 3 * MIB; i += PAGE)
+                if (at != array || i / PAGE < MIB / PAGE || i / PAGE >= MIB / PAGE + 2)
+                    check(*(uint64_t *)(at + i) == mix(i + 11), "what lies behind the file");
+        }
         filled(all, bytes, 12);
         if (round == 0)
             child = fork();
@@ -232,7 +242,7 @@ static void over(void)
     if (child == 0)
         _exit(0);
     check(child > 0 && waitpid(child, &status, 0) == child && status == 0, "a child");
-    check(munmap(at, 8 * MIB) == 0, "munmap");
+    check(munmap(both[0], 8 * MIB) == 0, "munmap");
 }
 
 /* As Java's ZGC: reserves where its pointers can be, and gives back what lies elsewhere. */
@@ -249,12 +259,25 @@ static void wishes(void)
             break;
         check(munmap(at, 64 * MIB) == 0, "munmap");
     }
-    check(nth < TRIES, "a wish comes true");
+    check(nth == 64, "a wish comes true when the program has shown that it matters");
+    map(MIB, PROT_NONE, 0);
+    wished += 64 * MIB;
+    check(mmap(wished, 64 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == wished, "another wish");
     check(mprotect(at, MIB, READ_WRITE) == 0, "mprotect");
     fill(at, MIB, 13);
     fill(all = map(bytes, READ_WRITE, 0), bytes, 14);
     filled(at, MIB, 13);
     filled(all, bytes, 14);
+}
+
+/* As Java with a large heap: more is reserved at once than is ever used. */
+static void vast(void)
+{
+    char *at = map(17UL << 30, PROT_NONE, 0);
+    check(mprotect(at, bytes, READ_WRITE) == 0, "mprotect");
+    fill(at, bytes, 15);
+    filled(at, bytes, 15);
+    check(munmap(at, 17UL << 30) == 0, "munmap");
 }
 
 static void *sweep(void *argument)
@@ -683,7 +706,7 @@ static void alone(void)
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
-        {"parts", parts}, {"over", over}, {"wishes", wishes}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
+        {"parts", parts}, {"over", over}, {"wishes", wishes}, {"vast", vast}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
         {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
         {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;

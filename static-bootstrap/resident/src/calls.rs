@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use sys::syscall::{nr, syscall};
 
 use super::dispatch::{self, NEXT, STACK, Stopped};
-use super::{call, entry, filter, heirs, hooks, pager, preload, signals, trap, window};
+use super::{call, entry, filter, heirs, hooks, pager, signals, trap, window};
 
 const ENOSYS: isize = 38;
 const CLONE_VM: usize = 0x100;
@@ -74,22 +74,12 @@ fn other(number: usize, args: [usize; 6]) -> Result<usize, u32> {
         _ if trap::has_list(number) => trap::with_list(number, args),
         nr::RECVMSG | nr::SENDMSG => trap::with_message(number, args),
         nr::RECVMMSG | nr::SENDMMSG => trap::with_messages(number, args),
-        nr::EXECVE => execute(number, args, 2),
-        nr::EXECVEAT => execute(number, args, 3),
+        nr::EXECVE => trap::with_strings(first, [second, third], raw),
+        nr::EXECVEAT => trap::with_strings(second, [third, fourth], raw),
         // Ours would end.
         nr::PRCTL if first == dispatch::SET_DISPATCH => Err(call::EINVAL),
         _ => trap::make(number, args),
     }
-}
-
-/// The `nth` argument is the environment; before it come the path and the other list.
-fn execute(number: usize, args: [usize; 6], nth: usize) -> Result<usize, u32> {
-    preload::with_this(args[nth], |environment| {
-        let mut args = args;
-        args[nth] = environment;
-        // SAFETY: the program's own call.
-        trap::with_strings(args[nth - 2], [args[nth - 1], environment], || unsafe { call::gated(number, args) })
-    })
 }
 
 fn fork(args: [usize; 6]) -> isize {

@@ -5,11 +5,14 @@ use core::arch::global_asm;
 use sys::page::PAGE;
 use sys::syscall::nr;
 
-use super::{call, calls, entry, fork, pager, patch, preload, segments, signals, trap, window};
+use super::{call, calls, entry, fork, pager, patch, preload, segments, settings, signals, trap, window};
 
 const FIXED: usize = call::FIXED | call::FIXED_NOREPLACE;
-/// What is reserved at once and is larger stays where it is, since little of it will be used.
+/// What is reserved at once and is larger stays where it is, since little of it will be used: this, or so many times the budget, of which it takes a twentieth to know of
+/// that, but no more than leaves room for others.
 const RESERVED: usize = 16 << 30;
+const TIMES: usize = 64;
+const RESERVED_MOST: usize = window::SIZE / 4;
 /// MAP_SHARED and its likes, MAP_32BIT, MAP_GROWSDOWN, MAP_LOCKED, MAP_STACK, MAP_HUGETLB: not for us.
 const OTHER: usize = 0x1 | 0x40 | 0x100 | 0x2000 | 0x2_0000 | 0x4_0000;
 const PRIVATE_ANONYMOUS: usize = 0x22;
@@ -211,7 +214,8 @@ pub(super) fn mmap(args: [usize; 6]) -> Result<usize, u32> {
         return given.or_else(|_| call());
     }
     let least = if calls::are_ours() { STACKS } else { SMALL };
-    if anonymous && flags & FIXED == 0 && protection == window::NO_ACCESS && (least..RESERVED).contains(&len) {
+    let most = (settings::get().local as usize).saturating_mul(TIMES).clamp(RESERVED, RESERVED_MOST);
+    if anonymous && flags & FIXED == 0 && protection == window::NO_ACCESS && (least..most).contains(&len) {
         // To be made accessible bit by bit.
         return entry::enter(move || window::reserve_near(at, len)).or_else(|_| call());
     }

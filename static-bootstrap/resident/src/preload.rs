@@ -1,5 +1,8 @@
 //! What the program starts uses memory of other nodes, too, also where its LD_PRELOAD was set to something else (by a script, for an allocator) or taken away: its
 //! environment has this object in it again then.
+//!
+//! Hazard: who executes may be a child that shares the parent's memory (`vfork`), on a stack of 32 KiB (glibc's `posix_spawn`). So nothing is written but on that stack, and only
+//! what is needed.
 
 use sys::resident::{FILE, PLACE_MAX};
 
@@ -10,53 +13,97 @@ const NAME: &[u8] = b"LD_PRELOAD=";
 const MOST: usize = 1 << 10;
 const LINE: usize = 4 << 10;
 
-/// Executes something with this environment: a list of strings that ends with a null pointer, or null.
+/// A list of strings that ends with a null pointer, or null.
+type Environment = *const *const u8;
+
+/// Executes something with this environment.
 pub(super) fn with_this<T>(environment: usize, execute: impl Fn(usize) -> T) -> T {
-    let (mut list, mut line) = ([0; MOST + 1], [0; LINE]);
-    let changed = change(environment as *const *const u8, &mut list, &mut line).is_some();
+    let (variables, set) = look(environment as Environment);
+    let others = set.map(|variable| variable.wrapping_add(NAME.len()));
+    if variables > MOST || others.is_some_and(has_this) {
+        return execute(environment);
+    }
+    with_changed(environment, variables, execute)
+}
+
+/// How many variables there are, and LD_PRELOAD, if that is one: of several the last, as the dynamic linker has it.
+fn look(environment: Environment) -> (usize, Option<*const u8>) {
+    let (mut variables, mut set) = (0, None);
+    while !environment.is_null() {
+        // SAFETY: the program says that it is such a list.
+        let variable = unsafe { *environment.add(variables) };
+        if variable.is_null() {
+            break;
+        }
+        if begins(variable, NAME) {
+            set = Some(variable);
+        }
+        variables += 1;
+    }
+    (variables, set)
+}
+
+/// Whether a string begins so.
+fn begins(string: *const u8, with: &[u8]) -> bool {
+    // SAFETY: nothing is read behind its end.
+    with.iter().enumerate().all(|(nth, byte)| unsafe { *string.add(nth) } == *byte)
+}
+
+/// The parts of this object's path.
+fn path() -> [&'static [u8]; 3] {
+    let place = &settings::get().place;
+    [&place[..place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX)], b"/", FILE.as_bytes()]
+}
+
+/// Whether a string names this object.
+fn has_this(names: *const u8) -> bool {
+    // SAFETY: nothing is read behind its end.
+    let places = (0..).map(|nth| names.wrapping_add(nth)).take_while(|at| unsafe { **at } != 0);
+    let [place, rest @ ..] = path();
+    let mut found = places.filter(|at| begins(*at, place));
+    found.any(|at| begins(at.wrapping_add(place.len()), rest[0]) && begins(at.wrapping_add(place.len() + 1), rest[1]))
+}
+
+/// With this object behind what is preloaded: some want to be the first.
+#[inline(never)]
+fn with_changed<T>(environment: usize, variables: usize, execute: impl Fn(usize) -> T) -> T {
+    let (mut list, mut line) = ([0; MOST + 2], [0; LINE]);
+    let changed = change(environment as Environment, variables, &mut list, &mut line).is_some();
     execute(if changed { list.as_ptr() as usize } else { environment })
 }
 
-/// `None`: it need not be changed, or cannot be.
-fn change(environment: *const *const u8, list: &mut [usize; MOST + 1], line: &mut [u8; LINE]) -> Option<()> {
-    let mut variables = 0;
-    let mut set = None;
-    if !environment.is_null() {
-        loop {
-            // SAFETY: the program says that it is such a list.
-            let variable = unsafe { *environment.add(variables) };
-            if variable.is_null() {
-                break;
-            }
-            // SAFETY: a string, of which nothing is read behind its end.
-            if NAME.iter().enumerate().all(|(nth, byte)| unsafe { *variable.add(nth) } == *byte) {
-                // Of several the dynamic linker takes the last.
-                set = Some(variables);
-            }
-            *list[..MOST].get_mut(variables)? = variable as usize;
-            variables += 1;
-        }
-    }
-    let place = &settings::get().place;
-    let place = &place[..place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX)];
+/// `None`: it does not fit.
+fn change(
+    environment: Environment,
+    variables: usize,
+    list: &mut [usize; MOST + 2],
+    line: &mut [u8; LINE],
+) -> Option<()> {
     let mut len = 0;
-    let mut add = |bytes: &[u8]| -> Option<usize> {
+    let mut add = |bytes: &[u8]| -> Option<()> {
         line.get_mut(len..len + bytes.len())?.copy_from_slice(bytes);
         len += bytes.len();
-        Some(len)
+        Some(())
     };
-    let ours = add(NAME)?..[place, b"/", FILE.as_bytes()].into_iter().try_fold(0, |_, part| add(part))?;
-    if let Some(nth) = set {
-        add(b":")?;
-        let others = (list[nth] + NAME.len()) as *const u8;
+    add(NAME)?;
+    let mut place = variables;
+    for (nth, word) in list.iter_mut().enumerate().take(variables) {
+        // SAFETY: there are that many.
+        let variable = unsafe { *environment.add(nth) };
+        *word = variable as usize;
+        if begins(variable, NAME) {
+            place = nth;
+        }
+    }
+    if place < variables {
+        let others = (list[place] + NAME.len()) as *const u8;
         // SAFETY: the rest of that string.
         let mut bytes = (0..).map(|nth| unsafe { *others.add(nth) }).take_while(|byte| *byte != 0);
-        bytes.try_for_each(|byte| add(&[byte]).map(drop))?;
+        bytes.try_for_each(|byte| add(&[byte]))?;
+        add(b":")?;
     }
-    let end = add(&[0])? - 1;
-    if line[ours.end..end].windows(ours.len()).any(|part| *part == line[ours.clone()]) {
-        return None;
-    }
-    *list[..MOST].get_mut(set.unwrap_or(variables))? = line.as_ptr() as usize;
+    path().into_iter().try_for_each(&mut add)?;
+    add(&[0])?;
+    list[place] = line.as_ptr() as usize;
     Some(())
 }

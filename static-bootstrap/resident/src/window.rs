@@ -75,15 +75,17 @@ pub(super) fn watch(watch: impl Fn(usize, usize) -> Result<(), u32>) -> Result<(
         let mut from = at;
         for (number, pages) in spans(at, len) {
             let span = table.span(number);
-            if span.foreign == 0 {
+            let (first, end) = bounds(pages);
+            let place = address(number, first);
+            // In the window nothing is where addresses stand for those of a segment.
+            if span.foreign == 0 || !(at..at + len).contains(&place) {
                 continue;
             }
-            let (first, end) = bounds(pages);
-            between(from, address(number, first))?;
+            between(from, place)?;
             for (first, count) in runs(both(pages, span.mapped)) {
                 watch(address(number, first), count * PAGE)?;
             }
-            from = address(number, first) + (end - first) * PAGE;
+            from = place + (end - first) * PAGE;
         }
         between(from, at + len)?;
     }

@@ -21,6 +21,9 @@ impl Wishes {
 
     /// It has got this.
     pub(super) fn gave(&mut self, at: usize, len: usize, wish: usize) {
+        if self.returned >= MOST {
+            return;
+        }
         if wish == 0 || self.last != (0, 0) {
             self.returned = 0;
         }

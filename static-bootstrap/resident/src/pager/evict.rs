@@ -463,11 +463,16 @@ impl Evictor {
 /// Which of these pages of a span or a slot are there at all.
 pub(super) fn there(base: usize, pages: Bits) -> Bits {
     let mut bytes = [0u8; SPAN_PAGES];
-    let first = runs(pages).next().map_or(0, |(first, _)| first);
-    let end = runs(pages).last().map_or(0, |(first, count)| first + count);
-    let args = [base.wrapping_add(first * PAGE), (end - first) * PAGE, bytes[first..].as_mut_ptr() as usize, 0, 0, 0];
-    // SAFETY: a byte for each page of a mapped range.
-    let _ = unsafe { call::gated(nr::MINCORE, args) };
+    let mut look = |first: usize, end: usize| {
+        let place = bytes[first..end].as_mut_ptr() as usize;
+        // SAFETY: a byte for each page.
+        unsafe { call::gated(nr::MINCORE, [base.wrapping_add(first * PAGE), (end - first) * PAGE, place, 0, 0, 0]) }
+    };
+    let (first, end) = bounds(pages);
+    // Between them there may be nothing at all (of a static array a part can be unmapped), of which the kernel says no more than that.
+    if first < end && look(first, end).is_err() {
+        runs(pages).for_each(|(first, count)| _ = look(first, first + count));
+    }
     let here = core::array::from_fn(|at| {
         let bits = (0..64).fold(0, |all, bit| all | (u64::from(bytes[at * 64 + bit]) & 1) << bit);
         bits & pages[at]
