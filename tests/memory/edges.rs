@@ -95,7 +95,7 @@ fn what_is_given_up_is_room_in_the_window() {
 /// More at once than who may keep 20 MB may reserve.
 #[test]
 fn what_is_reserved_is_captured() {
-    runs_with(300, [""], 400, ["vast", "500"], 300);
+    runs_with(300, [""], 800, ["vast", "500"], 300);
 }
 
 /// As root, with 20 MB and a server that lends so many, in two ways; `most`: MB that may be here at once.
