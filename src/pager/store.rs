@@ -348,10 +348,11 @@ impl Lease {
     fn make_room(&self, shared: &Shared, spans: &mut Spans, number: u64, after: &Held) -> bool {
         let (pair, other) = (number & !1, spans.get(&(number ^ 1)).copied().unwrap_or_default());
         let more = (2 * SPAN_PAGES as u64).saturating_sub(after.pages() + other.pages());
-        let (begun, worked) = (Instant::now(), time_of_thread());
-        if !lock(&self.store.backoff).is_over(begun) || self.store.take_now(more, self.store.capacity / LEFT).is_err() {
+        let is_over = lock(&self.store.backoff).is_over(Instant::now());
+        if !is_over || self.store.take_now(more, self.store.capacity / LEFT).is_err() {
             return false;
         }
+        let (begun, worked) = (Instant::now(), time_of_thread());
         let made = shared.gather(pair, spans);
         let waited = begun.elapsed().saturating_sub(time_of_thread().saturating_sub(worked));
         lock(&self.store.backoff).add(Instant::now(), waited);

@@ -81,34 +81,29 @@ fn what_is_pinned_is_not_lost() {
 /// More than a thousand spans at once.
 #[test]
 fn what_is_given_up_is_room_on_the_server() {
-    runs(["", "shared"], 2000, ["again", "1600"], 20);
+    runs(20, ["", "shared"], 2000, ["again", "1600"], 20);
 }
 
 /// Of a hundred thousand spans, whose table takes 72 MB.
 #[test]
 fn what_is_given_up_is_zero() {
-    runs(["", "uffd-move"], 400, ["beside", "60"], 100);
+    runs(20, ["", "uffd-move"], 400, ["beside", "60"], 100);
 }
 
 /// A hundred times 16,000 spans, of which it takes 44 MB to know.
 #[test]
 fn what_is_given_up_is_room_in_the_window() {
-    runs([""], 400, ["scattered", "60"], 60);
+    runs(20, [""], 400, ["scattered", "60"], 60);
 }
 
 /// More at once than who may keep 20 MB may reserve. Besides, 16 MiB of the server's are mapped.
 #[test]
 fn what_is_reserved_is_captured() {
-    runs_with(300, [""], 800, ["vast", "500"], 317);
+    runs(300, [""], 800, ["vast", "500"], 317);
 }
 
-/// As root, with 20 MB and a server that lends so many, in two ways; `most`: MB that may be here at once.
-fn runs<const WAYS: usize>(ways: [&'static str; WAYS], lent: u32, program: [&str; 2], most: u32) {
-    runs_with(20, ways, lent, program, most);
-}
-
-/// The same with so many MB.
-fn runs_with<const WAYS: usize>(local: u32, ways: [&'static str; WAYS], lent: u32, program: [&str; 2], most: u32) {
+/// As root, with `local` MB and a server that lends so many, in several ways; `most`: MB that may be here at once.
+fn runs<const WAYS: usize>(local: u32, ways: [&'static str; WAYS], lent: u32, program: [&str; 2], most: u32) {
     let Some(place) = built() else { return };
     for without in ways {
         let servers = Servers::start(Who { uid: None, without }, &[lent]);

@@ -66,9 +66,7 @@ impl Path {
 
 /// The path of a file in that directory, ended by NUL.
 pub(super) fn beside(name: &[u8]) -> Path {
-    let place = &settings::get().place;
-    let len = place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX);
-    Path([0; PLACE_MAX + NAME], 0).put(&place[..len]).put(b"/").put(name)
+    Path([0; PLACE_MAX + NAME], 0).put(settings::get().place()).put(b"/").put(name)
 }
 
 /// That of an object whose stubs are the `nth` place away from it.

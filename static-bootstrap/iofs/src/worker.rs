@@ -148,8 +148,8 @@ fn find() -> bool {
     const READ_WRITE_CLOEXEC: usize = 0o2_000_002;
     let settings = settings::get();
     let mut path = [0; PLACE_MAX + MEMORY.len() + 2];
-    let len = settings.place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX);
-    path[..len].copy_from_slice(&settings.place[..len]);
+    let (place, len) = (settings.place(), settings.place().len());
+    path[..len].copy_from_slice(place);
     path[len] = b'/';
     path[len + 1..][..MEMORY.len()].copy_from_slice(MEMORY.as_bytes());
     let mut stat = [0u64; 18];

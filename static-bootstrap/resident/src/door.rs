@@ -1,6 +1,6 @@
 //! The agent of this node: gives sockets on which memory servers answer, and hears why a program ends.
 
-use sys::resident::{AGAIN, ASK, Again, DESCRIPTORS, DOOR, Failure, Grant, PLACE_MAX, SERVERS};
+use sys::resident::{AGAIN, ASK, Again, DESCRIPTORS, DOOR, Failure, Grant, SERVERS};
 use sys::socket::{AF_UNIX, Address, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SEQPACKET_CLOEXEC, SOL_SOCKET, TIMEOUTS};
 use sys::syscall::{nr, syscall};
 
@@ -52,9 +52,7 @@ pub(super) fn set_patience(socket: i32, milliseconds: u64) {
 
 /// Where it is.
 pub(super) fn address() -> Option<Address> {
-    let place = &settings::get().place;
-    let len = place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX);
-    Address::new(&place[..len], DOOR)
+    Address::new(settings::get().place(), DOOR)
 }
 
 fn connect() -> Result<i32, u32> {

@@ -4,7 +4,9 @@
 //! Hazard: who executes may be a child that shares the parent's memory (`vfork`), on a stack of 32 KiB (glibc's `posix_spawn`). So nothing is written but on that stack, and only
 //! what is needed.
 
-use sys::resident::{FILE, PLACE_MAX};
+use core::ffi::{CStr, c_char};
+
+use sys::resident::FILE;
 
 use super::settings;
 
@@ -13,97 +15,62 @@ const NAME: &[u8] = b"LD_PRELOAD=";
 const MOST: usize = 1 << 10;
 const LINE: usize = 4 << 10;
 
-/// A list of strings that ends with a null pointer, or null.
-type Environment = *const *const u8;
+type Text = *const c_char;
 
-/// Executes something with this environment.
+/// Executes something with this environment: a list of strings that ends with a null pointer, or null.
 pub(super) fn with_this<T>(environment: usize, execute: impl Fn(usize) -> T) -> T {
-    let (variables, set) = look(environment as Environment);
-    let others = set.map(|variable| variable.wrapping_add(NAME.len()));
-    if variables > MOST || others.is_some_and(has_this) {
+    let variables = list(environment as *const Text);
+    // Of several the dynamic linker takes the last.
+    let set = variables.iter().rposition(|variable| bytes(*variable).starts_with(NAME));
+    let names = set.map(|nth| &bytes(variables[nth])[NAME.len()..]);
+    if names.is_some_and(has_this) {
         return execute(environment);
     }
-    with_changed(environment, variables, execute)
+    with_changed(variables, set, names, |changed| execute(changed.unwrap_or(environment)))
 }
 
-/// How many variables there are, and LD_PRELOAD, if that is one: of several the last, as the dynamic linker has it.
-fn look(environment: Environment) -> (usize, Option<*const u8>) {
-    let (mut variables, mut set) = (0, None);
-    while !environment.is_null() {
-        // SAFETY: the program says that it is such a list.
-        let variable = unsafe { *environment.add(variables) };
-        if variable.is_null() {
-            break;
-        }
-        if begins(variable, NAME) {
-            set = Some(variable);
-        }
-        variables += 1;
+fn list<'a>(environment: *const Text) -> &'a [Text] {
+    if environment.is_null() {
+        return &[];
     }
-    (variables, set)
+    // SAFETY: the program says that it is such a list.
+    unsafe {
+        let len = (0..).take_while(|nth| !(*environment.add(*nth)).is_null()).count();
+        core::slice::from_raw_parts(environment, len)
+    }
 }
 
-/// Whether a string begins so.
-fn begins(string: *const u8, with: &[u8]) -> bool {
-    // SAFETY: nothing is read behind its end.
-    with.iter().enumerate().all(|(nth, byte)| unsafe { *string.add(nth) } == *byte)
+fn bytes<'a>(variable: Text) -> &'a [u8] {
+    // SAFETY: the program says that it is a string, and waits until it is executed.
+    unsafe { CStr::from_ptr(variable) }.to_bytes()
 }
 
-/// The parts of this object's path.
-fn path() -> [&'static [u8]; 3] {
-    let place = &settings::get().place;
-    [&place[..place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX)], b"/", FILE.as_bytes()]
+/// Whether this object is named there.
+fn has_this(names: &[u8]) -> bool {
+    let place = settings::get().place();
+    let rest = |name: &'_ [u8]| Some(name.strip_prefix(place)?.strip_prefix(b"/")? == FILE.as_bytes());
+    names.windows(place.len() + 1 + FILE.len()).any(|name| rest(name) == Some(true))
 }
 
-/// Whether a string names this object.
-fn has_this(names: *const u8) -> bool {
-    // SAFETY: nothing is read behind its end.
-    let places = (0..).map(|nth| names.wrapping_add(nth)).take_while(|at| unsafe { **at } != 0);
-    let [place, rest @ ..] = path();
-    let mut found = places.filter(|at| begins(*at, place));
-    found.any(|at| begins(at.wrapping_add(place.len()), rest[0]) && begins(at.wrapping_add(place.len() + 1), rest[1]))
-}
-
-/// With this object behind what is preloaded: some want to be the first.
+/// With this object behind the `names` of what is preloaded, since some want to be the first; with `None` if that does not fit.
 #[inline(never)]
-fn with_changed<T>(environment: usize, variables: usize, execute: impl Fn(usize) -> T) -> T {
-    let (mut list, mut line) = ([0; MOST + 2], [0; LINE]);
-    let changed = change(environment as Environment, variables, &mut list, &mut line).is_some();
-    execute(if changed { list.as_ptr() as usize } else { environment })
-}
-
-/// `None`: it does not fit.
-fn change(
-    environment: Environment,
-    variables: usize,
-    list: &mut [usize; MOST + 2],
-    line: &mut [u8; LINE],
-) -> Option<()> {
-    let mut len = 0;
-    let mut add = |bytes: &[u8]| -> Option<()> {
-        line.get_mut(len..len + bytes.len())?.copy_from_slice(bytes);
-        len += bytes.len();
+fn with_changed<T>(
+    variables: &[Text],
+    set: Option<usize>,
+    names: Option<&[u8]>,
+    execute: impl Fn(Option<usize>) -> T,
+) -> T {
+    let (mut list, mut line) = ([core::ptr::null(); MOST + 2], [0; LINE]);
+    let (names, colon): (_, &[u8]) = names.map_or((&[][..], b""), |names| (names, b":"));
+    let mut change = || {
+        list[..MOST].get_mut(..variables.len())?.copy_from_slice(variables);
+        list[set.unwrap_or(variables.len())] = line.as_ptr().cast();
+        let mut left = &mut line[..];
+        for part in [NAME, names, colon, settings::get().place(), b"/", FILE.as_bytes(), b"\0"] {
+            left.split_off_mut(..part.len())?.copy_from_slice(part);
+        }
         Some(())
     };
-    add(NAME)?;
-    let mut place = variables;
-    for (nth, word) in list.iter_mut().enumerate().take(variables) {
-        // SAFETY: there are that many.
-        let variable = unsafe { *environment.add(nth) };
-        *word = variable as usize;
-        if begins(variable, NAME) {
-            place = nth;
-        }
-    }
-    if place < variables {
-        let others = (list[place] + NAME.len()) as *const u8;
-        // SAFETY: the rest of that string.
-        let mut bytes = (0..).map(|nth| unsafe { *others.add(nth) }).take_while(|byte| *byte != 0);
-        bytes.try_for_each(|byte| add(&[byte]))?;
-        add(b":")?;
-    }
-    path().into_iter().try_for_each(&mut add)?;
-    add(&[0])?;
-    list[place] = line.as_ptr() as usize;
-    Some(())
+    let fits = change().is_some();
+    execute(fits.then_some(list.as_ptr() as usize))
 }

@@ -75,10 +75,13 @@ pub(super) fn watch(watch: impl Fn(usize, usize) -> Result<(), u32>) -> Result<(
         let mut from = at;
         for (number, pages) in spans(at, len) {
             let span = table.span(number);
+            if span.foreign == 0 {
+                continue;
+            }
             let (first, end) = bounds(pages);
             let place = address(number, first);
             // In the window nothing is where addresses stand for those of a segment.
-            if span.foreign == 0 || !(at..at + len).contains(&place) {
+            if !(at..at + len).contains(&place) {
                 continue;
             }
             between(from, place)?;
@@ -111,31 +114,16 @@ pub(super) fn allocate(len: usize) -> Result<usize, u32> {
 
 /// Addresses for the program, at which nothing can be reached yet.
 pub(super) fn reserve_for(len: usize) -> Result<usize, u32> {
-    let size = len.checked_next_multiple_of(SPAN).filter(|size| *size < SIZE).ok_or(call::ENOMEM)?;
-    let mut table = TABLE.lock();
-    let state = &mut table.window;
-    let at = match freed::take(size / SPAN) {
-        Some(first) => BASE + HEAP + first * SPAN,
-        None if state.fresh + size <= BASE + SIZE => {
-            state.fresh += size;
-            state.fresh - size
-        }
-        None => return Err(call::ENOMEM),
-    };
-    for (number, pages) in spans(at, len) {
-        table.span(number).given = pages;
-    }
-    Ok(at)
+    TABLE.lock().reserve(len)
 }
 
 /// The same for a program that may have a `wish` where they are, else 0; none where it is to get what it wishes.
 pub(super) fn reserve_near(wish: usize, len: usize) -> Result<usize, u32> {
-    if TABLE.lock().window.wishes.are_granted(wish) {
+    let mut table = TABLE.lock();
+    if table.window.wishes.are_granted(wish) {
         return Err(call::EEXIST);
     }
-    let at = reserve_for(len)?;
-    TABLE.lock().window.wishes.gave(at, len, wish);
-    Ok(at)
+    table.reserve(len).inspect(|at| table.window.wishes.gave(*at, len, wish))
 }
 
 /// How the program may reach a range that it has, from now on.
@@ -279,6 +267,23 @@ impl State {
 }
 
 impl Table {
+    fn reserve(&mut self, len: usize) -> Result<usize, u32> {
+        let size = len.checked_next_multiple_of(SPAN).filter(|size| *size < SIZE).ok_or(call::ENOMEM)?;
+        let state = &mut self.window;
+        let at = match freed::take(size / SPAN) {
+            Some(first) => BASE + HEAP + first * SPAN,
+            None if state.fresh + size <= BASE + SIZE => {
+                state.fresh += size;
+                state.fresh - size
+            }
+            None => return Err(call::ENOMEM),
+        };
+        for (number, pages) in spans(at, len) {
+            self.span(number).given = pages;
+        }
+        Ok(at)
+    }
+
     fn unmark(&mut self, at: usize, len: usize) {
         spans(at, len).for_each(|(number, pages)| self.unmark_some(number, pages));
     }

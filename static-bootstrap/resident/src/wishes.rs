@@ -7,12 +7,12 @@ const MOST: u32 = 64;
 /// Guarded by the table's lock.
 pub(super) struct Wishes {
     /// What was reserved elsewhere than wished, if that was the last that was reserved: address and bytes.
-    last: (usize, usize),
+    last: Option<(usize, usize)>,
     returned: u32,
 }
 
 impl Wishes {
-    pub(super) const NONE: Wishes = Wishes { last: (0, 0), returned: 0 };
+    pub(super) const NONE: Wishes = Wishes { last: None, returned: 0 };
 
     /// The program reserves, and names a place (else 0): whether it is to have the kernel's.
     pub(super) fn are_granted(&self, wish: usize) -> bool {
@@ -24,16 +24,16 @@ impl Wishes {
         if self.returned >= MOST {
             return;
         }
-        if wish == 0 || self.last != (0, 0) {
+        if wish == 0 || self.last.is_some() {
             self.returned = 0;
         }
-        self.last = if wish == 0 { (0, 0) } else { (at, len) };
+        self.last = (wish != 0).then_some((at, len));
     }
 
     /// It gives this back.
     pub(super) fn take(&mut self, at: usize, len: usize) {
-        if self.last == (at, len) {
-            self.last = (0, 0);
+        if self.last == Some((at, len)) {
+            self.last = None;
             self.returned += 1;
         }
     }

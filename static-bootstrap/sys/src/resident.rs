@@ -44,6 +44,11 @@ impl Settings {
         memory: 0,
         roots: [0; ROOTS_MAX],
     };
+
+    /// The directory, without that NUL.
+    pub fn place(&self) -> &[u8] {
+        &self.place[..self.place.iter().position(|byte| *byte == 0).unwrap_or(PLACE_MAX)]
+    }
 }
 
 /// Of the file layer.
