@@ -20,6 +20,8 @@ pub(super) struct Span {
     pub(super) busy: Bits,
     /// Of those that are here, what is to stay longer than others.
     pub(super) kept: Bits,
+    /// Of what is kept, what is to be passed over once when it would go, since it came back at once.
+    pub(super) spared: Bits,
     /// When each page went the last time; 0: never.
     pub(super) went: [u16; SPAN_PAGES],
     /// Something else was put here: not 0, and never given again.

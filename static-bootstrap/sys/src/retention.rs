@@ -6,6 +6,9 @@
 //! Through the columns of a matrix, of each page a little is used for some columns, and then no more: those pages are kept from the first time on, and what was kept first goes for them.
 //! One that went before it was used up is seldom kept again: less is left of its use. What else comes back beside them, as large pieces that cost less to bring than as many pages one by one,
 //! is kept only if nothing at all of what goes for it is missed sooner.
+//!
+//! What is missed as soon as it has gone is used all the time, unless a little more is swept over than fits: then nearly all that comes back does so. As long as little does, it is kept, and
+//! what has been kept for longest goes for it; but not what came back like that itself, the first time that this would go.
 
 use core::ops::Range;
 
@@ -25,6 +28,9 @@ const LARGE_EVERY: u64 = 8;
 const STEPS_EVERY: [u64; 2] = [4, 12];
 /// Of so many pages of columns that come back one is kept where no more fits.
 const AGAIN: u64 = 12;
+/// What comes back before as much has gone as this part of what fits does so at once; and is kept while it is less than one page in so many that come back.
+const AT_ONCE: u64 = 8;
+const AT_ONCE_EVERY: u64 = 4;
 /// What went for a trial has its place until this part of the time has passed in which other things come back.
 const SOONER: u64 = 2;
 /// That is no more than one part in so many of what is kept.
@@ -92,11 +98,12 @@ pub struct Retention {
     limits: [u64; 4],
     crowded: bool,
     kept: u64,
-    /// What came lately, what of that in large pieces, what with steps, and what came back; and the sum, of those, of how much came since they came before.
+    /// What came lately, what of that in large pieces, what with steps, and what came back; of those, what did so at once, and the sum of how much came since they came before.
     came: u64,
     large: u64,
     stepped: u64,
     back: u64,
+    at_once: u64,
     aparts: u64,
     /// Whether columns are gone through; and what came back of them and was not kept.
     columns: bool,
@@ -122,6 +129,7 @@ impl Retention {
         large: 0,
         stepped: 0,
         back: 0,
+        at_once: 0,
         aparts: 0,
         columns: false,
         passed: 0,
@@ -189,12 +197,13 @@ impl Retention {
         self.columns = STEPS_EVERY[usize::from(self.columns)] * self.stepped > self.came;
         if went != 0 {
             self.back += pages as u64;
+            self.at_once += if self.is_at_once(went) { pages as u64 } else { 0 };
             self.aparts += pages as u64 * self.apart(went).min(FAR * self.most);
             self.afresh.count(pages as u64, gone, self.since(went));
         }
         if self.came > self.room / 2 {
-            let all = [&mut self.came, &mut self.large, &mut self.stepped, &mut self.back, &mut self.aparts];
-            all.into_iter().for_each(|pages| *pages /= 2);
+            let of_those = [&mut self.large, &mut self.stepped, &mut self.back, &mut self.at_once, &mut self.aparts];
+            of_those.into_iter().chain([&mut self.came]).for_each(|pages| *pages /= 2);
         }
         for trial in self.trials.iter_mut().flatten().filter(|trial| trial.meets(&comes) && trial.took.is_none()) {
             trial.took = Some(gone - trial.since);
@@ -224,7 +233,7 @@ impl Retention {
     }
 
     fn keeps_of_what_came_back(&mut self, pages: u64, went: u16) -> bool {
-        let keep = self.fits(pages) || self.is_sooner(went);
+        let keep = self.fits(pages) || self.is_sooner(went) || self.is_used_all_the_time(went);
         self.refused += u32::from(!keep);
         keep
     }
@@ -241,6 +250,15 @@ impl Retention {
     /// What went then came back sooner than what is kept does.
     fn is_sooner(&self, went: u16) -> bool {
         self.apart(went) * 4 < self.missed() * 3
+    }
+
+    /// Whether what went at this time, and comes now, does so at once; nothing does while columns are gone through, where what is left of its use is told otherwise.
+    pub fn is_at_once(&self, went: u16) -> bool {
+        !self.columns && went != 0 && self.since(went) < self.room / AT_ONCE
+    }
+
+    fn is_used_all_the_time(&self, went: u16) -> bool {
+        self.is_at_once(went) && AT_ONCE_EVERY * self.at_once < self.back
     }
 
     /// How much came since something came that went at this time: it passed through what is not kept.

@@ -284,7 +284,9 @@ impl Evictor {
         let asked = if from.is_kept() { both(here, span.kept) } else { without(here, span.kept) };
         // What the program cannot reach now we cannot either.
         let held = with(both(asked, holds::held(number)), without(asked, span.mapped));
-        let pages = without(asked, held);
+        let spared = if from == Source::Kept { without(both(asked, span.spared), held) } else { NONE };
+        span.spared = without(span.spared, spared);
+        let pages = without(asked, with(held, spared));
         // What it names may be more than is left of it.
         let (first, end) = bounds(pages);
         span.resident = without(span.resident, pages);
@@ -296,7 +298,7 @@ impl Evictor {
         if pages != NONE {
             queue.retention.leave(index(number, pages).start, count(&pages), from);
         }
-        queue.push(number, held, from.is_kept());
+        queue.push(number, with(held, spared), from.is_kept());
         drop(queue);
         if pages == NONE {
             return if held == NONE { Taken::Nothing } else { Taken::Held };

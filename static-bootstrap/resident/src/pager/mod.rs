@@ -347,7 +347,8 @@ impl Engine {
         span.resident = with(span.resident, pages);
         span.busy = without(span.busy, pages);
         let mut queue = self.queue.lock();
-        let keep = queue.retention.arrive(index(number, pages), count(&pages), span.went(pages), how);
+        let went = span.went(pages);
+        let keep = queue.retention.arrive(index(number, pages), count(&pages), went, how);
         // Small pieces between what comes and goes together go on with it: else it would be in pieces, too, each of which takes an interrupt of all processors to move.
         let (first, end) = bounds(pages);
         let together = count(&pages) >= TOGETHER.max((end - first) / 2);
@@ -361,6 +362,8 @@ impl Engine {
             queue.retention.forget(kept);
             span.kept = without(span.kept, all);
         }
+        let spares = keep && queue.retention.is_at_once(went);
+        span.spared = if spares { with(span.spared, all) } else { without(span.spared, all) };
         queue.push(number, whole, keep);
         let is_long = queue.is_long();
         drop(queue);
