@@ -46,6 +46,13 @@ pub mod places;
 #[cfg(test)]
 mod places_tests;
 
+/// Sets of processors as the resident has them; here for their tests.
+#[cfg(test)]
+#[path = "../../static-bootstrap/sys/src/processors.rs"]
+pub mod processors;
+#[cfg(test)]
+mod processors_tests;
+
 /// The tags of frames as the resident makes them; here for their tests.
 #[cfg(test)]
 #[path = "../../static-bootstrap/sys/src/blake3.rs"]

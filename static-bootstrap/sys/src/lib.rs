@@ -25,6 +25,7 @@ pub mod places;
 pub mod plan;
 pub mod policy;
 pub mod pool;
+pub mod processors;
 pub mod rank;
 pub mod resident;
 pub mod retention;

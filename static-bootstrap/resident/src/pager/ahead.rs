@@ -15,7 +15,7 @@ use super::{ENGINE, Engine, FREE, MOST as FITS, WANTED, evict, fatal, gather, re
 use crate::counts;
 use crate::lenders::{self, Ticket};
 use crate::lock::{Event, Lock};
-use crate::processors::{self, Processors};
+use crate::processors;
 use crate::table::{TABLE, spans};
 
 /// Spans that wait or are on their way, at most.
@@ -133,11 +133,11 @@ fn was_awake(seen: u32) -> bool {
         }
         if !gather::is_bound() && looked.is_none_or(|looked| faults.wrapping_sub(looked) > LOOK) {
             looked = Some(faults);
-            let (used, allowed) = (processors::used_by(demand::THREAD.load(Ordering::Relaxed)), Processors::allowed());
+            let (used, allowed) = (processors::used_by(demand::THREAD.load(Ordering::Relaxed)), processors::allowed());
             // Else they may be those that it was bound to meanwhile.
             if let Some(processor) = used.filter(|_| !gather::is_bound()) {
-                let Some(others) = own.get_or_insert(allowed).without(processor) else { break false };
-                others.use_by_this_thread();
+                let Some(others) = processors::beside(*own.get_or_insert(allowed), processor) else { break false };
+                processors::use_by_this_thread(&others);
             }
         }
         processors::give_way();
@@ -149,7 +149,7 @@ fn was_awake(seen: u32) -> bool {
         }
     };
     if let Some(own) = own.filter(|_| !gather::is_bound()) {
-        own.use_by_this_thread();
+        processors::use_by_this_thread(&own);
     }
     awake
 }

@@ -1,7 +1,7 @@
 //! Where the program's thread and ours run. To move a page out of a program interrupts every processor that has that program's memory, whichever of its threads
 //! runs there, and to wake a thread on another processor interrupts that one, too. Where pages come and go one by one that takes longer than all else: then the
 //! program's thread and ours are gathered on one processor, and nobody is interrupted. Where they come and go many at a time, who makes room and who fetches ahead work
-//! elsewhere; but who answers faults never works while the thread does that waits for him, and is paired with it on one processor: neither has to wake an idle one for the other.
+//! elsewhere, where they share a cache with it; but who answers faults never works while the thread does that waits for him, and is paired with it on one processor: neither has to wake an idle one for the other.
 //!
 //! A program with threads of its own is left alone. What is started by the bound thread would inherit its one processor: it gets its own ones back before
 //! ([`crate::heirs`]), and now and then anyway, so that it is not held where others are busy.
@@ -137,14 +137,14 @@ impl Judge {
     }
 }
 
-/// Has this thread of the program and who answers its faults use the processor that it used last, and the others that one or all but that one. The thread waits, or has been
+/// Has this thread of the program and who answers its faults use the processor that it used last, and the others that one or those beside it. The thread waits, or has been
 /// woken by somebody else meanwhile: then it may have been parted since `parted`, and is left alone.
 fn bind(how: u8, waiting: u32, parted: u32) {
     SINCE.store(counts::now(), Ordering::Relaxed);
     let alone = ALLOWED.load(Ordering::Relaxed) && thread::count() == Some(1 + THREADS);
     let Some(processor) = processors::used_by(waiting).filter(|_| alone) else { return };
-    let (own, here) = (Processors::allowed_to(waiting), Processors::one(processor));
-    let others = if how == GATHERED { Some(here) } else { own.without(processor) };
+    let (own, here) = (processors::allowed_to(waiting), Processors::one(processor));
+    let others = if how == GATHERED { Some(here) } else { processors::beside(own, processor) };
     let Some(others) = others else { return };
     let mut state = STATE.lock();
     *state = State { thread: waiting, own, here };
@@ -153,10 +153,10 @@ fn bind(how: u8, waiting: u32, parted: u32) {
     if PARTED.load(Ordering::SeqCst) != parted {
         return BOUND.store(FREE, Ordering::SeqCst);
     }
-    here.use_by(waiting);
+    processors::use_by(waiting, &here);
     for (which, thread) in OURS.iter().enumerate() {
         let place = if which == DEMAND { here } else { others };
-        place.use_by(thread.load(Ordering::Relaxed));
+        processors::use_by(thread.load(Ordering::Relaxed), &place);
     }
     // Who makes room looks whether they stay.
     WANTED.tell();
@@ -178,10 +178,10 @@ pub(super) fn spread() {
         return;
     }
     // Somebody else may have changed it.
-    if Processors::allowed_to(state.thread) == state.here {
-        state.own.use_by(state.thread);
+    if processors::allowed_to(state.thread) == state.here {
+        processors::use_by(state.thread, &state.own);
     }
-    OURS.iter().for_each(|thread| state.own.use_by(thread.load(Ordering::Relaxed)));
+    OURS.iter().for_each(|thread| processors::use_by(thread.load(Ordering::Relaxed), &state.own));
     // Not before: the program would go on with one processor.
     BOUND.store(FREE, Ordering::SeqCst);
 }
