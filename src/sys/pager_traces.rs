@@ -192,6 +192,25 @@ fn rows_of_two_pages_come_whole() {
     }
 }
 
+/// NAS BT's third direction with a twentieth of its memory here: a cell of each row of one array and a small one of another's, plane after plane. Three times what fits goes until the
+/// same pages come again: if those were taken for new ones, all of them would be kept, and none for long enough.
+#[test]
+fn columns_of_thrice_what_fits_stay_in_part() {
+    let (rows, row, cell, mut machine) = (4_200, 39_000, 600, Machine::new(2_400));
+    for plane in 0..14 {
+        if plane == 4 {
+            machine.fetched = 0;
+        }
+        for nth in 0..rows {
+            machine.access_byte((1 << 32) + plane * cell + nth * row);
+            machine.access_byte((1 << 40) + plane * 40 + nth * 2_600);
+        }
+    }
+    let most = 10 * rows * (PAGE as u64 + cell + 2_600) / PAGE as u64;
+    println!("{} pages of {most}", machine.fetched);
+    assert!(machine.fetched < most * 9 / 10, "{} pages of {most}", machine.fetched);
+}
+
 /// NAS BT's last substitution: row by row upwards, and through each row of some pages downwards; before, columns were gone through. With every skipped page taken for one
 /// that is left out, 20,000 pieces come.
 #[test]

@@ -35,8 +35,8 @@ const AT_ONCE_EVERY: u64 = 4;
 const SOONER: u64 = 2;
 /// That is no more than one part in so many of what is kept.
 const OUT: u64 = 8;
-/// What went before as much went as fits so many times begins to be used anew.
-const ANEW: u64 = 2;
+/// What went before as much went as can fit at most, so many times, begins to be used anew: less may be what the columns themselves bring until they come to it again.
+const ANEW: u64 = 4;
 /// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
 const BACK_EVERY: u64 = 4;
 const FAR: u64 = 2;
@@ -221,7 +221,7 @@ impl Retention {
 
     /// What is used anew is kept, and of what came back as much as there is room for, and little more; in place of others only what comes without steps.
     fn keeps_of_columns(&mut self, pages: u64, went: u16, steps: bool) -> bool {
-        let anew = went == 0 || self.grains(went) > ANEW * GRAINS;
+        let anew = went == 0 || self.since(went) > ANEW * self.most;
         if anew || self.fits(pages) || !steps && self.is_sooner(went) {
             return true;
         }

@@ -25,7 +25,7 @@ const HEALS: usize = 4;
 /// And every so many are for a look at the servers: one of this host may be needed for nothing.
 const LOOKS: usize = 256;
 /// And after every so many the program gets a page of what slots do not have any more.
-const FADES: usize = 8;
+const FADES: usize = 2;
 /// Waiting for nothing in particular, servers are looked at this often, in milliseconds.
 const LOOK: u64 = 1000;
 
