@@ -11,7 +11,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -205,7 +206,7 @@ fn arguments(name: &str) -> &'static [&'static str] {
     if name == "himeno" { &["M"] } else { &[] }
 }
 
-/// The median of some runs, and of those for which the processors were apart, if any were; of these alone if all were.
+/// The median of some runs, the slower one of two, and of those for which the processors were apart, if any were; of these alone if all were.
 fn repeat(mut run: impl FnMut() -> Result<Done, String>) -> Result<(Done, Option<Done>), String> {
     let (mut near, mut apart) = (Vec::new(), Vec::new());
     let mut before = round_trip();
@@ -222,7 +223,7 @@ fn repeat(mut run: impl FnMut() -> Result<Done, String>) -> Result<(Done, Option
     }
     let middle = |mut runs: Vec<Done>| {
         runs.sort_by(|a, b| a.rate.total_cmp(&b.rate));
-        let middle = runs.len() / 2;
+        let middle = runs.len().saturating_sub(1) / 2;
         runs.into_iter().nth(middle)
     };
     match (middle(near), middle(apart)) {
@@ -232,40 +233,36 @@ fn repeat(mut run: impl FnMut() -> Result<Done, String>) -> Result<(Done, Option
     }
 }
 
-/// Nanoseconds that a word takes from the first processor that may be used to the last and back; 0 where there is one.
+/// Nanoseconds that a word takes from the first processor that may be used to the second and back, the least of some rounds; 0 where there is one.
 fn round_trip() -> u128 {
-    const ROUNDS: u128 = 100_000;
+    const TURNS: usize = 20;
+    const ROUNDS: u128 = 5_000;
     let own = sched_getaffinity(None).unwrap_or_default();
-    let may: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&processor| own.is_set(processor)).collect();
-    let (Some(&first), Some(&last)) = (may.first(), may.last()) else { return 0 };
-    if first == last {
-        return 0;
-    }
-    let stay = |processor| {
+    let mut may = (0..CpuSet::MAX_CPU).filter(|&processor| own.is_set(processor));
+    let (Some(first), Some(second)) = (may.next(), may.next()) else { return 0 };
+    let (word, both, stayed) = (AtomicUsize::new(0), Barrier::new(2), AtomicBool::new(true));
+    // The time of each turn; on one processor each round would take two turns of its scheduler.
+    let rounds = |processor, from: usize| {
         let mut set = CpuSet::new();
         set.set(processor);
-        let _ = sched_setaffinity(None, &set);
-    };
-    let word = AtomicUsize::new(0);
-    let rounds = |from: usize| {
-        for _ in 0..ROUNDS {
-            while word.compare_exchange_weak(from, 1 - from, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                std::hint::spin_loop();
+        stayed.fetch_and(sched_setaffinity(None, &set).is_ok(), Ordering::SeqCst);
+        both.wait();
+        let turns = if stayed.load(Ordering::SeqCst) { TURNS } else { 0 };
+        let turn = |_| {
+            let begun = Instant::now();
+            for _ in 0..ROUNDS {
+                while word.load(Ordering::Acquire) != from {
+                    std::hint::spin_loop();
+                }
+                word.store(1 - from, Ordering::Release);
             }
-        }
+            begun.elapsed().as_nanos() / ROUNDS
+        };
+        (0..turns).map(turn).min().unwrap_or(0)
     };
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            stay(last);
-            rounds(1);
-        });
-        let mine = scope.spawn(|| {
-            stay(first);
-            let begun = Instant::now();
-            rounds(0);
-            begun.elapsed().as_nanos() / ROUNDS
-        });
-        mine.join().unwrap_or(0)
+        scope.spawn(|| rounds(second, 1));
+        scope.spawn(|| rounds(first, 0)).join().unwrap_or(0)
     })
 }
 

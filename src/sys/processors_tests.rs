@@ -21,6 +21,7 @@ fn those_that_share_a_cache_are_beside() {
     let (all, near) = (of(&[0, 1, 2, 3, 64, 65]), of(&[0, 1, 64, 70]));
     assert_eq!(all.beside(0, near), Some(of(&[1, 64])));
     assert_eq!(of(&[0, 2, 3]).beside(0, near), Some(of(&[2, 3])), "none that is near may be used");
+    assert_eq!(of(&[0, 2, 3, 64]).beside(0, near), Some(of(&[2, 3, 64])), "one that is near may be the same core");
     assert_eq!(all.beside(0, Processors::NONE), Some(of(&[1, 2, 3, 64, 65])), "nothing is known");
     assert_eq!(of(&[5]).beside(5, of(&[5])), None);
     assert_eq!(Processors::one(65), of(&[65]));

@@ -31,8 +31,8 @@ pub(super) fn use_by(thread: u32, these: &Processors) {
     let _ = unsafe { syscall(nr::SCHED_SETAFFINITY, args) };
 }
 
-/// All of these but one: of those that share their last cache with it, as far as the kernel knows, if there are any. To copy what another one has written takes six times as long where they
-/// share none.
+/// All of these but one: of those that share the cache of the third level with it, as far as the kernel knows, if there are enough of them. What was written where that is not shared takes six times as
+/// long to copy, as measured while a virtual machine's host had one of two processors elsewhere; with two there is nothing to choose.
 pub(super) fn beside(these: Processors, processor: usize) -> Option<Processors> {
     let path = numbered(b"/sys/devices/system/cpu/cpu", processor, b"/cache/index3/shared_cpu_map");
     let mut text = [0u8; 512];

@@ -2,6 +2,8 @@
 
 /// 1,024 processors.
 const WORDS: usize = 16;
+/// Fewer than so many near to one are no place for who works beside it: a single one may be the other half of the same core.
+const WORTH: u32 = 2;
 
 /// A set of processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +41,13 @@ impl Processors {
         (self != Processors::NONE).then_some(self)
     }
 
-    /// All but one that are also among those `near` to it; or all but it, if there are none.
+    /// All but one that are also among those `near` to it; or all but it, if those are fewer than [`WORTH`].
     pub fn beside(self, processor: usize, near: Processors) -> Option<Processors> {
         let both = Processors(core::array::from_fn(|nth| self.0[nth] & near.0[nth]));
-        both.without(processor).or_else(|| self.without(processor))
+        both.without(processor).filter(|both| both.count() >= WORTH).or_else(|| self.without(processor))
+    }
+
+    fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
     }
 }
