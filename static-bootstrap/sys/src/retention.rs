@@ -36,7 +36,7 @@ const SOONER: u64 = 2;
 /// That is no more than one part in so many of what is kept.
 const OUT: u64 = 8;
 /// What went before as much went as can fit at most, so many times, begins to be used anew: less may be what the columns themselves bring until they come to it again.
-const ANEW: u64 = 4;
+const ANEW: u64 = 3;
 /// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
 const BACK_EVERY: u64 = 4;
 const FAR: u64 = 2;
