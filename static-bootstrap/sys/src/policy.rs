@@ -26,6 +26,8 @@ const SHORT: u8 = 2;
 /// And in those of so many runs beside each other, with units up to the other one.
 const BESIDE: u64 = 8;
 const WIDE: u8 = 5;
+/// How many those are is told from the last so many pages that runs went on by.
+const FLOWS: u64 = 256;
 /// Runs are crowded where one page in so many that come is of those whose units, up to [`WIDE`], could be larger if less were kept; and until so many are not.
 const CROWDED_EVERY: [u64; 2] = [2, 4];
 /// A run may leave out a few pages.
@@ -265,8 +267,8 @@ pub struct Policy {
     /// What had come when that was decided, and what has come since to runs that are.
     decided: u64,
     held: u64,
-    /// How many runs go on beside each other, about.
-    beside: u64,
+    /// What came to all while runs went on lately, each counted, and by how many pages they did.
+    flows: (u64, u64),
 }
 
 impl Policy {
@@ -288,7 +290,7 @@ impl Policy {
         crowded: false,
         decided: 0,
         held: 0,
-        beside: 0,
+        flows: (0, 0),
     };
 
     /// The program says something of the pages from `first` up to `end`; it replaces what it said of them before.
@@ -336,14 +338,20 @@ impl Policy {
         self.crowded
     }
 
+    /// How many runs go on beside each other, about. What each misses says little: of ten pages that it uses at a time eight come when the others had theirs, and at once the rest.
+    fn beside(&self) -> u64 {
+        self.flows.0.checked_div(self.flows.1).unwrap_or(0)
+    }
+
     fn passing(&self) -> u64 {
         self.passing[usize::from(self.crowded)]
     }
 
-    /// The largest unit of which there is room for all runs that go on beside each other, if half of what they come to is here. A larger one that ends where the next of them
-    /// begins would seem to be gone on with.
+    /// The largest unit of which there is room for all runs that go on beside each other, if half of what they come to is here, but no more than is room while they are crowded. A larger one
+    /// that ends where the next of them begins would seem to be gone on with.
     fn share(&self) -> u8 {
-        (2 * self.passing()).checked_div(self.beside).map_or(ORDER_MAX, |pages| pages.max(1).ilog2() as u8)
+        let pages = (2 * self.passing()).min(self.passing[1]).checked_div(self.beside());
+        pages.map_or(ORDER_MAX, |pages| pages.max(1).ilog2() as u8)
     }
 
     /// Decides now and then whether runs are crowded.
@@ -387,9 +395,11 @@ impl Policy {
         let runs = flow / (place - run.at).max(1);
         if run.hits >= CONFIDENT {
             // One that pages among others were taken for does not decide.
-            self.beside = self.beside.midpoint(runs.min(2 * self.beside + 2));
+            let gone_on = place - run.at;
+            let (came, by) = (self.flows.0 + flow.min((2 * self.beside() + 2) * gone_on), self.flows.1 + gone_on);
+            self.flows = if by > FLOWS { (came / 2, by / 2) } else { (came, by) };
         }
-        let all = if self.beside < BESIDE { runs } else { runs.max(self.beside) };
+        let all = if self.beside() < BESIDE { runs } else { runs.max(self.beside()) };
         let spans = (self.passing() / (all * PAGES).max(1)).min(self.depth);
         run.step(used, flow, self.passing(), sequential);
         if !sequential {

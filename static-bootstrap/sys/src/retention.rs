@@ -40,8 +40,8 @@ const ANEW: u64 = 3;
 /// Of so many pages that come, one is used anew at most while it is known how much is used; and what comes after this many times as much as fits tells no more of that.
 const BACK_EVERY: u64 = 4;
 const FAR: u64 = 2;
-/// Times in which as much goes as fits, divided.
-const GRAINS: u64 = 64;
+/// Times in which as much goes as can fit at most, divided.
+const GRAINS: u64 = 128;
 
 /// Something kept that went.
 #[derive(Debug, Clone, Copy)]
@@ -108,7 +108,7 @@ pub struct Retention {
     /// Whether columns are gone through; and what came back of them and was not kept.
     columns: bool,
     passed: u64,
-    /// What has gone so far; of that, until what fits changed last; and the time then, since time is told in parts of what fits.
+    /// What has gone so far; of that, until what can fit at most changed last; and the time then, since time is told in parts of that.
     gone: u64,
     gone_then: u64,
     then: u64,
@@ -145,7 +145,9 @@ impl Retention {
     /// So much fits, and at `most` so much when few slots are used. These amounts at least are not kept: of what fits usually, and while large pieces or parts of runs come, or crowded ones;
     /// and of the most while columns are gone through, where what slots take is to come from what is not kept.
     pub fn fit(&mut self, room: usize, most: usize, passing: [usize; 4]) {
-        (self.then, self.gone_then) = (self.now(), self.gone);
+        if self.most != most as u64 {
+            (self.then, self.gone_then) = (self.now(), self.gone);
+        }
         (self.room, self.most) = (room as u64, most as u64);
         let of = [room, room, room, most];
         self.limits = core::array::from_fn(|nth| of[nth].saturating_sub(passing[nth]) as u64);
@@ -184,7 +186,7 @@ impl Retention {
     }
 
     fn grain(&self) -> u64 {
-        (self.room / GRAINS).max(1)
+        (self.most / GRAINS).max(1)
     }
 
     /// Pages of a range come, so many, which went at this time, or never did (0). Whether they are kept.

@@ -242,7 +242,7 @@ fn fit(pages: usize, most: usize, group: usize, depth: usize) {
     let runs = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
     // A span that is used, and what comes without steps until it is.
     let columns = (most / 10 + SPAN_PAGES).min(most / 2);
-    let crowd = (pages * 3 / 8).max(runs);
+    let crowd = pages / 2;
     QUEUE.lock().retention.fit(pages, most, [pages / 8, runs, crowd, columns]);
     demand::fit(group, depth, [runs, crowd]);
     lenders::fit(most * PAGE);
