@@ -290,8 +290,8 @@ fn what_is_used_all_the_time_stays_where_room_becomes_less() {
     assert!(all < 950, "{all}");
 }
 
-/// NAS BT's second substitution: a row of ten pages of each of 62 planes, with the row before it, which came with it last and has to be here still. What came seldom and much was as
-/// much of how many runs there are as what came often and little: then units are so large that what goes before it is used again is 516,000 of what comes in place of 331,000.
+/// NAS BT's second direction: a row of ten pages of each of 62 planes, with the row before it, which has to be here still. Where how many runs there are is told from each that is missed
+/// alike, however far it went on, it seems to be few, and units are so large that what comes goes before that: 517,000 pages come in place of 298,000.
 #[test]
 fn rows_of_runs_beside_each_other_stay_for_the_next() {
     const CELLS: u64 = 65;
@@ -315,5 +315,5 @@ fn rows_of_runs_beside_each_other_stay_for_the_next() {
             fetched += machine.fetched;
         }
     }
-    assert!(fetched < 390_000, "{fetched}");
+    assert!(fetched < 350_000, "{fetched}");
 }

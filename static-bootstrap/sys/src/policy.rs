@@ -27,7 +27,7 @@ const SHORT: u8 = 2;
 const BESIDE: u64 = 8;
 const WIDE: u8 = 5;
 /// How many those are is told from the last so many pages that runs went on by.
-const FLOWS: u64 = 256;
+const FLOWS: u64 = 128;
 /// Runs are crowded where one page in so many that come is of those whose units, up to [`WIDE`], could be larger if less were kept; and until so many are not.
 const CROWDED_EVERY: [u64; 2] = [2, 4];
 /// A run may leave out a few pages.
