@@ -41,10 +41,9 @@ impl Machine {
     fn fit(&mut self, room: usize) {
         let most = room / 2;
         let runs = (room / 8 + 3 * SPAN_PAGES).min(most);
-        let crowd = most;
         self.room = room;
-        self.retention.fit(room, room, [room / 8, runs, crowd, (room / 6 + 2 * SPAN_PAGES).min(most)]);
-        self.policy.fit(1, 1, [runs, crowd]);
+        self.retention.fit(room, room, [room / 8, runs, most, (room / 6 + 2 * SPAN_PAGES).min(most)]);
+        self.policy.fit(1, 1, [runs, most]);
     }
 
     fn access(&mut self, page: u64) {

@@ -392,14 +392,15 @@ impl Policy {
         let flow = self.came - run.came;
         // As many go on beside each other as come to all while one comes to it.
         let place = if down { mirror(page) } else { page };
-        let runs = flow / (place - run.at).max(1);
+        let gone_on = place - run.at;
+        let runs = flow / gone_on.max(1);
         if run.hits >= CONFIDENT {
             // One that pages among others were taken for does not decide.
-            let gone_on = place - run.at;
             let (came, by) = (self.flows.0 + flow.min((2 * self.beside() + 2) * gone_on), self.flows.1 + gone_on);
             self.flows = if by > FLOWS { (came / 2, by / 2) } else { (came, by) };
         }
-        let all = if self.beside() < BESIDE { runs } else { runs.max(self.beside()) };
+        let beside = self.beside();
+        let all = if beside < BESIDE { runs } else { runs.max(beside) };
         let spans = (self.passing() / (all * PAGES).max(1)).min(self.depth);
         run.step(used, flow, self.passing(), sequential);
         if !sequential {
@@ -436,9 +437,9 @@ impl Policy {
         let ahead = from.map(|page| Ahead { page, down, spans, probe: left });
         // What comes to a run that leaves out nothing stays until it is used: no need for more.
         let begins = used == Used::Some || flow > self.passing();
-        let beside = runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
+        let is_beside = runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
         let steps = match guesses {
-            true if beside => self.step_beside(at, run.order, here),
+            true if is_beside => self.step_beside(at, run.order, here),
             true => self.step(at, run.order, begins, here),
             false => None,
         };
