@@ -733,6 +733,8 @@ fn killed_while_asking(log: &Log, app: &Path, skeleton: &Skeleton, first: &Keepe
         let path = app.join(name).as_os_str().as_bytes().to_vec();
         log.append(&Record::Changed { path, exists: Some(8) });
     }
+    // The kernel forgets a name with its directory locked: behind a question about one name it would wait, and new questions behind it.
+    let _ = skeleton.forgotten().recv_blocking();
     let cat = |name: &str| format!("cd {}; cat {name} & p=$!; echo $p > ../pid; wait $p; echo ended $?", app.display());
     let pid = app.join("../pid");
     // Asks, and is killed while the answer does not come: by somebody alone, or together with its job.
