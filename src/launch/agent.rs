@@ -55,7 +55,9 @@ impl Process {
     /// `fork(2)`'s and `execve(2)`'s.
     pub fn start(command: &mut Command) -> io::Result<Process> {
         command.process_group(0);
-        process::with_given_nofile(|| command.spawn()).map(Process)
+        // In the child: here its pipes would be refused where as many descriptors are open as that limit allows.
+        process::as_given(command);
+        command.spawn().map(Process)
     }
 
     /// Waits until it has ended.
@@ -66,6 +68,11 @@ impl Process {
         while self.ended().is_none() {
             Timer::after(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Kills its group. It has ended when the kernel has taken back all that it had ([`Process::end`]), which takes seconds of a large one.
+    pub fn kill(&self) {
+        let _ = killpg(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGKILL);
     }
 
     /// The other end of its standard error, once, if that is a pipe.
@@ -82,7 +89,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.ended().is_none() {
-            let _ = killpg(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGKILL);
+            self.kill();
             let _ = self.0.wait();
         }
     }

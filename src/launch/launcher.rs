@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -41,13 +41,21 @@ pub async fn run(
     mut failed: impl AsyncFnMut(),
 ) -> Result<u8> {
     let mut command = command(words, job)?;
-    let child = command.spawn().op_on("run", &words[0])?;
+    let mut child = command.spawn().op_on("run", &words[0])?;
     let pid = Pid::from_raw(child.id().cast_signed());
-    let died = process::watch(pid).and_then(Async::new_nonblocking).op("watch the launcher")?;
+    let watched = process::watch(pid).and_then(Async::new_nonblocking);
     let mut ending: Option<Instant> = None;
     loop {
         let died = async {
-            let _ = died.readable().await;
+            match &watched {
+                Ok(died) => drop(died.readable().await),
+                // Before Linux 5.3.
+                Err(_) => {
+                    while let Ok(None) = child.try_wait() {
+                        Timer::after(Duration::from_millis(10)).await;
+                    }
+                }
+            }
             Next::Died
         };
         let signal = async { Next::Signal(signal().await) };

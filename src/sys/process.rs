@@ -165,17 +165,6 @@ pub fn raise_nofile() {
     drop(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), last));
 }
 
-/// Runs `start` with the soft RLIMIT_NOFILE that this process was given: what it starts inherits that one.
-pub fn with_given_nofile<T>(start: impl FnOnce() -> T) -> T {
-    let resource = rustix::process::Resource::Nofile;
-    let raised = rustix::process::getrlimit(resource);
-    let given = rustix::process::Rlimit { current: Some(nofile().0), maximum: raised.maximum };
-    let _ = rustix::process::setrlimit(resource, given);
-    let started = start();
-    let _ = rustix::process::setrlimit(resource, raised);
-    started
-}
-
 /// Has a program be started as this process was: with that soft RLIMIT_NOFILE, and with no signal blocked. What is blocked here stays so in
 /// what is started, which would not hear it if it does not unblock it by itself.
 pub fn as_given(command: &mut Command) {
@@ -282,13 +271,14 @@ pub fn kill_descendants(spare: &[Pid], deadline: Duration) -> bool {
     }
 }
 
-/// A descriptor that becomes readable when a child ends; non-blocking.
+/// A descriptor that becomes readable when a process ends: a child, or one that cannot have been reaped meanwhile.
 ///
 /// # Errors
-/// There is no such child, or no such descriptor before Linux 5.10.
-pub fn watch(child: Pid) -> io::Result<OwnedFd> {
-    let child = rustix::process::Pid::from_raw(child.as_raw()).ok_or(io::ErrorKind::InvalidInput)?;
-    Ok(rustix::process::pidfd_open(child, rustix::process::PidfdFlags::NONBLOCK)?)
+/// There is no such process, or no such descriptor before Linux 5.3.
+pub fn watch(process: Pid) -> io::Result<OwnedFd> {
+    let process = rustix::process::Pid::from_raw(process.as_raw()).ok_or(io::ErrorKind::InvalidInput)?;
+    // Not PidfdFlags::NONBLOCK: that came with Linux 5.10, and nobody reads it.
+    Ok(rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty())?)
 }
 
 /// Waits until a child has ended and reaps it, or the time is over.

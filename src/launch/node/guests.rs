@@ -6,7 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use nix::unistd::Pid;
+use rustix::process::{Signal, pidfd_send_signal};
 use smol::future::FutureExt;
 use smol::{Async, Timer};
 
@@ -18,6 +19,7 @@ use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::Report;
 use crate::net::wire::guest::{Guest, Welcome};
 use crate::net::wire::keeper::{Ask, Tell};
+use crate::sys::process;
 use crate::{Result, error::Context};
 
 /// Between SIGTERM and SIGKILL, for guests of a job that is ended.
@@ -133,8 +135,7 @@ impl Job {
 
 /// A guest's process; `None` when it is gone already, or before Linux 5.3.
 fn watch(pid: i32) -> Option<Rc<Async<OwnedFd>>> {
-    let fd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::NONBLOCK).ok()?;
-    Async::new_nonblocking(fd).ok().map(Rc::new)
+    process::watch(Pid::from_raw(pid)).and_then(Async::new_nonblocking).ok().map(Rc::new)
 }
 
 /// Ends those who are still there: without the agent their files are gone.
