@@ -54,13 +54,16 @@ impl Seqpacket {
         Seqpacket(fd)
     }
 
-    /// Connects to the socket of this name, without waiting.
+    /// Connects to the socket of this name, without waiting, if a process of this user serves it: in a place like /tmp somebody else may have made it before.
     ///
     /// # Errors
-    /// `CONNREFUSED` when nobody serves it any more, `AGAIN` when so many wait for it that it must hang.
+    /// `CONNREFUSED` when nobody serves it any more, `AGAIN` when so many wait for it that it must hang, `PERM` when somebody else does.
     pub fn connect(path: &Path) -> rustix::io::Result<Seqpacket> {
         let fd = socket(SocketFlags::NONBLOCK)?;
         connect(&fd, &SocketAddrUnix::new(path)?)?;
+        if sockopt::socket_peercred(&fd)?.uid != rustix::process::geteuid() {
+            return Err(Errno::PERM);
+        }
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK)?;
         Ok(Seqpacket(fd))
