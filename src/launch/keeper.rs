@@ -207,9 +207,19 @@ impl Keeper {
         };
         let socket = Seqpacket::from_fd(socket);
         let parent = getpid();
-        if let Some(pid) = process::fork()? {
-            self.jobs.push(pid);
-            return Ok(());
+        match process::fork() {
+            Ok(Some(pid)) => {
+                self.jobs.push(pid);
+                return Ok(());
+            }
+            Ok(None) => {}
+            // Others of the session go on: a limit on processes may be reached for a while only.
+            Err(error) => {
+                let error = crate::Error::new("start the keeper of a job", error)
+                    .remedy("see ulimit -u and the cgroup's pids.max");
+                let _ = socket.send(&failed(&error), &[]).and_then(|()| socket.send(&Tell::Done, &[]));
+                return Ok(());
+            }
         }
         if !process::die_with(parent) {
             process::leave(1);
