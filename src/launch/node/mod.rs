@@ -34,7 +34,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use smol::future::FutureExt;
 use smol::net::TcpStream;
-use smol::{Async, LocalExecutor, Timer};
+use smol::{Async, LocalExecutor, Task, Timer};
 use socket2::SockRef;
 
 use self::facts::Clock;
@@ -204,6 +204,8 @@ pub(super) struct Node {
     files: RefCell<HashMap<JobId, Weak<files::Shared>>>,
     /// The memory servers that jobs have here.
     lends: RefCell<HashMap<JobId, Lend>>,
+    /// Of those, what was stopped and may not have ended yet.
+    stopped: RefCell<Vec<Task<()>>>,
 }
 
 /// A store in a directory of the user's: where, and its own directory.
@@ -306,6 +308,7 @@ async fn live(tasks: Spawner, clock: Clock, way: Way, keeper: Seqpacket, keeper_
         members: RefCell::default(),
         files: RefCell::default(),
         lends: RefCell::default(),
+        stopped: RefCell::default(),
     });
     birth.joined = clock.now();
     let machine = sys::node::machine();
@@ -584,7 +587,12 @@ impl Node {
                 let key = SessionKey(self.key.hide(&nonce, &key));
                 self.lends.borrow_mut().insert(job, Lend::start(self, job, service, key));
             }
-            Order::Unlend { job } => drop(self.lends.borrow_mut().remove(&job)),
+            Order::Unlend { job } => {
+                let lend = self.lends.borrow_mut().remove(&job);
+                let mut stopped = self.stopped.borrow_mut();
+                stopped.retain(|task| !task.is_finished());
+                stopped.extend(lend.map(Lend::stop));
+            }
             Order::Facts => self.tasks.spawn(Rc::clone(self).tell_facts()).detach(),
             Order::Pids { job } => self.job(job, |j| j.ask(Ask::Pids)),
             Order::Feed { two_trees, nodes } => self.join_log(two_trees, &nodes).await,
