@@ -19,6 +19,7 @@ use super::wire::frame::{FrameError, Message, PREFIX, Prefix, TAG};
 use super::wire::hello::Purpose;
 use super::wire::page::Page;
 use crate::sys::page::{HEAD, PIECE, SPAN};
+use crate::sys::tcp;
 
 /// Bytes read ahead: many questions that came together are one call of the kernel.
 const READ_AHEAD: usize = 16 << 10;
@@ -28,6 +29,8 @@ const CONNECT: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_micros(100);
 /// A peer whose host is gone is noticed after about this time.
 const DEAD: Duration = Duration::from_secs(20);
+/// Who waits for one looks this often whether it is.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Direct {
@@ -89,7 +92,8 @@ impl Direct {
         let socket = socket2::SockRef::from(&stream);
         let probes = socket2::TcpKeepalive::new().with_time(DEAD / 2).with_interval(DEAD / 8).with_retries(4);
         socket.set_tcp_keepalive(&probes)?;
-        socket.set_tcp_user_timeout(Some(DEAD))?;
+        stream.set_read_timeout(Some(LOOK))?;
+        stream.set_write_timeout(Some(LOOK))?;
         let (buffer, header) = (vec![0; READ_AHEAD].into(), AlignedVec::with_capacity(HEAD));
         let (ours, theirs) = tags.filter(|_| tagged).unzip();
         Ok(Direct { stream, ours, theirs, buffer, start: 0, end: 0, header, soon: false })
@@ -204,11 +208,21 @@ impl Direct {
             match rustix::net::sendmsg(&self.stream, left, &mut SendAncillaryBuffer::default(), flags) {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(sent) => IoSlice::advance_slices(&mut left, sent),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(io::Error::from(errno).into()),
+                Err(errno) => self.look(errno)?,
             }
         }
         Ok(())
+    }
+
+    /// A call of the kernel ended so: whether it is to be made again.
+    fn look(&self, errno: Errno) -> Result<(), LinkError> {
+        match errno {
+            Errno::INTR => Ok(()),
+            // A peer who is stopped, and takes nothing for as long, is not gone.
+            Errno::AGAIN if !tcp::is_silent(&self.stream, DEAD) => Ok(()),
+            Errno::AGAIN => Err(io::Error::from(Errno::TIMEDOUT).into()),
+            errno => Err(io::Error::from(errno).into()),
+        }
     }
 
     fn read_tag(&mut self) -> Result<[u8; TAG], LinkError> {
@@ -223,8 +237,7 @@ impl Direct {
             match rustix::net::recv(&self.stream, &mut *to, RecvFlags::WAITALL) {
                 Ok((_, 0)) => return Err(LinkError::Closed),
                 Ok((_, len)) => to = &mut to[len..],
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(io::Error::from(errno).into()),
+                Err(errno) => self.look(errno)?,
             }
         }
         Ok(())
@@ -257,8 +270,7 @@ impl Direct {
             match rustix::net::recv(&self.stream, &mut self.buffer[..], flags) {
                 // Others go first.
                 Err(Errno::AGAIN) if awake => rustix::thread::sched_yield(),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(io::Error::from(errno).into()),
+                Err(errno) => self.look(errno)?,
                 Ok((_, 0)) => return Err(LinkError::Closed),
                 Ok((_, len)) => break len,
             }

@@ -175,7 +175,7 @@ pub fn lend(listener: Async<std::net::TcpListener>, key: SessionKey, store: &Arc
     let arrived = move |one: Arrival| {
         // Not asked of the stream itself, whose crate would bring getaddrinfo along.
         let peer = socket2::SockRef::from(&one.stream).peer_addr().ok().and_then(|peer| peer.as_socket());
-        let here = peer.is_some_and(|peer| peer.ip().is_loopback());
+        let here = peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback());
         let tagged = match one.purpose {
             Purpose::Memory => true,
             Purpose::MemoryHere if here => false,

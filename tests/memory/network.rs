@@ -125,6 +125,19 @@ fn wait_for(cluster: &Cluster, flags: &str, lasts: Duration) {
     right(done, 20);
 }
 
+/// The program is stopped for so long, in the middle of what comes to it, and goes on.
+fn stop(cluster: &Cluster, lasts: Duration) {
+    let running = borrowing(cluster, run(cluster, USER, "", "triad"));
+    let program = programs(&running.mark)[0];
+    nix::sys::signal::kill(program, Signal::SIGSTOP).unwrap();
+    std::thread::sleep(lasts);
+    nix::sys::signal::kill(program, Signal::SIGCONT).unwrap();
+    let done = running.end();
+    println!("stopped: {:?}", done.took);
+    assert_eq!(done.err, "");
+    right(done, 20);
+}
+
 /// Longer than a silent server is waited for.
 const SILENT: Duration = Duration::from_secs(5);
 
@@ -144,8 +157,8 @@ fn a_slow_server_is_waited_for() {
 #[test]
 #[ignore = "three minutes"]
 fn networks_that_fail() {
-    // Also longer than agents wait for each other.
-    const LONG: Duration = Duration::from_secs(22);
+    // Also longer than agents wait for each other, and than servers for a host that is gone.
+    const LONG: Duration = Duration::from_secs(27);
     let Some((cluster, _backing)) = up("t-memory-net", Some("1gbit")) else { return };
     for cut in CUTS {
         end_by(&cluster, cut);
@@ -154,4 +167,5 @@ fn networks_that_fail() {
     }
     wait_for(&cluster, "", LONG);
     wait_for(&cluster, "--mirror", LONG);
+    stop(&cluster, LONG);
 }
