@@ -65,7 +65,8 @@ fn lender(donor: &Donor) -> Result<Lender> {
     Ok(match donor {
         Donor::Running { host, port } => {
             let name = if *port == list::PORT { host.clone() } else { format!("{host}:{port}") };
-            Lender { name, addresses: vec![list::address(host, *port)?.to_string()], lend: 0 }
+            let addresses = list::addresses(host, *port)?.iter().map(ToString::to_string).collect();
+            Lender { name, addresses, lend: 0 }
         }
         Donor::Started { host, bytes } => Lender { name: host.login(), addresses: Vec::new(), lend: *bytes },
     })

@@ -47,14 +47,19 @@ pub fn addresses_of(listener: &TcpListener) -> Vec<String> {
     if !bound.ip().is_unspecified() {
         return vec![bound.to_string()];
     }
-    let mut found: Vec<(bool, String)> = nix::ifaddrs::getifaddrs()
+    own().into_iter().map(|ip| SocketAddr::new(ip, bound.port()).to_string()).collect()
+}
+
+/// This host's IPv4 addresses but for loopback, best first.
+pub fn own() -> Vec<IpAddr> {
+    let mut found: Vec<(bool, IpAddr)> = nix::ifaddrs::getifaddrs()
         .into_iter()
         .flatten()
         .filter(|i| i.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP))
         .filter_map(|i| {
             let ip = i.address?.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()))?;
             let inner = ["docker", "virbr", "cni", "br-"].iter().any(|p| i.interface_name.starts_with(p));
-            (!ip.is_loopback()).then(|| (inner, SocketAddr::new(ip, bound.port()).to_string()))
+            (!ip.is_loopback()).then_some((inner, ip))
         })
         .collect();
     found.sort_by_key(|f| f.0);

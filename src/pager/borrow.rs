@@ -1,8 +1,8 @@
 //! The borrowing side, in a node's agent: connections to memory servers for the resident in a program, and words for why it ended.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::task::Poll;
@@ -17,6 +17,7 @@ use crate::error::{Context, Error, Result};
 use crate::net::auth::{SessionKey, Tags, random_words};
 use crate::net::direct::{Direct, connect};
 use crate::net::link::LinkError;
+use crate::net::listen;
 use crate::net::wire::borrow::{Borrow, Lender};
 use crate::net::wire::page::Page;
 use crate::sys::page::{self, Bits, op};
@@ -46,6 +47,8 @@ pub fn settings(local: u64) -> Result<Settings> {
 #[derive(Debug)]
 pub struct Servers {
     all: Vec<Lender>,
+    /// Where each can be reached: first, where it was last.
+    places: Vec<RefCell<Vec<SocketAddr>>>,
     mirror: bool,
     /// Files of servers of this host may be used.
     shares: bool,
@@ -60,8 +63,10 @@ impl Servers {
     /// # Errors
     /// `HPCRT_WITHOUT` holds an unknown name.
     pub fn new(wish: &Borrow, session: &SessionKey) -> Result<Servers> {
+        let own = listen::own();
         Ok(Servers {
             all: wish.servers.clone(),
+            places: wish.servers.iter().map(|server| RefCell::new(places(&server.addresses, &own))).collect(),
             mirror: wish.mirror,
             shares: !Without::from_env()?.has(Ability::Shared),
             lost: Cell::new(0),
@@ -98,7 +103,7 @@ impl Servers {
         let (mut links, mut fds, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         let (mut absent, mut shared, mut weights) = (0u64, 0u64, [0u64; SERVERS]);
         let servers = self.all.iter().enumerate();
-        let attempts = servers.map(|(nth, server)| self.open_in_time(server, client, wanted >> nth & 1 == 1));
+        let attempts = servers.map(|(nth, server)| self.open_in_time((nth, server), client, wanted >> nth & 1 == 1));
         let all_opened = all(attempts).await;
         let mut names: Vec<([u64; 2], &str)> = Vec::new();
         for (nth, (server, opened)) in self.all.iter().zip(all_opened).enumerate() {
@@ -146,7 +151,7 @@ impl Servers {
     /// [`Servers::open_all`] before the program is tired of waiting. `wanted`: it is to be opened at all.
     async fn open_in_time(
         &self,
-        server: &Lender,
+        (nth, server): (usize, &Lender),
         client: Page,
         wanted: bool,
     ) -> Result<(Vec<Opened>, Option<OwnedFd>)> {
@@ -158,15 +163,16 @@ impl Servers {
             Timer::after(PATIENCE).await;
             missing("it does not answer")
         };
-        self.open_all(server, client).or(late).await
+        self.open_all((nth, server), client).or(late).await
     }
 
     /// All links to one server; what it shares.
-    async fn open_all(&self, server: &Lender, client: Page) -> Result<(Vec<Opened>, Option<OwnedFd>)> {
+    async fn open_all(&self, (nth, server): (usize, &Lender), client: Page) -> Result<(Vec<Opened>, Option<OwnedFd>)> {
         let mut links = Vec::new();
+        let mut places = self.places[nth].borrow().clone();
         let mut file = None;
         for _ in 0..LINKS {
-            let (opened, found) = self.open_any(&server.addresses, client).await.map_err(|error| {
+            let (opened, found) = self.open_any(&mut places, client).await.map_err(|error| {
                 let cause = match error {
                     LinkError::Closed => "it closes the connection: it has another key, or serves too many".to_owned(),
                     error => error.to_string(),
@@ -177,23 +183,30 @@ impl Servers {
             links.push(opened);
             file = found;
         }
+        self.places[nth].replace(places);
         Ok((links, file))
     }
 
-    /// Over the first address at which it answers.
-    async fn open_any(&self, addresses: &[String], client: Page) -> Result<(Opened, Option<OwnedFd>), LinkError> {
+    /// Over the first address at which it answers, which is put first: another link, or program, need not wait for those that do not.
+    async fn open_any(
+        &self,
+        addresses: &mut [SocketAddr],
+        client: Page,
+    ) -> Result<(Opened, Option<OwnedFd>), LinkError> {
         let mut last = LinkError::Closed;
-        for address in addresses {
-            match self.open(address, client).await {
-                Ok(link) => return Ok(link),
+        for nth in 0..addresses.len() {
+            match self.open(addresses[nth], client).await {
+                Ok(link) => {
+                    addresses[..=nth].rotate_right(1);
+                    return Ok(link);
+                }
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    async fn open(&self, address: &str, client: Page) -> Result<(Opened, Option<OwnedFd>), LinkError> {
-        let address: SocketAddr = address.parse().map_err(|_| LinkError::Closed)?;
+    async fn open(&self, address: SocketAddr, client: Page) -> Result<(Opened, Option<OwnedFd>), LinkError> {
         let asks = self.shares && address.ip().is_loopback();
         let mut link = connect(address, &self.key, !address.ip().is_loopback()).await?;
         smol::unblock(move || {
@@ -274,6 +287,14 @@ impl Servers {
     }
 }
 
+/// Addresses of a server; of one of this host, whose addresses are `own`, loopback first: what comes that way needs no tags, and what it keeps may be shared.
+fn places(addresses: &[String], own: &[IpAddr]) -> Vec<SocketAddr> {
+    let all: Vec<SocketAddr> = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+    let here = all.first().filter(|address| own.contains(&address.ip()));
+    let here = here.map(|address| SocketAddr::from((Ipv4Addr::LOCALHOST, address.port())));
+    here.into_iter().chain(all).collect()
+}
+
 /// A link, pages that its server has left, and what it calls itself.
 struct Opened {
     link: Direct,
@@ -325,4 +346,22 @@ pub fn failure(bytes: &[u8; size_of::<Failure>()]) -> Failure {
     let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     Failure { cause: word(0), server: word(4), detail: [long(8), long(16)] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_of_this_host_is_asked_over_loopback() {
+        let own = ["10.0.0.1", "172.17.0.1"].map(|ip| ip.parse().unwrap());
+        let found = |addresses: &[&str]| {
+            let addresses: Vec<String> = addresses.iter().map(|address| (*address).to_owned()).collect();
+            places(&addresses, &own).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(found(&["10.0.0.1:7", "172.17.0.1:7"]), "127.0.0.1:7 10.0.0.1:7 172.17.0.1:7");
+        // The bridge of its containers has the same address as ours.
+        assert_eq!(found(&["10.0.0.2:7", "172.17.0.1:7"]), "10.0.0.2:7 172.17.0.1:7");
+        assert_eq!(found(&["127.0.0.1:7", "none"]), "127.0.0.1:7");
+    }
 }
