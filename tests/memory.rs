@@ -235,12 +235,15 @@ fn what_is_in_swap_is_not_lost() {
     }
     // Less than the program may keep.
     fs::write(group.join("memory.limit_in_bytes"), "12M").unwrap();
-    let servers = Servers::start(everybody()[0], &[200]);
-    let mut command = servers.who.command(servers.config.path());
-    command.args(["exec", "-q", "--memory", &servers.list(), "--local-mb", "30", "--", "sh", "-c"]);
-    command.arg("echo $$ > $0/cgroup.procs; exec \"$@\"").arg(&group).arg(place().unwrap().join("memory"));
-    command.args(["swap", "60"]);
-    right(Run::new(command).end(), 30);
+    // By moving pages, and by copying them.
+    for who in [everybody()[0], everybody()[2]] {
+        let servers = Servers::start(who, &[200]);
+        let mut command = servers.who.command(servers.config.path());
+        command.args(["exec", "-q", "--memory", &servers.list(), "--local-mb", "30", "--", "sh", "-c"]);
+        command.arg("echo $$ > $0/cgroup.procs; exec \"$@\"").arg(&group).arg(place().unwrap().join("memory"));
+        command.args(["swap", "60"]);
+        right(Run::new(command).end(), 30);
+    }
     until(|| fs::remove_dir(&group).ok());
 }
 

@@ -60,12 +60,7 @@ pub(super) fn page(address: usize) -> Option<usize> {
     contains(address).then(|| (segments::to_window(address) - BASE) / PAGE)
 }
 
-/// All that is captured, or will be: addresses and bytes.
-pub(super) fn ranges() -> impl Iterator<Item = (usize, usize)> {
-    segments::ranges().chain([(BASE, SIZE)])
-}
-
-/// Has all that is captured, or will be, watched, in ranges of addresses and bytes; but not what else was put there ([`leave`]): the kernel may refuse that. Nobody puts
+/// Does something with all that is captured, or will be, in ranges of addresses and bytes, as having it watched; but not what else was put there ([`leave`]): the kernel may refuse that. Nobody puts
 /// anything there meanwhile.
 pub(super) fn watch(watch: impl Fn(usize, usize) -> Result<(), u32>) -> Result<(), u32> {
     let between = |from, to| if from < to { watch(from, to - from) } else { Ok(()) };
@@ -129,8 +124,7 @@ pub(super) fn reserve_near(wish: usize, len: usize) -> Result<usize, u32> {
 /// How the program may reach a range that it has, from now on.
 pub(super) fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> {
     let len = len.next_multiple_of(PAGE);
-    let ours = !is_left(at, len);
-    if ours && protection == NO_ACCESS {
+    if protection == NO_ACCESS {
         // Nobody reads it for us any more, then.
         spans(at, len).for_each(|(number, pages)| pager::undisturbed(number, pages).unmark_some(number, pages));
     }
@@ -138,8 +132,13 @@ pub(super) fn open(at: usize, len: usize, protection: usize) -> Result<(), u32> 
     // SAFETY: the program wants it so, and what is in there stays.
     let done = unsafe { call::protect(at, len, protection) };
     // Nobody sees it open who takes it for closed.
-    if ours && done.is_ok() != (protection == NO_ACCESS) {
-        table.mark(at, len);
+    if done.is_ok() != (protection == NO_ACCESS) {
+        // Beside something else that was put there ([`leave`]) it stays as it is.
+        for (number, pages) in spans(at, len) {
+            if table.span(number).foreign == 0 {
+                table.mark_some(number, pages);
+            }
+        }
     }
     done
 }
@@ -204,6 +203,8 @@ pub(super) fn release(at: usize, len: usize) {
     forget(at, len, true);
     let mut table = TABLE.lock();
     table.window.wishes.take(at, len);
+    // What lies behind was never given, and would be given twice.
+    let fresh = table.window.fresh;
     for (number, pages) in spans(at, len) {
         let start = BASE + number * SPAN;
         let span = table.span(number);
@@ -213,7 +214,7 @@ pub(super) fn release(at: usize, len: usize) {
             continue;
         }
         let behind = start.checked_sub(BASE + HEAP).map(|bytes| bytes / SPAN);
-        if let Some(nth) = behind.filter(|nth| span.given == NONE && !freed::has(*nth)) {
+        if let Some(nth) = behind.filter(|nth| start < fresh && span.given == NONE && !freed::has(*nth)) {
             // SAFETY: nobody has anything in this span any more.
             if unsafe { call::protect(start, SPAN, NO_ACCESS) }.is_ok() {
                 freed::put(nth);
@@ -296,14 +297,16 @@ impl Table {
     }
 
     fn mark(&mut self, at: usize, len: usize) {
-        for (number, pages) in spans(at, len) {
-            let span = self.span(number);
-            span.given = with(span.given, pages);
-            let before = count(&span.mapped);
-            span.mapped = with(span.mapped, pages);
-            let after = count(&span.mapped);
-            self.window.pages += after - before;
-        }
+        spans(at, len).for_each(|(number, pages)| self.mark_some(number, pages));
+    }
+
+    fn mark_some(&mut self, number: usize, pages: Bits) {
+        let span = self.span(number);
+        span.given = with(span.given, pages);
+        let before = count(&span.mapped);
+        span.mapped = with(span.mapped, pages);
+        let after = count(&span.mapped);
+        self.window.pages += after - before;
     }
 }
 

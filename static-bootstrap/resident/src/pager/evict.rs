@@ -493,9 +493,9 @@ fn is_swapping() -> bool {
     known.is_err() || words[8] != words[9]
 }
 
-/// Which of these pages the kernel has in a swap device: they are there, but mincore(2) does not say so.
+/// Which of these pages the kernel has in a swap device, or has brought back from it meanwhile: they are there, but mincore(2) does not, or did not, say so.
 fn swapped(base: usize, pages: Bits) -> Bits {
-    const IN_SWAP: u64 = 1 << 62;
+    const PRESENT_OR_IN_SWAP: u64 = 3 << 62;
     const CLOEXEC: usize = 0o2_000_000;
     let mut entries = [0u64; SPAN_PAGES];
     let path = c"/proc/self/pagemap".as_ptr() as usize;
@@ -510,6 +510,6 @@ fn swapped(base: usize, pages: Bits) -> Bits {
     };
     // Else what is there would be taken for zeros.
     read.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
-    let is_in_swap = |page: usize| (entries[page] & IN_SWAP != 0) as u64;
-    core::array::from_fn(|at| (0..64).fold(0, |all, bit| all | is_in_swap(at * 64 + bit) << bit) & pages[at])
+    let is_there = |page: usize| (entries[page] & PRESENT_OR_IN_SWAP != 0) as u64;
+    core::array::from_fn(|at| (0..64).fold(0, |all, bit| all | is_there(at * 64 + bit) << bit) & pages[at])
 }

@@ -80,11 +80,15 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
         granted.close();
         return Err(errno);
     }
-    inherited(true);
+    if let Err(errno) = inherited(true) {
+        let _ = inherited(false);
+        granted.close();
+        return Err(errno);
+    }
     let table = TABLE.lock();
     let result = clone();
     drop(table);
-    inherited(false);
+    let _ = inherited(false);
     if result != Ok(0) {
         drop(closed);
         granted.close();
@@ -107,11 +111,16 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     Ok(0)
 }
 
-/// Whether a child finds what is captured: only if it then learns what is away, and does not take that for zeros.
-pub(super) fn inherited(yes: bool) {
+/// Whether a child finds what is captured: only if it then learns what is away, and does not take that for zeros. What else was put there is as the program wants it; at a device's
+/// memory the kernel would stop.
+pub(super) fn inherited(yes: bool) -> Result<(), u32> {
     let advice = if yes { call::DOFORK } else { call::DONTFORK };
-    for (at, len) in window::ranges() {
+    window::watch(|at, len| {
         // SAFETY: what is in there stays.
-        let _ = unsafe { call::advise(at, len, advice) };
-    }
+        match unsafe { call::advise(at, len, advice) } {
+            // The program has unmapped a part of a static array.
+            Err(call::ENOMEM) => Ok(()),
+            done => done,
+        }
+    })
 }

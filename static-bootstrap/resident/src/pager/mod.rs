@@ -214,7 +214,8 @@ fn start() {
     let watched = window::watch(|at, len| uffd.register(at, len));
     watched.unwrap_or_else(|errno| refused(step::REGISTER, errno));
     // A child would find nothing in there, and must not take that for zeros.
-    fork::inherited(false);
+    let hidden = fork::inherited(false);
+    hidden.unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let staged = if uffd.moves { SPAN } else { slots::number(&uffd) * SPAN };
     let pages = (budget - staged - TABLES) / PAGE;
     let had = adopt();
