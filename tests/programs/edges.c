@@ -691,7 +691,7 @@ static void alone(void)
     char *at = map(bytes, READ_WRITE, 0);
     int status;
     fill(at, bytes, 10);
-    usleep(500000);
+    sleep(2);
     check(kill(server, SIGSTOP) == 0 && fork() < 0 && errno == EAGAIN, "a fork that gets no connections");
     check(kill(server, SIGCONT) == 0, "SIGCONT");
     filled(at, bytes, 10);
