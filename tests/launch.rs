@@ -509,9 +509,9 @@ fn binding() {
 #[test]
 fn hosts_that_cannot_be_reached() {
     let agent = "case {host} in b) echo no route to b >&2; exit 255;; esac; env";
-    let run = |flags: &[&str]| {
+    let run_on = |hosts: &str, flags: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hpcrt"));
-        command.args(["exec", "--hosts", "a,b,c", "--agent", agent]).args(flags).args([
+        command.args(["exec", "--hosts", hosts, "--agent", agent]).args(flags).args([
             "--",
             "sh",
             "-c",
@@ -519,6 +519,7 @@ fn hosts_that_cannot_be_reached() {
         ]);
         Run::new(command).end()
     };
+    let run = |flags: &[&str]| run_on("a,b,c", flags);
     let done = run(&[]).code(125).says("no route to b");
     assert!(done.err.contains("--min-hosts") && done.took < Duration::from_secs(10), "{}", done.err);
     let done = run(&["--min-hosts", "2"]).code(0).says("going on without a host: b:");
@@ -527,6 +528,11 @@ fn hosts_that_cannot_be_reached() {
     // In a tree, b is tried by its parent and then from here.
     let done = run(&["--min-hosts", "2", "--fan-out", "1"]).code(0).says("no route to b");
     assert_eq!(done.lines(), ["1", "3"]);
+    // Those that b was to start are started from here.
+    let done = run_on("b,a,c", &["--min-hosts", "2", "--fan-out", "1"]).code(0).says("going on without a host: b:");
+    let done = done.says("a,c: other hosts could not start it (b: cannot start the agent: no route to b)");
+    assert_eq!(done.lines(), ["2", "3"]);
+    run_on("b,a,c", &["--fan-out", "1"]).code(125).says("1 of 3 hosts are missing: b:");
 }
 
 #[test]

@@ -126,7 +126,7 @@ pub struct Root {
     clocks: RefCell<Clocks>,
     /// Who starts each node: node 1 first.
     parents: RefCell<Vec<NodeId>>,
-    /// Nodes that their parent could not start, and why.
+    /// Nodes that their parent could not start, or that had none, and why.
     restarted: RefCell<BTreeMap<NodeId, String>>,
     /// What was said of what hosts do without: hosts, words.
     said: RefCell<Vec<(String, String)>>,
@@ -281,7 +281,7 @@ impl Root {
         let this = Rc::clone(self);
         self.subtree.start(nodes, move |report| {
             let this = Rc::clone(&this);
-            async move { this.note(report, true).await }.boxed_local()
+            async move { this.note(report).await }.boxed_local()
         });
     }
 
@@ -446,12 +446,16 @@ impl Root {
         self.jobs.borrow().iter().map(|(job, (_, card))| (*job, Rc::clone(card))).collect()
     }
 
+    /// Who starts a node; 0: this process.
+    fn parent(&self, node: NodeId) -> NodeId {
+        self.parents.borrow().get((node as usize).wrapping_sub(1)).copied().unwrap_or(0)
+    }
+
     /// Every node with its parent (0: this process), its host, its state, and what it said of itself last, if it did.
     pub fn each_node(&self, mut show: impl FnMut(NodeId, NodeId, &str, &State, Option<&Facts>)) {
-        let (nodes, parents, facts) = (self.nodes.borrow(), self.parents.borrow(), self.facts.borrow());
+        let (nodes, facts) = (self.nodes.borrow(), self.facts.borrow());
         for (node, state) in &*nodes {
-            let parent = parents.get((*node as usize).wrapping_sub(1)).copied().unwrap_or(0);
-            show(*node, parent, self.host(*node), state, facts.get(node).map(|(_, facts)| facts));
+            show(*node, self.parent(*node), self.host(*node), state, facts.get(node).map(|(_, facts)| facts));
         }
     }
 
@@ -536,7 +540,7 @@ impl Root {
                 Event::Report { report: Report::Collective { job, word }, packet, .. } => {
                     self.tell(job, News::Collective { word, packet });
                 }
-                Event::Report { report, .. } => self.note(report, false).await,
+                Event::Report { report, .. } => self.note(report).await,
                 Event::Log { child, packet } => {
                     let loading = self.loading.borrow().clone();
                     if let Some(loading) = loading {
@@ -560,22 +564,23 @@ impl Root {
         }
     }
 
-    /// `direct`: said by this process itself about a node it started.
-    async fn note(self: &Rc<Self>, report: Report, direct: bool) {
+    /// What a node reports, or this process of one that it starts itself.
+    async fn note(self: &Rc<Self>, report: Report) {
         match report {
             Report::Joined { node, addresses, machine, mut limits, birth } => {
                 limits.ssh = self.restarted.borrow_mut().remove(&node);
                 self.clocks.borrow_mut().handle_join(node, birth, 0, self.now());
                 self.nodes.borrow_mut().insert(node, State::Up { addresses, machine, limits });
             }
-            Report::NotStarted { node, error } if direct => {
+            // We have tried ourselves, or nobody is to try any more.
+            Report::NotStarted { node, error } if self.parent(node) == 0 || self.is_stopping() => {
                 self.nodes.borrow_mut().insert(node, State::Gone { error });
             }
-            // Its parent could not reach it; perhaps we can (many sites forbid ssh between compute nodes).
+            // Its parent is not there itself, or could not reach it; perhaps we can (many sites forbid ssh between compute nodes).
             Report::NotStarted { node, error } => {
-                log::info!("{error}; starting it from here");
-                self.children.forget(node);
                 let host = self.host(node).to_owned();
+                log::info!("{error}; starting {host} from here");
+                self.children.forget(node);
                 let why = error.strip_prefix(&format!("{host}: ")).unwrap_or(&error).to_owned();
                 self.restarted.borrow_mut().insert(node, why);
                 if let Some(parent) = self.parents.borrow_mut().get_mut((node as usize).wrapping_sub(1)) {
