@@ -97,6 +97,8 @@ pub struct Reader {
     end: usize,
     /// Bytes read ahead, at most.
     ahead: usize,
+    /// A peer of whom not a byte comes for so long is lost; `None`: none is. As the present frame was asked for.
+    patience: Option<Duration>,
     silence: Alarm,
 }
 
@@ -124,22 +126,17 @@ impl Reader {
     /// # Errors
     /// See [`LinkError`]; after one the link is unusable.
     pub async fn receive(&mut self) -> Result<Packet, LinkError> {
+        self.patience = None;
         self.receive_capped((HEADER_MAX, BODY_MAX)).await
     }
 
-    /// [`Reader::receive`], but a peer silent for [`SILENCE`] is lost.
+    /// [`Reader::receive`], but a peer silent for [`SILENCE`] is lost. A frame may take any time, as long as some of it comes: pings wait behind it.
     ///
     /// # Errors
     /// See [`LinkError`].
     pub async fn receive_within(&mut self) -> Result<Packet, LinkError> {
-        let (until, mut silence) = (Instant::now() + SILENCE, std::mem::take(&mut self.silence));
-        let silent = async {
-            silence.at(until).await;
-            Err(LinkError::Silent)
-        };
-        let received = self.receive().or(silent).await;
-        self.silence = silence;
-        received
+        self.patience = Some(SILENCE);
+        self.receive_capped((HEADER_MAX, BODY_MAX)).await
     }
 
     async fn receive_capped(&mut self, limit: (usize, usize)) -> Result<Packet, LinkError> {
@@ -180,17 +177,41 @@ impl Reader {
             if to.is_empty() {
                 return Ok(());
             }
-            if to.len() >= self.ahead {
-                return Ok(self.io.read_exact(to).await?);
+            let straight = to.len() >= self.ahead;
+            if !straight {
+                // Zeroed once, not with every frame.
+                self.buffer.resize(self.ahead, 0);
+                (self.start, self.end) = (0, 0);
             }
-            // Zeroed once, not with every frame.
-            self.buffer.resize(self.ahead, 0);
-            (self.start, self.end) = (0, 0);
-            self.end = self.io.read(&mut self.buffer).await?;
-            if self.end == 0 {
-                return Err(LinkError::Closed);
+            let place = if straight { &mut *to } else { &mut self.buffer[..] };
+            let count = read(&mut self.io, place, &mut self.silence, self.patience).await?;
+            if straight {
+                to = &mut to[count..];
+            } else {
+                self.end = count;
             }
         }
+    }
+}
+
+/// What comes next, a byte at least. A peer of whom none comes within `patience` is lost.
+async fn read(
+    io: &mut (impl AsyncRead + Unpin),
+    to: &mut [u8],
+    silence: &mut Alarm,
+    patience: Option<Duration>,
+) -> Result<usize, LinkError> {
+    // Begins when there was nothing: what has come is never late.
+    let silent = async {
+        match patience {
+            Some(patience) => silence.at(Instant::now() + patience).await,
+            None => smol::future::pending().await,
+        }
+        Err(LinkError::Silent)
+    };
+    match async { Ok(io.read(to).await?) }.or(silent).await? {
+        0 => Err(LinkError::Closed),
+        count => Ok(count),
     }
 }
 
@@ -250,6 +271,7 @@ pub fn trusted(
         start: 0,
         end: 0,
         ahead: READ_AHEAD,
+        patience: None,
         silence: Alarm::default(),
     };
     (reader, Writer { io: Box::new(output), tags: None, small: Vec::new() })
@@ -352,6 +374,9 @@ impl std::fmt::Debug for Writer {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use super::*;
     use smol::net::unix::UnixStream;
 
@@ -375,6 +400,48 @@ mod tests {
                 let got = got.unwrap();
                 assert_eq!(got.message::<Hello>().unwrap(), message);
                 assert_eq!(got.body, packet.body);
+            }
+        });
+    }
+
+    /// Gives so many of its bytes every time, after a while; then nothing.
+    struct Slow {
+        bytes: Vec<u8>,
+        portion: usize,
+        pause: Option<Timer>,
+    }
+
+    const PAUSE: Duration = Duration::from_millis(60);
+    const PATIENCE: Duration = Duration::from_millis(100);
+
+    impl AsyncRead for Slow {
+        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut [u8]) -> Poll<io::Result<usize>> {
+            if self.bytes.is_empty() {
+                return Poll::Pending;
+            }
+            std::task::ready!(Pin::new(self.pause.get_or_insert_with(|| Timer::after(PAUSE))).poll(cx));
+            self.pause = None;
+            let count = self.portion.min(to.len()).min(self.bytes.len());
+            to[..count].copy_from_slice(&self.bytes[..count]);
+            self.bytes.drain(..count);
+            Poll::Ready(Ok(count))
+        }
+    }
+
+    /// A frame that takes longer than a silent peer has, read ahead and straight to its place.
+    #[test]
+    fn whoever_says_something_is_not_silent() {
+        smol::block_on(async {
+            for body in [100, 4 * READ_AHEAD] {
+                let prefix = Prefix { kind: Kind::Log, header: 8, body }.encode();
+                let bytes = [&prefix[..], &vec![7; 8 + body]].concat();
+                let input = Slow { portion: bytes.len() / 5, bytes, pause: None };
+                let mut reader = Reader { patience: Some(PATIENCE), ..trusted(input, smol::io::sink()).0 };
+                let limit = (HEADER_MAX, BODY_MAX);
+                let packet = reader.receive_capped(limit).await.unwrap();
+                assert_eq!((packet.header.as_slice(), &*packet.body), (&[7; 8][..], &vec![7; body]));
+                let end = reader.receive_capped(limit).await;
+                assert!(matches!(end, Err(LinkError::Silent)), "{end:?}");
             }
         });
     }
