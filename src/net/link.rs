@@ -299,17 +299,47 @@ pub async fn connect(
     node: u32,
     purpose: Purpose,
 ) -> Result<(Reader, Writer), LinkError> {
-    let shake = async {
-        let (mut reader, mut writer) = strange(stream);
-        let challenge = hello(&mut reader).await?;
-        let (handshake, answer) = Handshake::answer(key, &challenge, node, purpose)?;
-        writer.send(&Packet::new(&answer, Vec::new())).await?;
-        handshake.confirm(&hello(&mut reader).await?)?;
-        let (mine, theirs) = handshake.tags();
-        (writer.tags, reader.tags, reader.ahead) = (Some(mine), Some(theirs), READ_AHEAD);
-        Ok((reader, writer))
-    };
-    shake.or(late(HANDSHAKE, LinkError::Slow)).await
+    challenged(stream).await?.answer(key, node, purpose).await
+}
+
+/// A connection on which the listener has spoken. It goes on with whoever answers, so of several only one may be answered.
+#[derive(Debug)]
+pub struct Challenged {
+    reader: Reader,
+    writer: Writer,
+    challenge: Hello,
+    /// The handshake is late then.
+    until: Instant,
+}
+
+/// The first half of [`connect`].
+///
+/// # Errors
+/// As [`connect`].
+pub async fn challenged(stream: impl Stream) -> Result<Challenged, LinkError> {
+    let until = Instant::now() + HANDSHAKE;
+    let (mut reader, writer) = strange(stream);
+    let challenge = hello(&mut reader).or(late(HANDSHAKE, LinkError::Slow)).await?;
+    Ok(Challenged { reader, writer, challenge, until })
+}
+
+impl Challenged {
+    /// The second half of [`connect`], in what is left of [`HANDSHAKE`].
+    ///
+    /// # Errors
+    /// As [`connect`].
+    pub async fn answer(self, key: &SessionKey, node: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {
+        let Challenged { mut reader, mut writer, challenge, until } = self;
+        let shake = async {
+            let (handshake, answer) = Handshake::answer(key, &challenge, node, purpose)?;
+            writer.send(&Packet::new(&answer, Vec::new())).await?;
+            handshake.confirm(&hello(&mut reader).await?)?;
+            let (mine, theirs) = handshake.tags();
+            (writer.tags, reader.tags, reader.ahead) = (Some(mine), Some(theirs), READ_AHEAD);
+            Ok((reader, writer))
+        };
+        shake.or(late(until.saturating_duration_since(Instant::now()), LinkError::Slow)).await
+    }
 }
 
 /// The listening side of the handshake: the link, the node that connects and what it wants.

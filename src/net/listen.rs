@@ -8,7 +8,7 @@ use smol::future::{Future, FutureExt};
 use smol::{Async, Timer};
 
 use super::auth::SessionKey;
-use super::link::{self, LinkError, Reader, Writer};
+use super::link::{self, Challenged, LinkError, Reader, Writer};
 use super::wire::hello::Purpose;
 use crate::sys::without::{Ability, Without};
 
@@ -73,7 +73,8 @@ pub fn on_one_host(one: &[String], other: &[String]) -> bool {
     !one.is_empty() && one.iter().map(host).eq(other.iter().map(host))
 }
 
-/// Connects to a node over the first of its addresses that works, trying the next one beside it after a short while.
+/// Connects to a node over the first of its addresses that works, trying the next one beside it after a short while. One connection is
+/// answered at a time: a listener that was busy has several, and hands over the first that has proved itself, which must be ours.
 ///
 /// # Errors
 /// What the last address said; [`LinkError::Closed`] without any.
@@ -86,7 +87,7 @@ pub async fn reach(
     let tries = addresses.iter().enumerate().map(|(nth, address)| {
         async move {
             Timer::after(STAGGER * u32::try_from(nth).unwrap_or(u32::MAX)).await;
-            one(address, key, me, purpose).await
+            one(address).await
         }
         .boxed_local()
     });
@@ -102,18 +103,22 @@ pub async fn reach(
             std::task::Poll::Pending
         })
         .await;
-        match result {
+        drop(tries.swap_remove(done));
+        let link = match result {
+            Ok(challenged) => challenged.answer(key, me, purpose).await,
+            Err(error) => Err(error),
+        };
+        match link {
             Ok(link) => return Ok(link),
             // What may pass at one of them is what matters.
             Err(error) if told.as_ref().is_none_or(|told: &LinkError| !told.may_pass()) => told = Some(error),
             Err(_) => {}
         }
-        drop(tries.swap_remove(done));
     }
     Err(told.unwrap_or(LinkError::Closed))
 }
 
-async fn one(address: &str, key: &SessionKey, me: u32, purpose: Purpose) -> Result<(Reader, Writer), LinkError> {
+async fn one(address: &str) -> Result<Challenged, LinkError> {
     let address: SocketAddr =
         address.parse().map_err(|e| LinkError::Io(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
     let late = async {
@@ -122,12 +127,63 @@ async fn one(address: &str, key: &SessionKey, me: u32, purpose: Purpose) -> Resu
     };
     let stream = Async::<TcpStream>::connect(address).or(late).await?;
     stream.get_ref().set_nodelay(true)?;
-    link::connect(smol::net::TcpStream::from(stream), key, me, purpose).await
+    link::challenged(smol::net::TcpStream::from(stream)).await
 }
 
 #[cfg(test)]
 mod tests {
+    use smol::future::zip;
+
     use super::*;
+    use crate::net::link::Packet;
+    use crate::net::wire::frame::FrameError;
+    use crate::net::wire::hello::Hello;
+
+    fn listener(ip: Ipv4Addr) -> (Async<TcpListener>, u16) {
+        let listener = listen_at(SocketAddr::from((ip, 0))).unwrap();
+        let port = listener.get_ref().local_addr().unwrap().port();
+        (listener, port)
+    }
+
+    async fn accept(listener: &Async<TcpListener>) -> smol::net::TcpStream {
+        listener.accept().await.unwrap().0.into()
+    }
+
+    /// A listener that was busy for longer than one address is tried alone has a connection at each.
+    #[test]
+    fn both_ends_go_on_with_one_connection() {
+        smol::block_on(async {
+            let (listener, port) = listener(Ipv4Addr::UNSPECIFIED);
+            let (key, addresses) = (SessionKey::random(), [1, 2].map(|host| format!("127.0.0.{host}:{port}")));
+            let busy = async {
+                let (first, second) = (accept(&listener).await, accept(&listener).await);
+                zip(link::accept(second, &key), link::accept(first, &key)).await
+            };
+            let (reached, accepted) = zip(reach(&addresses, &key, 7, Purpose::Control), busy).await;
+            let (mut reader, ..) = match accepted {
+                (Ok(link), Err(LinkError::Closed)) | (Err(LinkError::Closed), Ok(link)) => link,
+                other => panic!("{other:?}"),
+            };
+            let packet = Packet::new(&Hello::Welcome { proof: [3; 32] }, Vec::new());
+            reached.unwrap().1.send(&packet).await.unwrap();
+            assert_eq!(reader.receive().await.unwrap().header.as_slice(), packet.header.as_slice());
+        });
+    }
+
+    /// Whoever listens at an address that is another host's, too, or lets everybody connect, is in nobody's way.
+    #[test]
+    fn strangers_at_the_first_addresses_are_passed_over() {
+        smol::block_on(async {
+            let [silent, other, ours] = [(); 3].map(|()| listener(Ipv4Addr::LOCALHOST));
+            let addresses = [silent.1, other.1, ours.1].map(|port| format!("127.0.0.1:{port}"));
+            let (key, strange) = (SessionKey::random(), SessionKey::random());
+            let others = async { link::accept(accept(&other.0).await, &strange).await };
+            let accepting = zip(others, async { link::accept(accept(&ours.0).await, &key).await });
+            let (reached, (refused, accepted)) = zip(reach(&addresses, &key, 7, Purpose::Control), accepting).await;
+            assert!(matches!(refused, Err(LinkError::Frame(FrameError::Tag))), "{refused:?}");
+            assert!(reached.is_ok() && accepted.is_ok());
+        });
+    }
 
     #[test]
     fn hosts_are_told_apart_by_what_they_do_not_share() {
