@@ -451,8 +451,14 @@ fn exchanged(site: &Site, uid: u32) {
     wait();
     assert_eq!(job(&program), says("lib"));
     wait();
-    let replace = format!("if [ $HPCRT_RANK = 1 ]; then sleep 0.5; mv {there}/new.so {there}/lib/libpart.so; fi");
-    let lines = job(&format!("{program}; {replace}; sleep 1.5; {program}"));
+    // As soon as the other has run it; what changes within a job is seen some milliseconds later.
+    site.place(uid, &format!("ran{uid}"), &[]);
+    let replace = format!(
+        "if [ $HPCRT_RANK = 0 ]; then touch /shared/ran{uid}/once; else until [ -e /shared/ran{uid}/once ]; do sleep 0.1; done; \
+         mv {there}/new.so {there}/lib/libpart.so; fi"
+    );
+    let soon = format!("n=0; until {program} | grep -q ^other || [ $n = 20 ]; do n=$((n + 1)); sleep 0.1; done");
+    let lines = job(&format!("{program}; {replace}; {soon}; {program}"));
     let mut expected = [says("lib"), says("other")].concat();
     expected.sort();
     assert_eq!(lines, expected, "as {uid}");

@@ -132,23 +132,30 @@ def owners():
 
 def pair(sync):
     rank = int(os.environ["HPCRT_RANK"])
-    steps = iter(range(100))
+    steps = iter(range(200))
+
+    def wait(name):
+        begun = time.time()
+        while not os.path.exists(name):
+            assert time.time() - begun < 20, name
+            time.sleep(0.002)
 
     def meet():
         step = next(steps)
         open("%s/%d.%d" % (sync, step, rank), "w").close()
-        begun = time.time()
-        while not os.path.exists("%s/%d.%d" % (sync, step, 1 - rank)):
-            assert time.time() - begun < 20, step
-            time.sleep(0.002)
+        wait("%s/%d.%d" % (sync, step, 1 - rank))
 
-    def other_does(change, *args):
-        """What the other rank changes, this one is told of before it goes on."""
+    def other_does(change, *args, who=0):
+        """What one rank changes, the other is told of before it goes on: its kernel knows that there is no such name as is made after the
+        change, and forgets in the order in which things are told."""
+        told = "told.%d" % next(steps)
+        assert rank == who or not os.path.exists(told), told
         meet()
-        if rank == 0:
+        if rank == who:
             change(*args)
-        meet()
-        time.sleep(0.25)
+            open(told, "x").close()
+        else:
+            wait(told)
 
     def check(what, is_, should):
         if rank == 1 and is_ != should:
@@ -209,12 +216,7 @@ def pair(sync):
     os.close(fd)
     # Made in a directory that got another name since it was looked for there.
     check("nothing there", os.path.exists("emptied/done"), False)
-    meet()
-    if rank == 1:
-        os.rename("emptied", "named")
-    # Told to the other, as what that one does is to this.
-    meet()
-    time.sleep(0.25)
+    other_does(os.rename, "emptied", "named", who=1)
     other_does(put, "named/done", "x")
     check("done under its new name", os.path.exists("named/done"), True)
     meet()

@@ -35,10 +35,14 @@ os.symlink("aside/original.py", os.path.join(top, "linked.py"))
 compileall.compile_dir(os.path.join(top, "pack"), quiet=2)
 compileall.compile_file(os.path.join(top, "only.py"), quiet=2, legacy=True)
 os.remove(os.path.join(top, "only.py"))
-again = lambda word: print(subprocess.run([sys.executable, __file__, top, word], capture_output=True, text=True), flush=True)
+run = lambda word: subprocess.run([sys.executable, __file__, top, word], capture_output=True, text=True)
+again = lambda word: print(run(word), flush=True)
 again("first")
 again("made")
 with open(os.path.join(top, "single.py"), "w") as file:
     file.write("value = 'changed, and longer'\n")
-time.sleep(0.3)
+# What changes within a job is seen some milliseconds later.
+until = time.time() + 10
+while "and longer" not in run("second").stdout and time.time() < until:
+    time.sleep(0.1)
 again("second")
