@@ -395,11 +395,10 @@ fn signals_are_passed_on() {
         run.signal(signal);
         run.end().code(code);
     }
-    let run = sh(ABC, "trap 'echo got; exit 0' USR2; while :; do sleep 0.05; done").start();
-    until(|| (role(&run.mark, Role::Rank).len() >= 3).then_some(()));
-    thread::sleep(Duration::from_millis(300));
+    let run = sh(ABC, "trap 'echo got; exit 0' USR2; echo up; while :; do sleep 0.05; done").start();
+    run.printed(3);
     run.signal(Signal::SIGUSR2);
-    assert_eq!(run.end().code(0).lines(), ["got"; 3]);
+    assert_eq!(run.end().code(0).lines(), ["got", "got", "got", "up", "up", "up"]);
 }
 
 #[test]
@@ -445,7 +444,7 @@ fn an_inherited_disposition_of_sigchld_does_no_harm() {
 
 #[test]
 fn stop_and_continue() {
-    let run = sh(ABC, "sleep 1; echo done").start();
+    let run = sh(ABC, "sleep 10; echo done").start();
     until(|| (role(&run.mark, Role::Rank).len() >= 6).then_some(()));
     thread::sleep(Duration::from_millis(200));
     run.signal(Signal::SIGTSTP);

@@ -137,9 +137,9 @@ fn broadcast(cluster: &Cluster, before: u64) {
     until(|| (received(cluster, 3) > before + (10 << 20)).then_some(()));
 }
 
-fn running(_: &Cluster, run: &Running) {
-    until(|| (ranks(&run.mark).len() == 4).then_some(()));
-    thread::sleep(Duration::from_millis(300));
+/// All ranks have said what they say.
+fn running(run: &Running) {
+    run.printed(4);
 }
 
 /// The right line from so many ranks, nothing else.
@@ -271,7 +271,7 @@ fn killed_while_running() {
     for victim in [Victim(FrontEnd, 3), Victim(Agent, 1), Victim(Keeper, 2), Victim(JobKeeper, 3), Victim(Rank, 1)] {
         in_time(&format!("{victim:?}"), ENDED, || {
             let run = exec(&cluster, USER, HOLD).start();
-            running(&cluster, &run);
+            running(&run);
             let since = Instant::now();
             victim.hit(&cluster, &run, Signal::SIGKILL);
             let done = run.end();
@@ -341,7 +341,7 @@ fn silent(name: &str, flags: &str, hit: impl Fn(&Cluster, &Running)) {
     let before = received(&cluster, 3);
     let run = exec(&cluster, USER, flags).start();
     if flags.contains(HOLD) {
-        running(&cluster, &run);
+        running(&run);
     } else {
         broadcast(&cluster, before);
     }
@@ -436,7 +436,7 @@ fn the_last_agent_stopped_in_the_broadcast() {
 fn connections_to_a_host_that_is_cut_off_end() {
     let Some(cluster) = up("t-lf-gone", "1gbit") else { return };
     let run = exec(&cluster, USER, &format!("--keep-going {HOLD}")).start();
-    running(&cluster, &run);
+    running(&run);
     let address: std::net::Ipv4Addr = cluster.state().hosts[1].address.parse().unwrap();
     let address = format!("{:08X}:", u32::from_ne_bytes(address.octets()));
     let kept = || sockets(&cluster, 0).iter().any(|(_, to, state)| to.starts_with(&address) && state == ESTABLISHED);
@@ -497,7 +497,7 @@ fn stores_that_are_full() {
     for victim in [Role::FrontEnd, Role::Agent, Role::Keeper] {
         small_stores(&cluster, 100);
         let run = exec(&cluster, USER, &format!("{HOLD} --store /tmp/small")).start();
-        running(&cluster, &run);
+        running(&run);
         Victim(victim, 2).hit(&cluster, &run, Signal::SIGKILL);
         run.end();
         until(|| cluster.leftovers().unwrap().iter().all(|l| !l.to_string().contains("process")).then_some(()));

@@ -120,7 +120,7 @@ fn a_job_is_shown_while_it_runs() {
     assert!(place.run(&["session", "list"]).end().code(0).text().is_empty());
 
     let watch = place.run(&["status", "--watch", "--json", &id]).start();
-    std::thread::sleep(Duration::from_millis(1500));
+    watch.printed(2);
     end(run);
     let looks = watch.end().code(0).text();
     assert!(looks.lines().count() >= 2 && looks.lines().all(|l| serde_json::from_str::<Value>(l).is_ok()), "{looks}");

@@ -5,12 +5,13 @@ pub mod network;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ use rustix::io::Errno;
 pub const DEADLINE: Duration = Duration::from_secs(60);
 /// What was killed or lost its front end is gone after this time.
 pub const GONE: Duration = Duration::from_secs(12);
+/// A program that was just written can be executed after this time.
+const BUSY: Duration = Duration::from_secs(1);
 
 /// A run to be started: its processes carry a mark in their environment, by which they are found.
 pub struct Run {
@@ -45,7 +48,8 @@ pub struct Done {
 pub struct Running {
     pub child: Child,
     pub mark: String,
-    out: JoinHandle<Vec<u8>>,
+    heard: Arc<Mutex<Vec<u8>>>,
+    out: JoinHandle<()>,
     err: JoinHandle<Vec<u8>>,
     begun: Instant,
     deadline: Duration,
@@ -124,20 +128,34 @@ impl Run {
     pub fn start(mut self) -> Running {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let begun = Instant::now();
-        let mut child = self.command.spawn().expect("the program starts");
+        let mut child = loop {
+            match self.command.spawn() {
+                // A child of another thread, not executed yet, has a copy of the program open that was just written.
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && begun.elapsed() < BUSY => {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                child => break child.expect("the program starts"),
+            }
+        };
         let mut to = child.stdin.take().expect("piped");
         let input = self.input;
         // A program that does not read its input ends this with EPIPE.
         thread::spawn(move || to.write_all(&input));
         let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
-        let drain = |from: &mut dyn Read| {
+        let heard = Arc::<Mutex<Vec<u8>>>::default();
+        let all = heard.clone();
+        let out = thread::spawn(move || {
+            let mut block = vec![0; 1 << 16];
+            while let Ok(got @ 1..) = out.read(&mut block) {
+                all.lock().unwrap().extend_from_slice(&block[..got]);
+            }
+        });
+        let err = thread::spawn(move || {
             let mut bytes = Vec::new();
-            let _ = from.read_to_end(&mut bytes);
+            let _ = err.read_to_end(&mut bytes);
             bytes
-        };
-        let out = thread::spawn(move || drain(&mut out));
-        let err = thread::spawn(move || drain(&mut err));
-        Running { child, mark: self.mark, out, err, begun, deadline: self.deadline }
+        });
+        Running { child, mark: self.mark, heard, out, err, begun, deadline: self.deadline }
     }
 
     pub fn end(self) -> Done {
@@ -152,6 +170,13 @@ impl Running {
 
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).unwrap();
+    }
+
+    /// Waits until so many lines of output have come, [`DEADLINE`] at most.
+    #[track_caller]
+    pub fn printed(&self, lines: usize) {
+        let said = || self.heard.lock().unwrap().iter().filter(|byte| **byte == b'\n').count();
+        until(|| (said() >= lines).then_some(()));
     }
 
     /// Waits for the end; a run past its deadline is killed and fails the test.
@@ -180,7 +205,8 @@ impl Running {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        let (out, err) = gone.join().unwrap();
+        let ((), err) = gone.join().unwrap();
+        let out = std::mem::take(&mut *self.heard.lock().unwrap());
         Done { status, out, err: String::from_utf8_lossy(&err).into_owned(), took, mark }
     }
 }
@@ -281,9 +307,10 @@ fn role_of(pid: Pid) -> Option<Role> {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     let exe = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let ours = exe.to_string_lossy().contains("hpcrt");
-    Some(match words.get(1) {
+    // A process that is being executed has no words yet.
+    Some(match *words.get(1)? {
         _ if name.trim() == "hpcrt-porter" => Role::Porter,
-        Some(&b"serve") if name.trim() == "hpcrt-keeper" => {
+        b"serve" if name.trim() == "hpcrt-keeper" => {
             match role_of(parent(pid)?) {
                 Some(Role::Keeper) => Role::JobKeeper,
                 // On its way to become the program.
@@ -291,9 +318,9 @@ fn role_of(pid: Pid) -> Option<Role> {
                 _ => Role::Keeper,
             }
         }
-        Some(&b"serve") if words.get(2) == Some(&&b"--lend"[..]) => Role::Lender,
-        Some(&b"serve") => Role::Agent,
-        Some(&b"exec") if ours => Role::FrontEnd,
+        b"serve" if words.get(2) == Some(&&b"--lend"[..]) => Role::Lender,
+        b"serve" => Role::Agent,
+        b"exec" if ours => Role::FrontEnd,
         _ => Role::Rank,
     })
 }
