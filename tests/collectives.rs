@@ -98,8 +98,9 @@ fn who_is_missing_is_named() {
     };
     lost("exit 0");
     lost("kill -9 $$");
-    let lines = "call() { printf '%s 0 0.3\\n' $1 >&8; read -r line <&8; echo \"$line\"; }
-        case $HPCRT_RANK in 1|4) sleep 2;; *) call barrier;; esac";
+    // Who calls first sets the time, in which the others have to: all begin together.
+    let lines = "call barrier; call() { printf '%s 0 1\\n' $1 >&8; read -r line <&8; echo \"$line\"; }
+        case $HPCRT_RANK in 1|4) sleep 4;; *) call barrier;; esac";
     let done = bash("-n 6", lines).end().code(0);
     assert_eq!(done.lines(), vec!["late 1,4 they did not call it in time"; 4]);
 }

@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,7 +52,10 @@ fn a_killed_agent() {
 fn a_killed_agent_that_has_output_yet_to_send() {
     const BYTES: usize = 3 << 20;
     // The pipe holds the last MiB.
-    let script = format!("import fcntl, os; fcntl.fcntl(1, 1031, 1 << 20); os.write(1, b'x' * {BYTES})");
+    let place = tempfile::tempdir().unwrap();
+    let written = place.path().join("written");
+    let script =
+        format!("import fcntl, os; fcntl.fcntl(1, 1031, 1 << 20); os.write(1, b'x' * {BYTES}); open({written:?}, 'w')");
     // How much the front end takes before it waits for its reader differs.
     for round in 0..10 {
         let mark = format!("output{}-{round}", std::process::id());
@@ -59,7 +63,7 @@ fn a_killed_agent_that_has_output_yet_to_send() {
         command.args(["exec", "--hosts", "a", "--agent", "local", "-q", "--", "python3", "-c", &script]);
         command.env("HPCRT_TEST_MARK", &mark).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        until(|| (role(&mark, Role::Rank).len() == 1).then_some(()));
+        until(|| fs::remove_file(&written).ok());
         until(|| role(&mark, Role::Rank).is_empty().then_some(()));
         // Its end is told.
         thread::sleep(Duration::from_millis(300));
@@ -104,18 +108,25 @@ fn a_killed_rank() {
 /// The loss of a host on which nothing of the job runs changes nothing.
 #[test]
 fn a_killed_agent_without_ranks() {
+    let place = tempfile::tempdir().unwrap();
+    let go = place.path().join("go");
+    let script = format!("echo up; while [ ! -e {} ]; do sleep 0.1; done; echo done", go.display());
     for flags in ["", "--keep-going", "--min-hosts 3"] {
         let hosts = format!("--hosts a,b,c,d --agent local -q -n 2 --ppn 1 {flags}");
-        let run = sh(&hosts, "sleep 1.5; echo done").start();
-        until(|| (role(&run.mark, Role::Rank).len() >= 4).then_some(()));
+        let run = sh(&hosts, &script).start();
+        run.printed(2);
         let job_keepers = role(&run.mark, Role::JobKeeper);
         assert_eq!(job_keepers.len(), 2);
         let busy: Vec<_> = job_keepers.into_iter().filter_map(|pid| parent(parent(pid)?)).collect();
         let idle: Vec<_> = role(&run.mark, Role::Agent).into_iter().filter(|pid| !busy.contains(pid)).collect();
         assert_eq!(idle.len(), 2);
         kill(idle[0], Signal::SIGKILL).unwrap();
+        // The loss is noticed while the job runs.
+        thread::sleep(Duration::from_secs(1));
+        fs::write(&go, "").unwrap();
         let done = run.end().gone().code(0);
-        assert_eq!(done.lines(), ["done"; 2], "{flags}: {}", done.err);
+        assert_eq!(done.lines(), ["done", "done", "up", "up"], "{flags}: {}", done.err);
+        fs::remove_file(&go).unwrap();
     }
 }
 
@@ -136,7 +147,7 @@ fn a_stopped_front_end() {
     let run = sh(HOSTS, "sleep 40; echo done").start();
     until(|| (role(&run.mark, Role::Rank).len() >= 8).then_some(()));
     kill(run.pid(), Signal::SIGSTOP).unwrap();
-    thread::sleep(Duration::from_secs(17));
+    until(|| role(&run.mark, Role::Rank).is_empty().then_some(()));
     kill(run.pid(), Signal::SIGCONT).unwrap();
     run.end().gone().code(125).says("heard nothing from the job for too long and ended its part of it");
 }

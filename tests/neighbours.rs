@@ -16,6 +16,7 @@ use cluster::{Cluster, Spec};
 use common::network::{ESTABLISHED, LISTEN, in_network, port, sockets};
 use common::{Done, Run, marked, nothing_left, until};
 use hpcrt::net::wire::frame::VERSION;
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Two ordinary users.
@@ -87,8 +88,13 @@ fn two_users_on_the_same_hosts_do_not_see_each_other() {
     }
     assert!(shell(&cluster, "hpc1", OTHER, "ls /tmp/hpcrt-20001").contains("Permission denied"));
 
-    let long = run(&cluster, USER, &mine.0, "echo up; sleep 3; echo done").start();
-    until(|| (ranks(&long.mark) == 2).then_some(()));
+    let long = run(&cluster, USER, &mine.0, "echo up; sleep 1000; echo done").start();
+    // Until the checks are done, nothing of it comes or goes.
+    let sleeping = || -> Vec<Pid> {
+        let sleeps = |pid: &Pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n");
+        marked(&long.mark).into_iter().filter(sleeps).collect()
+    };
+    until(|| (sleeping().len() == 2).then_some(()));
     let beside = run(&cluster, OTHER, &theirs.0, "id -u").end().code(0);
     assert_eq!(beside.lines(), ["20002", "20002"]);
     let pids: Vec<String> =
@@ -105,16 +111,10 @@ fn two_users_on_the_same_hosts_do_not_see_each_other() {
     // Neither their names in the file system nor the store's mount are there for others.
     let seen = shell(&cluster, "hpc2", OTHER, "cat /proc/mounts; ls -a /dev/shm /tmp; find /tmp /dev/shm -type f");
     assert!(!seen.contains("hpcrt"), "{seen}");
+    sleeping().into_iter().for_each(|pid| kill(pid, Signal::SIGKILL).unwrap());
     assert_eq!(long.end().code(0).lines(), ["done", "done", "up", "up"]);
     stop(&cluster, USER, &mine);
     stop(&cluster, OTHER, &theirs);
-}
-
-/// Ranks of the shared program.
-fn ranks(mark: &str) -> usize {
-    let is_rank =
-        |pid: &Pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(b"/shared/sh"));
-    marked(mark).iter().filter(|pid| is_rank(pid)).count()
 }
 
 /// Whatever lies at the place of the session sockets that is not the user's own directory is refused, and left as it is.

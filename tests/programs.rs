@@ -6,6 +6,7 @@
 mod site;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -116,14 +117,18 @@ fn replaced(site: &Site, uid: u32) {
     let script = format!("/shared/r{uid}/replaced.py");
     // Not in a captured directory: there an outsider's new name is not seen.
     let flag = format!("/shared/now{uid}");
-    let child = site.start(uid, HOSTS, &["-q", "--prefix", "/shared/lib"], &[&script, &flag]).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    let mut child = site.start(uid, HOSTS, &["-q", "--prefix", "/shared/lib"], &[&script, &flag]).spawn().unwrap();
+    let (mut said, mut out) = (String::new(), BufReader::new(child.stdout.take().unwrap()));
+    // Each has run it once.
+    for _ in RANKS {
+        out.read_line(&mut said).unwrap();
+    }
     fs::copy(place.join("new.so"), library.join("new")).unwrap();
     fs::rename(library.join("new"), library.join("libpart.so")).unwrap();
     fs::write(site.backing(&format!("now{uid}")), "").unwrap();
-    let output = child.wait_with_output().unwrap();
-    let run = Run { output, took: Duration::ZERO }.code(0);
-    assert_eq!(run.out(), "lib\n".repeat(4), "{}", run.err());
+    out.read_to_string(&mut said).unwrap();
+    let run = Run { output: child.wait_with_output().unwrap(), took: Duration::ZERO }.code(0);
+    assert_eq!(said, "lib\n".repeat(4), "{}", run.err());
 }
 
 /// What a host has mounted within a captured directory is its own: a directory, and a module that is read before anybody asks for it.

@@ -136,7 +136,9 @@ fn a_job_that_nobody_reads_hears_signals_and_losses() {
 fn a_job_that_nobody_reads_holds_up_no_other() {
     let session = Session::start(&["--idle", "1e19"]);
     let (mut mute, _reader) = mute(&mut session.run(&["-n", "1", "--", "sh", "-c", BABBLE]));
-    thread::sleep(Duration::from_millis(700));
+    let babbles = |pid: &Pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "yes\n");
+    until(|| marked(session.mark()).iter().any(babbles).then_some(()));
+    thread::sleep(Duration::from_millis(500));
     signal(&mute, Signal::SIGINT);
     thread::sleep(Duration::from_millis(200));
     let begun = Instant::now();
@@ -257,10 +259,10 @@ fn files_that_cannot_be_written() {
     fs::create_dir(at("out")).unwrap();
     fs::write(at("out/rank.1.err"), "of an earlier job").unwrap();
     let lines = format!(
-        "[ $HPCRT_RANK = 1 ] || ln -s /dev/full {}; sleep 0.$HPCRT_RANK; echo words; sleep 30",
-        at("out/rank.1.out")
+        "cd {}; if [ $HPCRT_RANK = 0 ]; then ln -s /dev/full rank.1.out; else until [ -s rank.0.out ]; do sleep 0.01; done; fi; \
+         echo words; sleep 30",
+        at("out")
     );
-    let lines = lines.replace("= 1 ]", "= 0 ]");
     let done = sh(&format!("{AB} -n 2 --output {}", at("out")), &lines).within(SOON).end().code(125);
     assert!(done.err.matches("No space left").count() == 1 && done.err.contains("rank.1.out"), "{}", done.err);
     assert_eq!(fs::read_to_string(at("out/rank.0.out")).unwrap(), "words\n");

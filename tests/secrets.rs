@@ -95,10 +95,8 @@ fn agents_of_this_machine() {
     let place = tempfile::tempdir().unwrap();
     let dir = format!("DIR={}", place.path().display());
     let run = exec("--hosts a,b --agent local -q -x").arg(&dir).program(&["sh", "-c", RANK]).start();
-    until(|| (role(&run.mark, Role::Rank).len() >= 2).then_some(()));
-    let agents: Vec<Pid> =
-        [Role::Agent, Role::Keeper, Role::JobKeeper].iter().flat_map(|r| role(&run.mark, *r)).collect();
-    assert_eq!(agents.len(), 6);
+    let of_both = |of: Role| Some(role(&run.mark, of)).filter(|pids| pids.len() == 2);
+    let agents = [Role::JobKeeper, Role::Keeper, Role::Agent].into_iter().flat_map(|of| until(|| of_both(of)));
     let own = words(run.pid(), "environ");
     for agent in agents {
         let more: Vec<_> = words(agent, "environ").difference(&own).cloned().collect();

@@ -176,7 +176,7 @@ fn a_job_whose_output_cannot_be_written_is_ended() {
 fn a_stopped_session_is_gone() {
     let session = Session::start(&[]);
     let job = session.run(&["--", "sleep", "1000"]).run().start();
-    thread::sleep(Duration::from_millis(300));
+    until(|| (session.status()["jobs"][0]["phase"] == "running").then_some(()));
     session.command(&["stop", &session.name]).end().code(0);
     job.end().code(125);
     session.run(&["--", "true"]).end().code(2).says("there is no such session");
@@ -188,10 +188,10 @@ fn a_stopped_session_is_gone() {
 fn a_session_that_nobody_uses_ends() {
     let session = Session::start(&["--idle", "1"]);
     // A job that takes longer than that is use.
-    session.run(&["--", "sleep", "1.5"]).end().code(0);
     let begun = Instant::now();
+    session.run(&["--", "sleep", "1.5"]).end().code(0);
     until(|| (fs::read_dir(session.runtime.path()).unwrap().count() == 0).then_some(()));
-    assert!(begun.elapsed() > Duration::from_millis(700), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() > Duration::from_millis(1500 + 700), "{:?}", begun.elapsed());
     until(|| session.processes().is_empty().then_some(()));
     session.run(&["--", "true"]).end().code(2).says("there is no such session");
 }
