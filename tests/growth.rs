@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use cluster::generate::libraries::Libraries;
 use cluster::{Cluster, Spec};
-use common::{Done, Run, marked};
+use common::{Done, Role, Run, marked, role, until};
 use nix::unistd::Pid;
 
 /// Anonymous memory of an agent, at most.
@@ -62,6 +62,12 @@ fn sizes(mark: &str) -> BTreeMap<(String, i32), Size> {
     };
     let kind = |pid| kind(pid).map(|kind| if kind == "keeper" || kind == "front end" { kind } else { "agent".into() });
     marked(mark).into_iter().filter_map(|pid| Some(((kind(pid)?, pid.as_raw()), size(pid)?))).collect()
+}
+
+/// The same once no process of a job is left: its keeper ends a moment after the job.
+fn settled(mark: &str) -> BTreeMap<(String, i32), Size> {
+    until(|| role(mark, Role::JobKeeper).is_empty().then_some(()));
+    sizes(mark)
 }
 
 struct Session {
@@ -135,7 +141,7 @@ fn many(name: &str, libraries: usize, warm: u32, jobs: u32) {
     let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     fs::set_permissions(backing.path(), fs::Permissions::from_mode(0o755)).unwrap();
     programs(backing.path(), libraries);
-    let spec = Spec { name: name.into(), hosts: 3, backing: Some(backing.path().to_owned()), ..Spec::default() };
+    let spec = Spec { hosts: 3, backing: Some(backing.path().to_owned()), ..Spec::of(name) };
     let session = Session::start(Cluster::up(spec).unwrap());
     // The largest agent while it all comes.
     let (most, over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -157,12 +163,12 @@ fn many(name: &str, libraries: usize, warm: u32, jobs: u32) {
 
     let begun = Instant::now();
     (1..warm).for_each(|number| session.job(number));
-    let (before, stored) = (sizes(&session.mark), session.stored());
+    let (before, stored) = (settled(&session.mark), session.stored());
     let middle = warm.midpoint(jobs);
     (warm..middle).for_each(|number| session.job(number));
-    let between = sizes(&session.mark);
+    let between = settled(&session.mark);
     (middle..jobs).for_each(|number| session.job(number));
-    let (after, again) = (sizes(&session.mark), session.stored());
+    let (after, again) = (settled(&session.mark), session.stored());
     eprintln!("{jobs} jobs in {:.0} s; stores: {stored} bytes, then {again}", begun.elapsed().as_secs_f64());
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "the same processes");
     for (who, now) in &after {

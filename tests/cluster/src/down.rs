@@ -1,7 +1,10 @@
 //! `cluster down`: leaves the machine as it was before `up`, also after an `up` that was killed half-way.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::fcntl::{Flock, FlockArg};
@@ -64,11 +67,18 @@ pub(crate) fn remove(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// What an `up` that was killed had begun to execute may make files for a moment.
 fn remove_tree(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("remove {}", path.display()))
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match fs::remove_dir_all(path) {
+            Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty && Instant::now() < deadline => {
+                sleep(Duration::from_millis(3));
+            }
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("remove {}", path.display()));
+            }
+            _ => return Ok(()),
         }
-        _ => Ok(()),
     }
 }

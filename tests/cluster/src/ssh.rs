@@ -25,6 +25,7 @@ pub(crate) fn start(state: &State) -> Result<()> {
         let made = Command::new("ssh-keygen")
             .args(["-q", "-t", "ed25519", "-N", "", "-C", "test", "-f"])
             .arg(dir.join(key))
+            .env(MARK, &state.spec.name)
             .status();
         if !made.context("start ssh-keygen (package openssh-client)")?.success() {
             bail!("ssh-keygen failed");

@@ -45,7 +45,7 @@ fn build(spec: &Spec, begin: Instant) -> Result<State> {
     if spec.sshd > 0 {
         down::make_place(&own, Path::new("/run/sshd"))?;
     }
-    host_local(&own, &backing)?;
+    host_local(spec, &own, &backing)?;
     accounts(spec, &own)?;
     set_uid_copy(&own)?;
     let spec_file = own.join("spec.json");
@@ -109,12 +109,13 @@ fn ready(child: &mut Child, own: &Path) -> Result<i32> {
 }
 
 /// `libhostlocal.so` in two kinds, and `hostlocal` on the shared file system that prints which one its host has.
-fn host_local(own: &Path, backing: &Path) -> Result<()> {
+fn host_local(spec: &Spec, own: &Path, backing: &Path) -> Result<()> {
     let cc = |input: &str, arguments: &[&str], output: &Path| -> Result<()> {
         let source = own.join("hostlocal.c");
         fs::write(&source, input).context("write a C file")?;
-        let status = Command::new("cc").args(["-O1", "-o"]).arg(output).arg(&source).args(arguments).status();
-        if !status.context("start cc (package gcc)")?.success() {
+        let mut cc = Command::new("cc");
+        cc.env(MARK, &spec.name).args(["-O1", "-o"]).arg(output).arg(&source).args(arguments);
+        if !cc.status().context("start cc (package gcc)")?.success() {
             bail!("cc failed on {}", source.display());
         }
         Ok(())

@@ -84,10 +84,10 @@ fn ordinary_users_are_told_and_skip() {
     if skip() {
         return;
     }
-    // Where everybody may read it.
-    let copy = Path::new("/var/tmp/cluster-for-users");
-    fs::copy(BINARY, copy).expect("copy");
-    let output = Command::new(copy).arg("up").uid(65534).gid(65534).output().expect("start");
+    // Where everybody may read it. By another process: a child of this one could have it open for writing when it is to be executed.
+    let copy = Path::new("/var/tmp").join(Spec::of("cluster-for-users").name);
+    assert!(Command::new("cp").arg(BINARY).arg(&copy).status().expect("start").success());
+    let output = Command::new(&copy).arg("up").uid(65534).gid(65534).output().expect("start");
     fs::remove_file(copy).expect("remove");
     assert_eq!(output.status.code(), Some(77));
     assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
