@@ -9,9 +9,9 @@ use super::{Servers, Who, everybody, place, right};
 
 const WAYS: [(&str, &[&str]); 2] = [("edges", &[]), ("edges-alone", &["-static"])];
 
-const MODES: [&str; 15] = [
+const MODES: [&str; 16] = [
     "churn", "locked", "heap", "parts", "over", "wishes", "doors", "vectors", "signals", "whole", "early", "crowd",
-    "jumped", "messages", "spliced",
+    "queued", "jumped", "messages", "spliced",
 ];
 
 /// Builds the program in each way, beside the others.
@@ -22,7 +22,7 @@ fn built() -> Option<&'static Path> {
     BUILT.call_once(|| {
         for (name, flags) in WAYS {
             let mut gcc = Command::new("gcc");
-            gcc.args(["-O2", "-pthread"]).args(flags).arg("-o").arg(place.join(name)).arg(&source);
+            gcc.args(["-O2", "-pthread"]).args(flags).arg("-o").arg(place.join(name)).arg(&source).arg("-lrt");
             assert!(gcc.status().unwrap().success());
         }
     });

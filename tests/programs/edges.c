@@ -1,5 +1,6 @@
 /* What few programs do with their memory: argv[1] says what, argv[2] how many MB it has. Prints "right" at the end, and the largest resident set in kB before that. */
 #define _GNU_SOURCE
+#include <aio.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -409,6 +410,40 @@ static void *drain(void *end)
     return (void *)all;
 }
 
+static void finished(struct aiocb *one, ssize_t len)
+{
+    const struct aiocb *list[] = {one};
+    while (aio_error(one) == EINPROGRESS)
+        check(aio_suspend(list, 1, 0) == 0 || errno == EINTR, "aio_suspend");
+    check(aio_return(one) == len, "what aio(7) did");
+}
+
+/* libc's threads for that have all signals blocked. */
+static void queued(void)
+{
+    enum { MUCH = 2 * MIB };
+    char name[] = "/tmp/hpcrt-test.XXXXXX", *from = malloc(MUCH), *to = malloc(MUCH);
+    struct aiocb one = {.aio_fildes = mkstemp(name), .aio_nbytes = MUCH, .aio_buf = from}, two = one, *both[] = {&one, &two};
+    sigset_t all;
+    check(one.aio_fildes >= 0 && unlink(name) == 0 && sigfillset(&all) == 0 && sigismember(&all, SIGTERM) == 1, "mkstemp");
+    fill(from, MUCH, 21);
+    fill(swept = map(bytes, READ_WRITE, 0), bytes, 22);
+    for (int round = 0; round < 3; round++) {
+        check(aio_write(&one) == 0, "aio_write");
+        finished(&one, MUCH);
+        filled(swept, bytes, 22);
+        two.aio_buf = to;
+        check(aio_read(&two) == 0, "aio_read");
+        finished(&two, MUCH);
+        filled(to, MUCH, 21);
+        memset(to, 0, MUCH);
+        one.aio_lio_opcode = LIO_WRITE;
+        two.aio_lio_opcode = LIO_NOP;
+        check(lio_listio(LIO_WAIT, both, 2, 0) == 0 && aio_return(&one) == MUCH, "lio_listio");
+        filled(swept, bytes, 22);
+    }
+}
+
 /* What blocks is whole. */
 static void whole(void)
 {
@@ -707,7 +742,7 @@ int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
         {"parts", parts}, {"over", over}, {"wishes", wishes}, {"vast", vast}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
-        {"crowd", crowd}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
+        {"crowd", crowd}, {"queued", queued}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
         {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;

@@ -37,22 +37,22 @@ const NO_GUARD: usize = 103;
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".weak preadv, pwritev, preadv2, pwritev2, recvmmsg, sendmmsg, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
-    ".weak sigaction, vmsplice, setsockopt, gnu_get_libc_version",
+    ".weak sigaction, vmsplice, setsockopt, sigprocmask, sigfillset, gnu_get_libc_version",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
-    ".quad preadv2, pwritev2, recvmmsg, sendmmsg, vmsplice, setsockopt, gnu_get_libc_version",
+    ".quad preadv2, pwritev2, recvmmsg, sendmmsg, vmsplice, setsockopt, sigprocmask, sigfillset, gnu_get_libc_version",
     ".popsection",
 );
 
-const COUNT: usize = 30;
+const COUNT: usize = 32;
 /// Places among them.
 const CURBRK: usize = 18;
 const ERRNO: usize = 19;
-const VERSION: usize = 29;
+const VERSION: usize = 31;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -106,6 +106,8 @@ pub(super) fn install() -> Result<(), u32> {
         sendmmsg,
         vmsplice,
         setsockopt,
+        sigprocmask,
+        sigfillset,
         _,
     ] = *libc();
     if mmap == 0 || munmap == 0 || errno == 0 {
@@ -120,6 +122,8 @@ pub(super) fn install() -> Result<(), u32> {
         (mprotect, our_mprotect as *const () as usize),
         (if curbrk == 0 { 0 } else { brk }, our_brk as *const () as usize),
         (sigmask, our_sigmask as *const () as usize),
+        (sigprocmask, our_sigprocmask as *const () as usize),
+        (sigfillset, our_sigfillset as *const () as usize),
         (readv, our_readv as *const () as usize),
         (writev, our_writev as *const () as usize),
         (recvmsg, our_recvmsg as *const () as usize),
@@ -348,23 +352,38 @@ extern "C" fn our_mlockall(flags: usize) -> usize {
 
 /// Without the signal by which [`trap`] works.
 extern "C" fn our_sigmask(how: usize, set: *const u64, old: usize) -> usize {
-    let mut mask = 0u64;
-    let mut given = 0;
+    set_mask(how, set, old).map_or_else(|errno| errno as usize, |()| 0)
+}
+
+/// Before glibc 2.32 it does not call the other.
+extern "C" fn our_sigprocmask(how: usize, set: *const u64, old: usize) -> usize {
+    returned(set_mask(how, set, old).map(|()| 0))
+}
+
+fn set_mask(how: usize, set: *const u64, old: usize) -> Result<(), u32> {
+    const UNBLOCK: usize = 1;
+    let (mut mask, mut given) = (0, 0);
     if !set.is_null() {
         // SAFETY: the program's set, of which the kernel knows the first word.
-        mask = unsafe { set.read() } & !signals::NEVER_BLOCKED;
+        let wanted = unsafe { set.read() };
+        // What [`our_sigfillset`] leaves out may have been blocked by what did not come here.
+        mask = if how == UNBLOCK { wanted | signals::NEVER_BLOCKED } else { wanted & !signals::NEVER_BLOCKED };
         given = &raw const mask as usize;
     }
-    const UNBLOCK: usize = 1;
-    if how == UNBLOCK && !set.is_null() {
-        // SAFETY: as above.
-        mask = unsafe { set.read() };
-    }
     core::hint::black_box(&mut mask);
-    match raw(nr::RT_SIGPROCMASK, [how, given, old, size_of::<u64>(), 0, 0]) {
-        Ok(_) => 0,
-        Err(errno) => errno as usize,
+    raw(nr::RT_SIGPROCMASK, [how, given, old, size_of::<u64>(), 0, 0]).map(drop)
+}
+
+/// Without that signal either: with such a set libc itself has threads block all (of aio(7), for one), by calls that nobody sees.
+extern "C" fn our_sigfillset(set: *mut u64) -> usize {
+    /// Signals 32 and 33, which are glibc's own.
+    const THREADS: u64 = 3 << 31;
+    if set.is_null() {
+        return returned(Err(call::EINVAL));
     }
+    // SAFETY: room for a set, of which the kernel knows the first word.
+    unsafe { set.write(!(signals::NEVER_BLOCKED | THREADS)) };
+    0
 }
 
 /// glibc's `struct sigaction`; of its set the kernel knows the first word.
