@@ -9,9 +9,24 @@ use super::{Servers, Who, everybody, place, right};
 
 const WAYS: [(&str, &[&str]); 2] = [("edges", &[]), ("edges-alone", &["-static"])];
 
-const MODES: [&str; 16] = [
-    "churn", "locked", "heap", "parts", "over", "wishes", "doors", "vectors", "signals", "whole", "early", "crowd",
-    "queued", "jumped", "messages", "spliced",
+const MODES: [&str; 17] = [
+    "churn",
+    "locked",
+    "heap",
+    "parts",
+    "over",
+    "wishes",
+    "doors",
+    "vectors",
+    "signals",
+    "whole",
+    "early",
+    "crowd",
+    "queued",
+    "jumped",
+    "cancelled",
+    "messages",
+    "spliced",
 ];
 
 /// Builds the program in each way, beside the others.
@@ -22,7 +37,12 @@ fn built() -> Option<&'static Path> {
     BUILT.call_once(|| {
         for (name, flags) in WAYS {
             let mut gcc = Command::new("gcc");
-            gcc.args(["-O2", "-pthread"]).args(flags).arg("-o").arg(place.join(name)).arg(&source).arg("-lrt");
+            gcc.args(["-O2", "-pthread", "-fexceptions"])
+                .args(flags)
+                .arg("-o")
+                .arg(place.join(name))
+                .arg(&source)
+                .arg("-lrt");
             assert!(gcc.status().unwrap().success());
         }
     });

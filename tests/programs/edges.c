@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/auxv.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/msg.h>
@@ -470,9 +471,17 @@ static void *wait_in_read(void *argument)
     return 0;
 }
 
+static volatile int left;
+
+static void leave(char *unused)
+{
+    (void)unused;
+    left++;
+}
+
 static void *wait_in_readv(void *argument)
 {
-    char *room = rooms[(long)argument];
+    char *room = rooms[(long)argument], inside __attribute__((cleanup(leave)));
     struct iovec list[2] = {{room, 2}, {room + 9 * PAGE, LARGE - 9 * PAGE}};
     check(readv(waited[(long)argument][0], list, 2) == 5 && !memcmp(room, "he", 2) && !memcmp(room + 9 * PAGE, "llo", 3), "a readv that waited");
     return 0;
@@ -587,6 +596,82 @@ static void jumped(void)
         check(munmap(rooms[1], LARGE) == 0 && close(waited[1][0]) == 0 && close(waited[1][1]) == 0, "what it had");
     }
     filled(swept, bytes, 15);
+}
+
+static void *wait_in_recvmmsg(void *argument)
+{
+    char *room = rooms[(long)argument];
+    struct iovec part = {room, LARGE};
+    struct mmsghdr message = {.msg_hdr = {.msg_iov = &part, .msg_iovlen = 1}};
+    recvmmsg(waited[(long)argument][0], &message, 1, 0, 0);
+    return 0;
+}
+
+static void *wait_in_sendmsg(void *argument)
+{
+    struct iovec part = {rooms[(long)argument], LARGE};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    sendmsg(waited[(long)argument][0], &message, 0);
+    return 0;
+}
+
+static void *wait_in_pipe(void *argument)
+{
+    struct iovec part = {rooms[(long)argument], LARGE};
+    int ends[2];
+    check(pipe(ends) == 0, "pipe");
+    vmsplice(ends[0], &part, 1, 0);
+    return 0;
+}
+
+/* A call made as glibc makes those in which a thread may be cancelled, from 2.41 on. */
+long made_by_place(long number, long first, char *at, long len);
+__asm__("made_by_place: sub $24, %rsp\n mov %rdi, %rax\n mov %rsi, %rdi\n mov %rdx, %rsi\n mov %rcx, %rdx\n"
+        "mov %r11, 8(%rsp)\n syscall\n add $24, %rsp\n ret");
+
+static void *wait_by_place(void *argument)
+{
+    made_by_place(SYS_read, waited[(long)argument][0], rooms[(long)argument], LARGE);
+    return 0;
+}
+
+static long filters(void)
+{
+    char line[200];
+    long count = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, f))
+        if (!strncmp(line, "Seccomp_filters:", 16))
+            count = atol(line + 16);
+    fclose(f);
+    return count;
+}
+
+/* Threads that wait for ever in a call are cancelled, before much is asked for and then. Who unwinds finds what they have to clean up. */
+static void cancelled(void)
+{
+    void *(*ways[])(void *) = {wait_in_read, wait_in_readv, wait_in_recvmsg, wait_in_recvmmsg, wait_in_sendmsg, wait_in_pipe, wait_by_place};
+    enum { WAYS = sizeof ways / sizeof *ways };
+    int dynamic = getauxval(AT_BASE) != 0;
+    long before = filters();
+    void *end;
+    for (int round = 0; round < 2; round++) {
+        for (int way = 0; way < WAYS; way++) {
+            if (ways[way] == wait_by_place && (!dynamic || filters() == before))
+                continue;
+            for (int late = 0; late < 2; late++) {
+                pthread_t thread = start_waiter(1, ways[way]);
+                int last = left;
+                usleep(late * 20000);
+                check(pthread_cancel(thread) == 0 && pthread_join(thread, &end) == 0 && end == PTHREAD_CANCELED, "a thread that is cancelled");
+                check(!dynamic || !late || ways[way] != wait_in_readv || left == last + 1, "what is cleaned up");
+                check(munmap(rooms[1], LARGE) == 0 && close(waited[1][0]) == 0 && close(waited[1][1]) == 0, "what it had");
+            }
+        }
+        if (round == 0)
+            fill(swept = map(bytes, READ_WRITE, 0), bytes, 23);
+        filled(swept, bytes, 23);
+    }
 }
 
 /* Lists of many parts, and of messages, into memory that somebody else's pushes out all the time. */
@@ -742,7 +827,7 @@ int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
         {"parts", parts}, {"over", over}, {"wishes", wishes}, {"vast", vast}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
-        {"crowd", crowd}, {"queued", queued}, {"jumped", jumped}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
+        {"crowd", crowd}, {"queued", queued}, {"jumped", jumped}, {"cancelled", cancelled}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
         {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;
     bytes = argc > 2 ? (size_t)atol(argv[2]) * 1000000 / PAGE * PAGE : 0;

@@ -3,7 +3,7 @@
 use core::arch::global_asm;
 
 use sys::page::PAGE;
-use sys::syscall::nr;
+use sys::syscall::{nr, syscall};
 
 use super::{call, calls, entry, fork, pager, patch, preload, segments, settings, signals, trap, window};
 
@@ -37,22 +37,23 @@ const NO_GUARD: usize = 103;
 global_asm!(
     ".weak mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".weak preadv, pwritev, preadv2, pwritev2, recvmmsg, sendmmsg, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork",
-    ".weak sigaction, vmsplice, setsockopt, sigprocmask, sigfillset, gnu_get_libc_version",
+    ".weak sigaction, vmsplice, setsockopt, sigprocmask, sigfillset, gnu_get_libc_version, pthread_setcanceltype",
     ".pushsection .data.rel.ro, \"aw\"",
     ".balign 8",
     ".hidden hpcrt_libc",
     ".globl hpcrt_libc",
     "hpcrt_libc: .quad mmap, mmap64, munmap, mremap, madvise, mprotect, brk, pthread_sigmask, readv, writev, recvmsg, sendmsg",
     ".quad preadv, pwritev, execve, mlock, mlock2, mlockall, __curbrk, __errno_location, _Fork, fork, sigaction",
-    ".quad preadv2, pwritev2, recvmmsg, sendmmsg, vmsplice, setsockopt, sigprocmask, sigfillset, gnu_get_libc_version",
+    ".quad preadv2, pwritev2, recvmmsg, sendmmsg, vmsplice, setsockopt, sigprocmask, sigfillset, gnu_get_libc_version, pthread_setcanceltype",
     ".popsection",
 );
 
-const COUNT: usize = 32;
+const COUNT: usize = 33;
 /// Places among them.
 const CURBRK: usize = 18;
 const ERRNO: usize = 19;
 const VERSION: usize = 31;
+const CANCEL_TYPE: usize = 32;
 
 unsafe extern "C" {
     #[link_name = "hpcrt_libc"]
@@ -108,6 +109,7 @@ pub(super) fn install() -> Result<(), u32> {
         setsockopt,
         sigprocmask,
         sigfillset,
+        _,
         _,
     ] = *libc();
     if mmap == 0 || munmap == 0 || errno == 0 {
@@ -174,9 +176,34 @@ fn returned(result: Result<usize, u32>) -> usize {
     }
 }
 
-fn raw(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+/// A call of the program's, or a part of one.
+pub(super) fn raw(number: usize, args: [usize; 6]) -> Result<usize, u32> {
     // SAFETY: what the program asked for, with its own arguments.
     unsafe { call::gated(number, args) }
+}
+
+/// The same, in which the thread may be cancelled as in libc's function: asynchronously, since libc sends it a signal only then.
+///
+/// Hazard: a thread that is cancelled leaves from here, and nothing is dropped. Who calls this has no lock; what he holds is let go later ([`super::holds`]). The
+/// program's own frames are unwound, but not from the gate, of which nobody knows how: it is passed through only where the call would be stopped.
+pub(super) fn cancellable(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+    const ASYNCHRONOUS: i32 = 1;
+    let at = libc()[CANCEL_TYPE];
+    if at == 0 {
+        return raw(number, args);
+    }
+    // SAFETY: libc's function of this type, called on a thread of the program.
+    let set_type: extern "C" fn(i32, *mut i32) -> i32 = unsafe { core::mem::transmute(at) };
+    let mut before = 0;
+    set_type(ASYNCHRONOUS, &mut before);
+    let result = if trap::is_on() && args.iter().any(|at| window::contains(*at)) {
+        raw(number, args)
+    } else {
+        // SAFETY: as in `raw`.
+        unsafe { syscall(number, args) }
+    };
+    set_type(before, core::ptr::null_mut());
+    result
 }
 
 extern "C" fn our_mmap(at: usize, len: usize, protection: usize, flags: usize, fd: usize, offset: usize) -> usize {

@@ -45,10 +45,9 @@ fn buffer(number: usize) -> Option<(usize, usize)> {
 /// Makes a system call of a program all of whose calls come to us.
 pub(super) fn make(number: usize, args: [usize; 6]) -> Result<usize, u32> {
     if is_on() && args.iter().any(|at| window::contains(*at)) {
-        return resolve(number, args);
+        return resolve(number, args, hooks::raw);
     }
-    // SAFETY: the program's own call.
-    unsafe { call::gated(number, args) }
+    hooks::raw(number, args)
 }
 
 /// Makes a call with two pointers to so many bytes.
@@ -60,8 +59,11 @@ pub(super) fn with_parts<T>(parts: [usize; 2], len: usize, call: impl FnOnce() -
     call()
 }
 
+/// [`hooks::raw`], or the other in which a thread may be cancelled.
+type Make = fn(usize, [usize; 6]) -> Result<usize, u32>;
+
 /// Makes a system call that the filter stopped.
-fn resolve(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+fn resolve(number: usize, args: [usize; 6], make: Make) -> Result<usize, u32> {
     const WAIT_ALL: usize = 0x100;
     if matches!(number, nr::MLOCK | nr::MLOCK2) {
         return hooks::lock(number, args);
@@ -80,10 +82,10 @@ fn resolve(number: usize, args: [usize; 6]) -> Result<usize, u32> {
             if matches!(number, nr::PREAD64 | nr::PWRITE64) {
                 args[3] += done;
             }
-            (args[len], held_call(number, args))
+            (args[len], held_call(number, args, make))
         });
     }
-    held_call(number, args)
+    held_call(number, args, make)
 }
 
 /// Calls with what was done, and is left, of so many bytes, which comes back with how many it wanted and what became of them, until they are done or, if not all is to
@@ -108,7 +110,7 @@ fn in_parts(
 }
 
 /// Holds what the arguments point to: as many bytes as they say, or else as it takes.
-fn held_call(number: usize, args: [usize; 6]) -> Result<usize, u32> {
+fn held_call(number: usize, args: [usize; 6], make: Make) -> Result<usize, u32> {
     let lengths = addresses::lengths(number, &args);
     let mut guess = 256;
     for _ in 0..TRIES {
@@ -116,8 +118,7 @@ fn held_call(number: usize, args: [usize; 6]) -> Result<usize, u32> {
         for (at, len) in args.iter().zip(lengths) {
             holds.add(*at, if len > 0 { len } else { guess });
         }
-        // SAFETY: the program's own call.
-        match unsafe { call::gated(number, args) } {
+        match make(number, args) {
             Err(call::EFAULT) => guess = (guess * 4).min(holds::most()),
             result => return result,
         }
@@ -214,18 +215,16 @@ pub(super) fn has_list(number: usize) -> bool {
 
 /// Makes such a call.
 pub(super) fn with_list(number: usize, args: [usize; 6]) -> Result<usize, u32> {
-    // SAFETY: the program's own call, or one with a part of what it gave.
-    let raw = |args| unsafe { call::gated(number, args) };
     let [fd, at, count, position, ..] = args;
     if !is_on() || at == 0 {
-        return raw(args);
+        return hooks::cancellable(number, args);
     }
     let is_whole = || matches!(number, nr::WRITEV | nr::PWRITEV | nr::PWRITEV2) || is_regular(fd);
     let piece = |done: usize, part: &[usize; 2]| {
         let position = if position == CURRENT { CURRENT } else { position.wrapping_add(done) };
-        raw([fd, &raw const *part as usize, 1, position, args[4], args[5]])
+        hooks::cancellable(number, [fd, &raw const *part as usize, 1, position, args[4], args[5]])
     };
-    List { at, count }.go(LEAST, is_whole, || raw(args), piece)
+    List { at, count }.go(LEAST, is_whole, || hooks::cancellable(number, args), piece)
 }
 
 /// Makes a call with lists of strings that ends the program if it succeeds: nothing is held, because nobody would let go of it.
@@ -273,8 +272,7 @@ pub(super) fn splice([fd, list, count, flags, ..]: [usize; 6]) -> Result<usize, 
     loop {
         let mut polled = [fd as u32, ready];
         let time = if waits { usize::MAX } else { 0 };
-        // SAFETY: one `struct pollfd`.
-        if unsafe { call::gated(nr::POLL, [polled.as_mut_ptr() as usize, 1, time, 0, 0, 0]) }? == 0 {
+        if hooks::cancellable(nr::POLL, [polled.as_mut_ptr() as usize, 1, time, 0, 0, 0])? == 0 {
             return Err(call::EAGAIN);
         }
         let result = match with_list(some, [fd, list, count, CURRENT, 0, RWF_NO_WAIT]) {
@@ -300,17 +298,15 @@ pub(super) fn set_option(args: [usize; 6]) -> Result<usize, u32> {
 
 /// Makes a call with a `struct msghdr`.
 pub(super) fn with_message(number: usize, args: [usize; 6]) -> Result<usize, u32> {
-    // SAFETY: the program's own call, or one with a part of what it gave.
-    let raw = |number, args| unsafe { call::gated(number, args) };
     let [fd, at, flags, ..] = args;
     if !is_on() || at == 0 {
-        return raw(number, args);
+        return hooks::cancellable(number, args);
     }
     let mut holds = Holds::default();
     let list = beside(&mut holds, at);
     // A message that does not go whole does not go at all; but it may be a stream.
-    let piece = |_, [at, len]: &[usize; 2]| raw(nr::SENDTO, [fd, *at, *len, flags, 0, 0]);
-    list.go(MESSAGE, || number == nr::SENDMSG, || raw(number, args), piece)
+    let piece = |_, [at, len]: &[usize; 2]| hooks::cancellable(nr::SENDTO, [fd, *at, *len, flags, 0, 0]);
+    list.go(MESSAGE, || number == nr::SENDMSG, || hooks::cancellable(number, args), piece)
 }
 
 /// Makes a call with a list of them, or of as many from the first on as can be held: it says how many it has taken.
@@ -330,8 +326,7 @@ pub(super) fn with_messages(number: usize, mut args: [usize; 6]) -> Result<usize
         });
         args[2] = fits.count().max(count.min(1));
     }
-    // SAFETY: the program's own call.
-    unsafe { call::gated(number, args) }
+    hooks::cancellable(number, args)
 }
 
 /// Holds a `struct msghdr` and what it has beside its list.
@@ -364,12 +359,22 @@ extern "C" fn stopped(signal: i32, info: *const i32, frame: *mut usize) {
             *at(13) = (call::EINVAL as usize).wrapping_neg();
             return;
         }
-        *at(13) = match resolve(number, args) {
+        let make = if is_point(*at(16)) { hooks::cancellable } else { hooks::raw };
+        *at(13) = match resolve(number, args, make) {
             Ok(value) => value,
             Err(errno) => (errno as usize).wrapping_neg(),
         };
         signals::keep(number, frame);
     }
+}
+
+/// Whether a call that goes on at `next` was made by glibc's one instruction (from 2.41 on) for those in which a thread may be cancelled. It knows them by that place, and this
+/// one is made elsewhere; older ones have the thread cancelled anywhere meanwhile.
+fn is_point(next: usize) -> bool {
+    // mov [rsp + 8], r11; syscall
+    const CODE: [u8; 7] = [0x4c, 0x89, 0x5c, 0x24, 8, 0x0f, 0x05];
+    // SAFETY: in the page of the instruction that made the call.
+    next % PAGE >= CODE.len() && unsafe { *((next - CODE.len()) as *const [u8; 7]) } == CODE
 }
 
 #[unsafe(naked)]
