@@ -189,6 +189,8 @@ static void heap(void)
     free(at);
 }
 
+static char array[3 * MIB] __attribute__((aligned(4096)));
+
 /* Mappings that cannot become longer where they are, are where the program wants them, or are to be something else for a child. */
 static void parts(void)
 {
@@ -208,11 +210,21 @@ static void parts(void)
     check((uintptr_t)low < 1UL << 32, "an address of 32 bits");
     at = map(MIB, READ_WRITE, 0);
     check(madvise(at, MIB, MADV_WIPEONFORK) != 0, "what cannot be done is not promised");
+    fill(at, MIB, 24);
+    check(mremap(at, MIB, MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP) == MAP_FAILED && errno == EINVAL, "mremap of a copy");
+    to = mmap(0, MIB, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    check(to != MAP_FAILED, "mmap of what is shared");
+    check(mremap(to, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED && errno == EINVAL, "mremap into what is captured");
+    check(mremap(to, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at - PAGE) == MAP_FAILED && errno == EINVAL, "mremap over its beginning");
+    check(mremap(to, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, array) == MAP_FAILED && errno == EINVAL, "mremap over an array");
+    filled(at, MIB, 24);
+    at = map(64 * MIB, PROT_NONE, 0);
+    check(mmap(at + MIB, 64 * KIB, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at + MIB, "what is shared over it");
+    at[MIB] = 1;
+    check(mremap(at + MIB, 64 * KIB, 128 * KIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL && at[MIB] == 1, "mremap of that");
     fill(at = map(bytes, READ_WRITE, 0), bytes, 6);
     filled(at, bytes, 6);
 }
-
-static char array[3 * MIB] __attribute__((aligned(4096)));
 
 /* As V8 has its code: a file over a part of what is reserved, and of an array, before anything is borrowed, with memory on both sides of it that can go. */
 static void over(void)

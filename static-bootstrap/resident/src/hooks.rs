@@ -257,7 +257,7 @@ pub(super) fn mmap(args: [usize; 6]) -> Result<usize, u32> {
     if flags & call::FIXED_NOREPLACE != 0 || !at.is_multiple_of(PAGE) || len == 0 {
         return Err(if flags & call::FIXED_NOREPLACE != 0 { call::EEXIST } else { call::EINVAL });
     }
-    if !anonymous || window::is_left(at, len) {
+    if !anonymous || entry::enter(move || window::is_left(at, len)) {
         entry::enter(move || window::leave(at, len));
         return call();
     }
@@ -297,9 +297,12 @@ pub(super) fn munmap(at: usize, len: usize) -> Result<usize, u32> {
 
 pub(super) fn mremap(at: usize, len: usize, new: usize, flags: usize, to: usize) -> Result<usize, u32> {
     if !window::contains(at) {
+        if flags & MOVE_FIXED != 0 && window::touches(to, new) {
+            return Err(call::EINVAL);
+        }
         return raw(nr::MREMAP, [at, len, new, flags, to, 0]);
     }
-    if flags & MOVE_FIXED != 0 || new == 0 || len == 0 || !at.is_multiple_of(PAGE) || segments::contains(at) {
+    if flags & !MAY_MOVE != 0 || new == 0 || len == 0 || !at.is_multiple_of(PAGE) || segments::contains(at) {
         return Err(call::EINVAL);
     }
     let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
@@ -308,6 +311,10 @@ pub(super) fn mremap(at: usize, len: usize, new: usize, flags: usize, to: usize)
             entry::enter(move || window::release(at + pages(new), pages(len) - pages(new)));
         }
         return Ok(at);
+    }
+    // A copy would be something else than what was put there, and of what is reserved there is none.
+    if entry::enter(move || window::mapped(at, len)) < len {
+        return Err(call::EINVAL);
     }
     let longer = entry::enter(move || {
         pager::before_growth(new - len);

@@ -55,6 +55,12 @@ pub(super) fn contains(address: usize) -> bool {
     (BASE..BASE + SIZE).contains(&address) || segments::contains(address)
 }
 
+/// Whether some of a range is captured.
+pub(super) fn touches(at: usize, len: usize) -> bool {
+    let end = at.saturating_add(len);
+    segments::bounds().chain(core::iter::once(BASE..BASE + SIZE)).any(|range| range.start < end && at < range.end)
+}
+
 /// The number of a captured page, from the window's beginning.
 pub(super) fn page(address: usize) -> Option<usize> {
     contains(address).then(|| (segments::to_window(address) - BASE) / PAGE)
