@@ -9,11 +9,12 @@ use super::{Servers, Who, everybody, place, right};
 
 const WAYS: [(&str, &[&str]); 2] = [("edges", &[]), ("edges-alone", &["-static"])];
 
-const MODES: [&str; 17] = [
+const MODES: [&str; 18] = [
     "churn",
     "locked",
     "heap",
     "parts",
+    "moved",
     "over",
     "wishes",
     "doors",

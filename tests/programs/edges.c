@@ -226,6 +226,17 @@ static void parts(void)
     filled(at, bytes, 6);
 }
 
+/* What it has fits with the arrays, even when it has become longer, but not beside what it was. */
+static void moved(void)
+{
+    char *at = map(14 * MIB, READ_WRITE, 0);
+    fill(at, 14 * MIB, 25);
+    at = mremap(at, 14 * MIB, 15 * MIB, MREMAP_MAYMOVE);
+    check(at != MAP_FAILED, "mremap");
+    filled(at, 14 * MIB, 25);
+    zero(at + 14 * MIB, MIB);
+}
+
 /* As V8 has its code: a file over a part of what is reserved, and of an array, before anything is borrowed, with memory on both sides of it that can go. */
 static void over(void)
 {
@@ -838,7 +849,7 @@ static void alone(void)
 int main(int argc, char **argv)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"churn", churn}, {"beside", beside}, {"again", again}, {"locked", locked}, {"heap", heap},
-        {"parts", parts}, {"over", over}, {"wishes", wishes}, {"vast", vast}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
+        {"parts", parts}, {"moved", moved}, {"over", over}, {"wishes", wishes}, {"vast", vast}, {"doors", doors}, {"vectors", vectors}, {"signals", signals}, {"whole", whole}, {"early", early},
         {"crowd", crowd}, {"queued", queued}, {"jumped", jumped}, {"cancelled", cancelled}, {"messages", messages}, {"spliced", spliced}, {"pinned", pinned}, {"scattered", scattered},
         {"alone", alone}};
     server = argc > 3 ? atoi(argv[3]) : 0;

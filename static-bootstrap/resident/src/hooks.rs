@@ -326,7 +326,12 @@ pub(super) fn mremap(at: usize, len: usize, new: usize, flags: usize, to: usize)
     if flags & MAY_MOVE == 0 {
         return Err(call::ENOMEM);
     }
-    let fresh = entry::enter(move || window::allocate(new)).map_err(|_| call::ENOMEM)?;
+    // Both are there at once.
+    let fresh = entry::enter(move || {
+        pager::before_growth(new);
+        window::allocate(new)
+    });
+    let fresh = fresh.map_err(|_| call::ENOMEM)?;
     // SAFETY: the program's memory, of these lengths; as it would copy it itself.
     unsafe { core::ptr::copy_nonoverlapping(at as *const u8, fresh as *mut u8, pages(len)) };
     entry::enter(move || window::release(at, len));
