@@ -418,6 +418,16 @@ static void signals(void)
     check(signal(SIGSYS, SIG_IGN) == SIG_DFL && raise(SIGSYS) == 0 && signal(SIGSYS, handler) == SIG_IGN, "SIGSYS ignored");
     check(raise(SIGSYS) == 0 && handled == SIGSYS && signal(SIGSYS, SIG_DFL) == handler, "SIGSYS handled");
     check(raise(SIGUSR1) == 0, "a call afterwards");
+    sigset_t *was = (sigset_t *)swept;
+    memset(&action.sa_mask, 0xff, sizeof action.sa_mask);
+    filled(swept, bytes, 11);
+    check(pthread_sigmask(SIG_SETMASK, &action.sa_mask, was) == 0 && !sigismember(was, SIGTERM), "a set that is away");
+    *(uint64_t *)swept = mix(11);
+    filled(swept, bytes, 11);
+    check(sigprocmask(SIG_SETMASK, 0, was) == 0 && sigismember(was, SIGTERM), "another");
+    check(!(*(uint64_t *)was >> 31 & 3), "what libc needs is never blocked");
+    check(sigemptyset(&action.sa_mask) == 0 && sigprocmask(SIG_SETMASK, &action.sa_mask, 0) == 0, "sigprocmask");
+    *(uint64_t *)swept = mix(11);
     check(sched_getaffinity(0, sizeof set, &set) == 0 && pthread_attr_init(&attributes) == 0, "sched_getaffinity");
     check(pthread_attr_setaffinity_np(&attributes, sizeof set, &set) == 0, "pthread_attr_setaffinity_np");
     check(pthread_create(&thread, &attributes, bound, &count) == 0 && pthread_join(thread, 0) == 0 && count == 1, "a bound thread");

@@ -389,34 +389,41 @@ extern "C" fn our_mlockall(flags: usize) -> usize {
     returned(lock(nr::MLOCKALL, [flags, 0, 0, 0, 0, 0]))
 }
 
-/// Without the signal by which [`trap`] works.
-extern "C" fn our_sigmask(how: usize, set: *const u64, old: usize) -> usize {
+/// Signals 32 and 33, with which glibc cancels threads and has all of them change their user.
+const THREADS: u64 = 3 << 31;
+
+/// Without the signal by which [`trap`] works, and glibc's own.
+extern "C" fn our_sigmask(how: usize, set: *const u64, old: *mut u64) -> usize {
     set_mask(how, set, old).map_or_else(|errno| errno as usize, |()| 0)
 }
 
 /// Before glibc 2.32 it does not call the other.
-extern "C" fn our_sigprocmask(how: usize, set: *const u64, old: usize) -> usize {
+extern "C" fn our_sigprocmask(how: usize, set: *const u64, old: *mut u64) -> usize {
     returned(set_mask(how, set, old).map(|()| 0))
 }
 
-fn set_mask(how: usize, set: *const u64, old: usize) -> Result<(), u32> {
+/// What the mask was comes from here: where it is wanted may be away, which the kernel would find when it has changed the mask.
+fn set_mask(how: usize, set: *const u64, old: *mut u64) -> Result<(), u32> {
     const UNBLOCK: usize = 1;
-    let (mut mask, mut given) = (0, 0);
-    if !set.is_null() {
-        // SAFETY: the program's set, of which the kernel knows the first word.
-        let wanted = unsafe { set.read() };
-        // What [`our_sigfillset`] leaves out may have been blocked by what did not come here.
-        mask = if how == UNBLOCK { wanted | signals::NEVER_BLOCKED } else { wanted & !signals::NEVER_BLOCKED };
-        given = &raw const mask as usize;
+    let (mut mask, mut given, mut before) = (0, 0, 0u64);
+    // SAFETY: the program's sets, of which the kernel knows the first word.
+    unsafe {
+        if let Some(set) = set.as_ref() {
+            // What [`our_sigfillset`] leaves out may have been blocked by what did not come here.
+            mask = if how == UNBLOCK { set | signals::NEVER_BLOCKED } else { set & !signals::NEVER_BLOCKED } & !THREADS;
+            given = &raw const mask as usize;
+        }
+        core::hint::black_box(&mut mask);
+        raw(nr::RT_SIGPROCMASK, [how, given, &raw mut before as usize, size_of::<u64>(), 0, 0])?;
+        if let Some(old) = old.as_mut() {
+            *old = before;
+        }
     }
-    core::hint::black_box(&mut mask);
-    raw(nr::RT_SIGPROCMASK, [how, given, old, size_of::<u64>(), 0, 0]).map(drop)
+    Ok(())
 }
 
 /// Without that signal either: with such a set libc itself has threads block all (of aio(7), for one), by calls that nobody sees.
 extern "C" fn our_sigfillset(set: *mut u64) -> usize {
-    /// Signals 32 and 33, which are glibc's own.
-    const THREADS: u64 = 3 << 31;
     if set.is_null() {
         return returned(Err(call::EINVAL));
     }
@@ -436,10 +443,8 @@ struct Action {
 
 /// Without the signal by which [`trap`] works, whose action the program only thinks that it sets.
 extern "C" fn our_sigaction(signal: i32, new: *const Action, old: *mut Action) -> usize {
-    /// glibc's own.
-    const THREADS: core::ops::RangeInclusive<i32> = 32..=33;
     const RESTORER: u64 = 0x400_0000;
-    if THREADS.contains(&signal) {
+    if matches!(signal, 32 | 33) {
         return returned(Err(call::EINVAL));
     }
     let (mut given, mut before) = ([0u64; 4], [0u64; 4]);
