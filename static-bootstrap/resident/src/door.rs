@@ -89,10 +89,14 @@ pub(super) fn ask_again(lost: u32) -> Result<i32, u32> {
 
 /// Whether something can be read there, if only the end.
 pub(super) fn is_answered(door: i32) -> bool {
+    is_answered_within(door, 0)
+}
+
+fn is_answered_within(door: i32, milliseconds: usize) -> bool {
     const POLLIN: u32 = 1;
     let mut polled = [door as u32, POLLIN];
     // SAFETY: one `struct pollfd`.
-    let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, 0, 0, 0, 0]) };
+    let found = unsafe { syscall(nr::POLL, [polled.as_mut_ptr() as usize, 1, milliseconds, 0, 0, 0]) };
     found == Ok(1)
 }
 
@@ -138,10 +142,19 @@ fn receive(door: i32) -> Result<Granted, u32> {
     Ok(granted)
 }
 
-/// Tells why this program ends: over a door that is open, or another.
-pub(super) fn tell(door: i32, failure: &Failure) {
+/// Tells a failure at a door that is open.
+pub(super) fn tell(door: i32, failure: &Failure) -> Result<(), u32> {
+    send(door, &raw const *failure as usize, size_of::<Failure>())
+}
+
+/// Tells why this program ends, over a door that is open or another, and waits until the agent has passed it on, which closes it then: who hears of the end first may not
+/// listen any more.
+pub(super) fn tell_last(door: i32, failure: &Failure) {
+    const PATIENCE: usize = 3000;
     let door = if door >= 0 { Ok(door) } else { connect() };
-    if let Ok(door) = door {
-        let _ = send(door, &raw const *failure as usize, size_of::<Failure>());
+    if let Ok(door) = door
+        && tell(door, failure).is_ok()
+    {
+        is_answered_within(door, PATIENCE);
     }
 }

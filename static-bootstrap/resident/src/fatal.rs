@@ -14,7 +14,7 @@ pub(super) static DOOR: AtomicI32 = AtomicI32::new(-1);
 
 /// Tells the agent, which tells the user, and ends the process.
 pub(super) fn say(cause: u32, server: u32, detail: [u64; 2]) -> ! {
-    door::tell(DOOR.load(Ordering::Relaxed), &Failure { cause, server, detail });
+    door::tell_last(DOOR.load(Ordering::Relaxed), &Failure { cause, server, detail });
     end()
 }
 
@@ -22,7 +22,7 @@ pub(super) fn say(cause: u32, server: u32, detail: [u64; 2]) -> ! {
 pub(super) fn tell(failure: &Failure) {
     let door = DOOR.load(Ordering::Relaxed);
     if door >= 0 {
-        door::tell(door, failure);
+        let _ = door::tell(door, failure);
     }
 }
 
