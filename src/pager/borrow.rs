@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -281,7 +282,13 @@ impl Servers {
                     step::FILL | step::MOVE => "bring memory back",
                     _ => "get memory for the pager",
                 };
-                Error::new(what, errno()).remedy("hpcrt doctor shows what this node allows")
+                let remedy = match (first, errno().kind()) {
+                    (step::WINDOW, ErrorKind::OutOfMemory) => {
+                        "ulimit -v and ulimit -d must be unlimited for the program, and vm.overcommit_memory not 2"
+                    }
+                    _ => "hpcrt doctor shows what this node allows",
+                };
+                Error::new(what, errno()).remedy(remedy)
             }
         }
     }

@@ -133,6 +133,20 @@ fn runs<const WAYS: usize>(local: u32, ways: [&'static str; WAYS], lent: u32, pr
     }
 }
 
+/// Where all that could be borrowed has no addresses, or what would be known of it could not be written.
+#[test]
+fn limits_of_address_space_are_named() {
+    let Some(place) = place() else { return };
+    for who in everybody() {
+        let servers = Servers::start(who, &[20]);
+        for limit in ["-v 8000000", "-d 1000000"] {
+            let script = format!("ulimit {limit}; exec {} triad 10", place.join("memory").display());
+            let done = servers.run_program(&["sh", "-c", &script].map(OsStr::new), 20).end();
+            done.code(125).says("reserve address space").says("ulimit -v and ulimit -d must be unlimited");
+        }
+    }
+}
+
 #[test]
 fn a_fork_that_gets_no_connections_fails_alone() {
     let Some(place) = built() else { return };
