@@ -274,6 +274,15 @@ fn standard_input() {
     assert_eq!((done.lines().len(), sums.len()), (6, 1), "{:?}", done.lines());
     let done = sh(&format!("{ABC} --stdin none"), "wc -c").input(input.clone()).end().code(0);
     assert_eq!(done.lines(), ["0", "0", "0"]);
+    // In small pieces, beside another program of which no rank reads and which ends at once.
+    let sums: std::collections::BTreeSet<_> = (0..10)
+        .map(|_| {
+            let run = exec("-q -n 1").program(&["sh", "-c", "sleep 0.1; dd bs=100 | md5sum", ":", "-n", "1", "true"]);
+            run.input(&input[..8 << 20]).end().code(0).text()
+        })
+        .collect();
+    let whole = sh("-q", "md5sum").input(&input[..8 << 20]).end().code(0).text();
+    assert_eq!(Vec::from_iter(sums), [whole]);
     // A reader that is slower than the writer, and one that goes away.
     let done =
         sh(ABC, "sleep 0.5; dd bs=1M count=3 iflag=fullblock 2>/dev/null | wc -c").input(input.clone()).end().code(0);

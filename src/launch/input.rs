@@ -1,5 +1,6 @@
 //! Standard input on its way to the ranks: one block at a time, the next when every reader took the last.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +19,8 @@ pub(super) struct Input {
     terminal: bool,
     /// Nothing more is read.
     over: Arc<AtomicBool>,
-    /// A node stands here for each program of the job that it has.
-    waiting: Vec<NodeId>,
+    /// Nodes and programs of the job on them that have yet to take the last block: with two under way one could pass the other.
+    waiting: BTreeSet<(NodeId, u32)>,
 }
 
 impl Input {
@@ -31,7 +32,7 @@ impl Input {
             if terminal { Box::new(Keyboard::new(stdin, Arc::clone(&over))) } else { Box::new(Patient(stdin)) }
         });
         let from = from.map(|stdin| Unblock::with_capacity(64 << 10, stdin));
-        Input { from, terminal, over, waiting: Vec::new() }
+        Input { from, terminal, over, waiting: BTreeSet::new() }
     }
 
     /// The next block; empty at the end. Safe to cancel: what was read stays in the buffer of `from`.
@@ -52,8 +53,8 @@ impl Input {
         Ok(bytes)
     }
 
-    /// A block went to these.
-    pub(super) fn sent(&mut self, bytes: &[u8], readers: &[NodeId]) {
+    /// A block went to these programs on these nodes.
+    pub(super) fn sent(&mut self, bytes: &[u8], readers: &[(NodeId, u32)]) {
         if bytes.is_empty() || readers.is_empty() {
             self.from = None;
         } else {
@@ -61,21 +62,37 @@ impl Input {
         }
     }
 
-    /// A program on this node took it.
-    pub(super) fn taken(&mut self, node: NodeId) {
-        if let Some(at) = self.waiting.iter().position(|waiting| *waiting == node) {
-            self.waiting.swap_remove(at);
-        }
+    /// This program took it on this node, or is over there.
+    pub(super) fn taken(&mut self, node: NodeId, part: u32) {
+        self.waiting.remove(&(node, part));
     }
 
     /// This node takes nothing any more.
     pub(super) fn lost(&mut self, node: NodeId) {
-        self.waiting.retain(|waiting| *waiting != node);
+        self.waiting.retain(|(waiting, _)| *waiting != node);
     }
 }
 
 impl Drop for Input {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_over_has_taken_nothing_for_another() {
+        let mut input = Input { from: None, terminal: false, over: Arc::default(), waiting: BTreeSet::new() };
+        input.sent(b"block", &[(1, 0), (1, 1), (2, 0)]);
+        // None of its ranks reads; then it ends.
+        input.taken(1, 1);
+        input.taken(1, 1);
+        input.lost(2);
+        assert_eq!(Vec::from_iter(input.waiting.clone()), [(1, 0)]);
+        input.taken(1, 0);
+        assert!(input.waiting.is_empty());
     }
 }

@@ -82,7 +82,7 @@ pub enum News {
     Exited(Vec<Exit>),
     Failed { node: NodeId, error: String },
     Done { part: u32, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
-    StdinTaken { node: NodeId },
+    StdinTaken { part: u32, node: NodeId },
     Loaded { node: NodeId },
     Open { node: NodeId },
     Lent { node: NodeId, addresses: Vec<String> },
@@ -594,7 +594,7 @@ impl Root {
             Report::Done { job, part, node, warnings, received, facts } => {
                 self.tell(job, News::Done { part, node, warnings, received, facts });
             }
-            Report::StdinTaken { job, node } => self.tell(job, News::StdinTaken { node }),
+            Report::StdinTaken { job, part, node } => self.tell(job, News::StdinTaken { part, node }),
             Report::Loaded { job, node } => self.tell(job, News::Loaded { node }),
             Report::Open { job, node } => self.tell(job, News::Open { node }),
             Report::Lent { job, node, addresses } => self.tell(job, News::Lent { node, addresses }),

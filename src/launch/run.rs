@@ -313,10 +313,11 @@ impl Running<'_> {
                     self.end(FAILED_GRACE).await;
                 }
                 Next::Input(Ok(bytes)) => {
-                    let mut readers = self.readers(job.stdin);
+                    let readers = self.readers(job.stdin);
                     input.sent(&bytes, &readers);
-                    readers.dedup();
-                    for node in readers {
+                    let mut nodes: Vec<NodeId> = readers.into_iter().map(|(node, _)| node).collect();
+                    nodes.dedup();
+                    for node in nodes {
                         self.root.order(Target::Node(node), Order::Stdin { job: self.job }, bytes.clone()).await;
                     }
                 }
@@ -438,9 +439,9 @@ impl Running<'_> {
                     self.done_untold(node, part).await;
                 }
                 // What it was sent last may have come after its readers were gone.
-                input.taken(node);
+                input.taken(node, part);
             }
-            News::StdinTaken { node } => input.taken(node),
+            News::StdinTaken { part, node } => input.taken(node, part),
             News::Open { .. } | News::Lent { .. } => {}
             News::Unlent { node, error } => {
                 self.console.say(format_args!("{}: {error}", self.root.host(node)));
@@ -591,13 +592,14 @@ impl Running<'_> {
         order.or(async { _ = Timer::at(give_up).await }).await;
     }
 
-    /// Nodes that have a rank that reads standard input: once for each program that they have, ascending.
-    fn readers(&self, stdin: StdinTo) -> Vec<NodeId> {
-        let nodes = match stdin {
-            StdinTo::All => &self.nodes[..],
-            StdinTo::First => &self.nodes[..1],
-            StdinTo::None => &[],
+    /// Where a rank reads standard input: nodes, ascending, and their programs.
+    fn readers(&self, stdin: StdinTo) -> Vec<(NodeId, u32)> {
+        let first = (self.nodes[0], self.parts[0]);
+        let reads = |program: &(NodeId, u32)| match stdin {
+            StdinTo::All => true,
+            StdinTo::First => *program == first,
+            StdinTo::None => false,
         };
-        self.busy.iter().map(|(node, _)| *node).filter(|node| nodes.contains(node)).collect()
+        self.busy.iter().copied().filter(reads).collect()
     }
 }

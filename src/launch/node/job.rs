@@ -234,7 +234,8 @@ impl Job {
                 // A rank that closed its input does not hold up the others.
                 let _ = reader.send(bytes.clone()).await;
             }
-            this.node.report(&Report::StdinTaken { job: this.launch.job, node: this.node.id }).await;
+            let (job, part, node) = (this.launch.job, this.launch.part, this.node.id);
+            this.node.report(&Report::StdinTaken { job, part, node }).await;
         };
         self.node.tasks.spawn(work).detach();
     }

@@ -297,8 +297,8 @@ pub enum Report {
     /// Every process of this program of the job on this node is gone. `received`: bytes of files that came to the node since its last
     /// job's end, as on the wire, and how many of them because it asked ([`Report::Fetch`]).
     Done { job: JobId, part: u32, node: NodeId, warnings: Vec<String>, received: (u64, u64), facts: JobFacts },
-    /// The job's standard input was taken by its readers on this node: send more.
-    StdinTaken { job: JobId, node: NodeId },
+    /// The job's standard input was taken by this program's readers on this node: send more.
+    StdinTaken { job: JobId, part: u32, node: NodeId },
     /// Guests of the job are let in on the node.
     Open { job: JobId, node: NodeId },
     /// The node has the job's files and starts its ranks.
