@@ -5,7 +5,7 @@ mod common;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Run, exec, sh};
+use common::{Run, exec, from_back_to_front, sh};
 
 /// Launchers that learn of their children too late hang when all end at once.
 #[test]
@@ -59,6 +59,13 @@ fn standard_input_that_can_only_be_written() {
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$0\" \"$@\" 0> /dev/null", env!("CARGO_BIN_EXE_hpcrt")]);
     command.args(["exec", "-q", "--hosts", "a,b", "--agent", "local"]);
-    let done = Run::new(command).program(&["sh", "-c", "sleep 0.3; echo on"]).end().code(0);
+    let done = Run::new(command).program(&["sh", "-c", "cat; sleep 0.3; echo on"]).end().code(0);
     assert_eq!(done.lines(), ["on", "on"]);
+}
+
+/// What is typed is the shell's while the job is in the background, and the job's when it is not any more.
+#[test]
+fn a_job_that_comes_to_the_front() {
+    let done = from_back_to_front(&[env!("CARGO_BIN_EXE_hpcrt"), "exec", "-q"]);
+    assert_eq!(done.code(0).lines(), ["job two", "shell one"]);
 }

@@ -16,7 +16,6 @@ use smol::{Async, Timer};
 use super::overlay::Spawner;
 use super::progress::{Counters, Progress};
 use super::voice::Voice;
-use crate::sys::keyboard::is_others;
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -28,7 +27,7 @@ const CLEARED: Duration = Duration::from_millis(250);
 /// See the module.
 #[derive(Debug)]
 pub struct Console {
-    /// `None`: nothing may be read.
+    /// `None`: nothing may be read, and ranks find its end.
     pub stdin: Option<File>,
     pub stdout: File,
     pub stderr: File,
@@ -86,14 +85,14 @@ pub fn ends(signal: Signal) -> bool {
     matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
 }
 
-/// This process's standard input, unless it is a terminal that would stop us for reading it in the background, or can only be written, as nohup leaves it.
+/// This process's standard input, unless it can only be written, as nohup leaves it.
 pub fn readable_stdin() -> Option<OwnedFd> {
     let stdin = io::stdin();
     let flags = rustix::fs::fcntl_getfl(&stdin).ok()?;
     if flags & rustix::fs::OFlags::ACCMODE == rustix::fs::OFlags::WRONLY {
         return None;
     }
-    if is_others(&stdin) { None } else { stdin.as_fd().try_clone_to_owned().ok() }
+    stdin.as_fd().try_clone_to_owned().ok()
 }
 
 impl Console {

@@ -26,12 +26,14 @@ pub(super) struct Input {
 impl Input {
     /// What the job reads of the console.
     pub(super) fn new(to: StdinTo, console: &Console) -> Input {
-        let from = console.stdin.as_ref().filter(|_| to != StdinTo::None).and_then(|stdin| stdin.try_clone().ok());
-        let (terminal, over) = (from.as_ref().is_some_and(IsTerminal::is_terminal), Arc::default());
-        let from = from.map(|stdin| -> Box<dyn Read + Send> {
-            if terminal { Box::new(Keyboard::new(stdin, Arc::clone(&over))) } else { Box::new(Patient(stdin)) }
-        });
-        let from = from.map(|stdin| Unblock::with_capacity(64 << 10, stdin));
+        let stdin = console.stdin.as_ref().and_then(|stdin| stdin.try_clone().ok());
+        let (terminal, over) = (stdin.as_ref().is_some_and(IsTerminal::is_terminal), Arc::default());
+        let stdin: Box<dyn Read + Send> = match stdin {
+            Some(stdin) if terminal => Box::new(Keyboard::new(stdin, Arc::clone(&over))),
+            Some(stdin) => Box::new(Patient(stdin)),
+            None => Box::new(io::empty()),
+        };
+        let from = (to != StdinTo::None).then(|| Unblock::with_capacity(64 << 10, stdin));
         Input { from, terminal, over, waiting: BTreeSet::new() }
     }
 

@@ -30,6 +30,7 @@ use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::View;
 use crate::net::wire::session::{JobSpec, SessionAsk, SessionTell};
+use crate::sys::keyboard::is_others;
 use crate::sys::process;
 use crate::{Error, Result, error::Context};
 
@@ -160,7 +161,8 @@ pub(super) fn run(flags: &SessionRun, parts: &[Part]) -> Result<u8> {
     let asked = SessionAsk::Run { front: front.is_some(), launcher: launcher.is_some() };
     fds.extend(front);
     if launcher.is_none() {
-        fds.extend(console::readable_stdin());
+        // The session, which cannot tell when it would be ours, would take what is typed for somebody else.
+        fds.extend(console::readable_stdin().filter(|stdin| !is_others(stdin)));
     }
     resident::ask(&session, &asked, &fds)?;
     drop::<Vec<OwnedFd>>(fds);

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
 /// Nothing may take longer, unless a test says so.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -65,6 +66,22 @@ pub fn exec(flags: &str) -> Run {
 /// `hpcrt exec FLAGS -- sh -c SCRIPT`.
 pub fn sh(flags: &str, script: &str) -> Run {
     exec(flags).program(&["sh", "-c", script])
+}
+
+/// Runs a job in the background of a shell, at a terminal where "one" and "two" are typed. When it runs the shell reads a line, then puts it to the front,
+/// where it reads one.
+pub fn from_back_to_front(command: &[&str]) -> Done {
+    let typist = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    unlockpt(&typist).unwrap();
+    let terminal = ptsname(&typist, Vec::new()).unwrap().into_string().unwrap();
+    let _open = rustix::fs::open(&terminal, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    rustix::io::write(&typist, b"one\ntwo\n").unwrap();
+    let place = tempfile::tempdir().unwrap();
+    // The first terminal that the leader of a session opens is its own.
+    let shell = "exec < $0; set -m; \"$@\" & until [ -e $BEGUN ]; do sleep 0.1; done; sleep 0.3; read line; echo shell $line; fg > /dev/null";
+    let mut setsid = Command::new("setsid");
+    setsid.args(["--wait", "sh", "-c", shell, &terminal]).args(command).env("BEGUN", place.path().join("begun"));
+    Run::new(setsid).program(&["sh", "-c", "> $BEGUN; read line; echo job $line"]).end()
 }
 
 /// A directory with `app/steps`, which opens libraries as its arguments say, and beside it libraries that hold these bytes.
