@@ -59,12 +59,15 @@ impl Read for Keyboard {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::sync::mpsc;
     use std::thread;
 
     use rustix::fs::{Mode, OFlags};
     use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
     use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
 
     #[test]
     fn what_is_typed_afterwards_stays_there() {
@@ -76,14 +79,18 @@ mod tests {
         let mut typist = File::from(typist);
         let over = Arc::new(AtomicBool::new(false));
         let mut keyboard = Keyboard::new(terminal.try_clone().unwrap(), Arc::clone(&over));
+        let (tell, told) = mpsc::channel();
         let reader = thread::spawn(move || {
             let mut bytes = [0; 64];
-            [keyboard.read(&mut bytes).unwrap(), keyboard.read(&mut bytes).unwrap()]
+            for _ in 0..2 {
+                tell.send(keyboard.read(&mut bytes).unwrap()).unwrap();
+            }
         });
         typist.write_all(b"first\n").unwrap();
-        thread::sleep(Duration::from_millis(300));
+        assert_eq!(told.recv_timeout(DEADLINE), Ok(6));
         over.store(true, Ordering::Relaxed);
-        assert_eq!(reader.join().unwrap(), [6, 0]);
+        assert_eq!(told.recv_timeout(DEADLINE), Ok(0));
+        reader.join().unwrap();
         typist.write_all(b"second\n").unwrap();
         let mut bytes = [0; 64];
         let len = { &terminal }.read(&mut bytes).unwrap();
