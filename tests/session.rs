@@ -5,9 +5,10 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -157,6 +158,26 @@ fn the_first_job_hears_what_hosts_lack() {
     };
     said(1);
     said(0);
+}
+
+/// What comes on standard input after the job's end is for whoever reads it then.
+#[test]
+fn a_job_that_is_over_reads_no_more() {
+    let session = Session::start(&[]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "$0 session run $1 -q -- head -n 1; echo over; cat", env!("CARGO_BIN_EXE_hpcrt"), &session.name]);
+    shell.env("XDG_RUNTIME_DIR", session.runtime.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut shell = shell.spawn().unwrap();
+    let (mut out, mut read) = (BufReader::new(shell.stdout.take().unwrap()), String::new());
+    let mut input = shell.stdin.take().unwrap();
+    input.write_all(b"early\n").unwrap();
+    while !read.ends_with("over\n") && out.read_line(&mut read).unwrap() > 0 {}
+    input.write_all(b"late\n").unwrap();
+    // The end wakes all who read: whoever waits longest is to have been first.
+    thread::sleep(Duration::from_millis(300));
+    drop(input);
+    out.read_to_string(&mut read).unwrap();
+    assert_eq!((read.as_str(), shell.wait().unwrap().code()), ("early\nover\nlate\n", Some(0)));
 }
 
 #[test]

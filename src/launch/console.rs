@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::{Receiver, unbounded};
@@ -28,7 +29,7 @@ const CLEARED: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct Console {
     /// `None`: nothing may be read, and ranks find its end.
-    pub stdin: Option<File>,
+    pub stdin: Option<Arc<File>>,
     pub stdout: File,
     pub stderr: File,
     pub signals: Receiver<Signal>,
@@ -110,7 +111,7 @@ impl Console {
         let stderr = File::from(stderr);
         let voice = Voice::new(tasks, stderr.try_clone().op("use the standard streams")?, None);
         Ok(Console {
-            stdin: stdin.map(File::from),
+            stdin: stdin.map(|stdin| Arc::new(stdin.into())),
             stdout: stdout.into(),
             stderr,
             signals,

@@ -10,8 +10,7 @@ use smol::io::AsyncReadExt;
 
 use super::console::Console;
 use crate::net::wire::control::{NodeId, StdinTo};
-use crate::sys::keyboard::Keyboard;
-use crate::sys::patient::Patient;
+use crate::sys::stdin::Stdin;
 
 /// See the module.
 pub(super) struct Input {
@@ -26,11 +25,10 @@ pub(super) struct Input {
 impl Input {
     /// What the job reads of the console.
     pub(super) fn new(to: StdinTo, console: &Console) -> Input {
-        let stdin = console.stdin.as_ref().and_then(|stdin| stdin.try_clone().ok());
-        let (terminal, over) = (stdin.as_ref().is_some_and(IsTerminal::is_terminal), Arc::default());
-        let stdin: Box<dyn Read + Send> = match stdin {
-            Some(stdin) if terminal => Box::new(Keyboard::new(stdin, Arc::clone(&over))),
-            Some(stdin) => Box::new(Patient(stdin)),
+        let terminal = console.stdin.as_ref().is_some_and(|stdin| stdin.is_terminal());
+        let over = Arc::default();
+        let stdin: Box<dyn Read + Send> = match &console.stdin {
+            Some(stdin) => Box::new(Stdin::new(Arc::clone(stdin), Arc::clone(&over))),
             None => Box::new(io::empty()),
         };
         let from = (to != StdinTo::None).then(|| Unblock::with_capacity(64 << 10, stdin));
@@ -49,7 +47,11 @@ impl Input {
         let got = match from.read(&mut bytes).await {
             // A terminal that is gone gives no more.
             Err(_) if self.terminal => 0,
-            got => got.inspect_err(|_| self.from = None)?,
+            Err(error) => {
+                self.close();
+                return Err(error);
+            }
+            Ok(got) => got,
         };
         bytes.truncate(got);
         Ok(bytes)
@@ -58,7 +60,7 @@ impl Input {
     /// A block went to these programs on these nodes.
     pub(super) fn sent(&mut self, bytes: &[u8], readers: &[(NodeId, u32)]) {
         if bytes.is_empty() || readers.is_empty() {
-            self.from = None;
+            self.close();
         } else {
             self.waiting.extend(readers);
         }
@@ -73,11 +75,16 @@ impl Input {
     pub(super) fn lost(&mut self, node: NodeId) {
         self.waiting.retain(|(waiting, _)| *waiting != node);
     }
+
+    fn close(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.from = None;
+    }
 }
 
 impl Drop for Input {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.close();
     }
 }
 

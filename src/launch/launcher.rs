@@ -17,8 +17,8 @@ use super::keeper::KILLED;
 use crate::error::EXIT_FAILED;
 use crate::loader::catalog::as_path;
 use crate::net::wire::session::JobSpec;
-use crate::sys::keyboard::is_others;
 use crate::sys::process;
+use crate::sys::stdin::is_others;
 use crate::{Error, Result, error::Context};
 
 /// What the loop waits for.

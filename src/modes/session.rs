@@ -30,8 +30,8 @@ use crate::net::memory_file;
 use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::View;
 use crate::net::wire::session::{JobSpec, SessionAsk, SessionTell};
-use crate::sys::keyboard::is_others;
 use crate::sys::process;
+use crate::sys::stdin::is_others;
 use crate::{Error, Result, error::Context};
 
 /// A session ends within this time when it is told to.

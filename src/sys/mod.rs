@@ -5,7 +5,6 @@ pub mod boot;
 pub mod extents_map;
 pub mod huge;
 pub mod inject;
-pub mod keyboard;
 pub mod memory;
 pub mod mpir;
 pub mod node;
@@ -13,6 +12,7 @@ pub mod patient;
 pub mod process;
 pub mod program;
 pub mod span;
+pub mod stdin;
 pub mod tcp;
 pub mod without;
 

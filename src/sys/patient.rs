@@ -1,7 +1,7 @@
-//! A descriptor that others hold, too, and may have made non-blocking: it is waited for all the same.
+//! A descriptor to write to that others hold, too, and may have made non-blocking: it is waited for all the same.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -10,28 +10,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 #[derive(Debug)]
 pub struct Patient(pub File);
 
-impl Patient {
-    fn until<T>(&mut self, ready: PollFlags, mut act: impl FnMut(&mut File) -> io::Result<T>) -> io::Result<T> {
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            match act(&mut self.0) {
+            match self.0.write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let _ = poll(&mut [PollFd::new(self.0.as_fd(), ready)], PollTimeout::NONE);
+                    let _ = poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLOUT)], PollTimeout::NONE);
                 }
                 done => return done,
             }
         }
-    }
-}
-
-impl Read for Patient {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.until(PollFlags::POLLIN, |file| file.read(bytes))
-    }
-}
-
-impl Write for Patient {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.until(PollFlags::POLLOUT, |file| file.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -41,12 +29,15 @@ impl Write for Patient {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::sync::Arc;
     use std::thread;
     use std::time::Duration;
 
     use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
+    use crate::sys::stdin::Stdin;
 
     #[test]
     fn a_non_blocking_pipe_is_waited_for() {
@@ -58,7 +49,7 @@ mod tests {
             Patient(writer.into()).write_all(&written).unwrap();
         });
         let mut read = Vec::new();
-        Patient(reader.into()).read_to_end(&mut read).unwrap();
+        Stdin::new(Arc::new(reader.into()), Arc::default()).read_to_end(&mut read).unwrap();
         write.join().unwrap();
         assert!(read == all);
     }

@@ -1,4 +1,4 @@
-//! Standard input that is a terminal: read only while it is ours, so that nothing is taken that is typed for somebody else, and nobody stops us for that.
+//! Standard input that others read, too, before and after: only while it is wanted and, if it is a terminal, ours, so that nothing is taken that is for somebody else, and nobody stops us for that.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,17 +14,17 @@ use rustix::io::Errno;
 /// How soon it is noticed that nothing more is wanted, or that the terminal is ours again; milliseconds.
 const LOOK: u16 = 100;
 
-/// See the module. For a thread that may wait.
+/// See the module. For a thread that may wait; others may have made the descriptor non-blocking.
 #[derive(Debug)]
-pub struct Keyboard {
-    terminal: File,
+pub struct Stdin {
+    from: Arc<File>,
     over: Arc<AtomicBool>,
 }
 
-impl Keyboard {
+impl Stdin {
     /// `over`: set when nothing more is wanted of it; it is at its end then.
-    pub fn new(terminal: File, over: Arc<AtomicBool>) -> Keyboard {
-        Keyboard { terminal, over }
+    pub fn new(from: Arc<File>, over: Arc<AtomicBool>) -> Stdin {
+        Stdin { from, over }
     }
 }
 
@@ -33,22 +33,26 @@ pub fn is_others(terminal: impl AsFd) -> bool {
     rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group != rustix::process::getpgrp())
 }
 
-impl Read for Keyboard {
+impl Read for Stdin {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         // Whoever loses the terminal between a look and the read gets an error then, and is not stopped.
         let _ = SigSet::from(Signal::SIGTTIN).thread_block();
         while !self.over.load(Ordering::Relaxed) {
-            if is_others(&self.terminal) {
+            if is_others(&self.from) {
                 std::thread::sleep(Duration::from_millis(LOOK.into()));
                 continue;
             }
-            let mut polled = [PollFd::new(self.terminal.as_fd(), PollFlags::POLLIN)];
-            if poll(&mut polled, LOOK) == Ok(0) || self.over.load(Ordering::Relaxed) {
+            // Nobody could call a thread back that waits in the read. A file is always ready.
+            let ready = match poll(&mut [PollFd::new(self.from.as_fd(), PollFlags::POLLIN)], LOOK) {
+                Err(nix::Error::EINTR) => false,
+                polled => polled? > 0,
+            };
+            if !ready || self.over.load(Ordering::Relaxed) {
                 continue;
             }
-            match self.terminal.read(bytes) {
+            match self.from.read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) && is_others(&self.terminal) => {}
+                Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) && is_others(&self.from) => {}
                 read => return read,
             }
         }
@@ -63,11 +67,18 @@ mod tests {
     use std::thread;
 
     use rustix::fs::{Mode, OFlags};
+    use rustix::pipe::{PipeFlags, pipe_with};
     use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_is_written_afterwards_stays_there() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        later_readers_get_the_rest(reader.into(), writer.into());
+    }
 
     #[test]
     fn what_is_typed_afterwards_stays_there() {
@@ -76,14 +87,17 @@ mod tests {
         let name = ptsname(&typist, Vec::new()).unwrap();
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let terminal = File::from(rustix::fs::open(name, flags, Mode::empty()).unwrap());
-        let mut typist = File::from(typist);
-        let over = Arc::new(AtomicBool::new(false));
-        let mut keyboard = Keyboard::new(terminal.try_clone().unwrap(), Arc::clone(&over));
+        later_readers_get_the_rest(terminal, typist.into());
+    }
+
+    fn later_readers_get_the_rest(from: File, mut typist: File) {
+        let (from, over) = (Arc::new(from), Arc::new(AtomicBool::new(false)));
+        let mut stdin = Stdin::new(Arc::clone(&from), Arc::clone(&over));
         let (tell, told) = mpsc::channel();
         let reader = thread::spawn(move || {
             let mut bytes = [0; 64];
             for _ in 0..2 {
-                tell.send(keyboard.read(&mut bytes).unwrap()).unwrap();
+                tell.send(stdin.read(&mut bytes).unwrap()).unwrap();
             }
         });
         typist.write_all(b"first\n").unwrap();
@@ -93,7 +107,7 @@ mod tests {
         reader.join().unwrap();
         typist.write_all(b"second\n").unwrap();
         let mut bytes = [0; 64];
-        let len = { &terminal }.read(&mut bytes).unwrap();
+        let len = { &*from }.read(&mut bytes).unwrap();
         assert_eq!(&bytes[..len], b"second\n");
     }
 }
