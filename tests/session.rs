@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{GONE, Run, marked, nothing_left, until};
+use common::{GONE, Run, from_back_to_front, marked, nothing_left, until};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
@@ -158,6 +158,15 @@ fn the_first_job_hears_what_hosts_lack() {
     };
     said(1);
     said(0);
+}
+
+/// The session cannot see whose the terminal is.
+#[test]
+fn a_job_that_comes_to_the_front() {
+    let session = Session::start(&[]);
+    let runtime = format!("XDG_RUNTIME_DIR={}", session.runtime.path().display());
+    let command = ["env", &runtime, env!("CARGO_BIN_EXE_hpcrt"), "session", "run", &session.name, "-q", "-n", "1"];
+    assert_eq!(from_back_to_front(&command).code(0).lines(), ["job two", "shell one"]);
 }
 
 /// What comes on standard input after the job's end is for whoever reads it then.

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_channel::{Receiver, unbounded};
@@ -30,6 +31,8 @@ const CLEARED: Duration = Duration::from_millis(250);
 pub struct Console {
     /// `None`: nothing may be read, and ranks find its end.
     pub stdin: Option<Arc<File>>,
+    /// It may be read now, as far as the command says that asked; of its own terminal this process sees it.
+    pub reads: Arc<AtomicBool>,
     pub stdout: File,
     pub stderr: File,
     pub signals: Receiver<Signal>,
@@ -112,6 +115,7 @@ impl Console {
         let voice = Voice::new(tasks, stderr.try_clone().op("use the standard streams")?, None);
         Ok(Console {
             stdin: stdin.map(|stdin| Arc::new(stdin.into())),
+            reads: Arc::default(),
             stdout: stdout.into(),
             stderr,
             signals,
@@ -142,6 +146,7 @@ impl Console {
         let streams = [copy(io::stdout().as_fd())?, copy(io::stderr().as_fd())?];
         let console = Console::of(tasks, streams, readable_stdin(), receiver, front)?;
         let voice = Voice::new(tasks, copy(io::stderr().as_fd())?.into(), Some(progress));
+        console.reads.store(true, Ordering::Relaxed);
         Ok(Console { own: true, voice, progress: Cell::new(true), ..console })
     }
 

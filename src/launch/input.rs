@@ -28,7 +28,7 @@ impl Input {
         let terminal = console.stdin.as_ref().is_some_and(|stdin| stdin.is_terminal());
         let over = Arc::default();
         let stdin: Box<dyn Read + Send> = match &console.stdin {
-            Some(stdin) => Box::new(Stdin::new(Arc::clone(stdin), Arc::clone(&over))),
+            Some(stdin) => Box::new(Stdin::new(Arc::clone(stdin), Arc::clone(&console.reads), Arc::clone(&over))),
             None => Box::new(io::empty()),
         };
         let from = (to != StdinTo::None).then(|| Unblock::with_capacity(64 << 10, stdin));

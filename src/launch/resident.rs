@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_channel::{Sender, bounded, unbounded};
@@ -137,6 +138,7 @@ impl Resident {
                     Ok(Some((SessionAsk::Signal { signal }, _))) => {
                         let _ = Signal::try_from(signal).map(|signal| sender.try_send(signal));
                     }
+                    Ok(Some((SessionAsk::Reads { may }, _))) => console.reads.store(may, Ordering::Relaxed),
                     Ok(Some((SessionAsk::Over { code }, _))) => drop(ended.try_send(code)),
                     _ => break,
                 }

@@ -1,7 +1,7 @@
 //! `hpcrt session`: hosts and files stay warm between jobs.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ use crate::net::seqpacket::Seqpacket;
 use crate::net::wire::control::View;
 use crate::net::wire::session::{JobSpec, SessionAsk, SessionTell};
 use crate::sys::process;
-use crate::sys::stdin::is_others;
+use crate::sys::stdin::{LOOK, is_others};
 use crate::{Error, Result, error::Context};
 
 /// A session ends within this time when it is told to.
@@ -161,8 +161,7 @@ pub(super) fn run(flags: &SessionRun, parts: &[Part]) -> Result<u8> {
     let asked = SessionAsk::Run { front: front.is_some(), launcher: launcher.is_some() };
     fds.extend(front);
     if launcher.is_none() {
-        // The session, which cannot tell when it would be ours, would take what is typed for somebody else.
-        fds.extend(console::readable_stdin().filter(|stdin| !is_others(stdin)));
+        fds.extend(console::readable_stdin());
     }
     resident::ask(&session, &asked, &fds)?;
     drop::<Vec<OwnedFd>>(fds);
@@ -193,14 +192,34 @@ async fn hear_end(session: &Async<Seqpacket>) -> Result<u8> {
     }
 }
 
-/// Passes signals on to the job; never ends.
+/// Passes signals on to the job, and whose the terminal is, which the session cannot see; never ends.
 async fn pass_on(session: &Async<Seqpacket>, signals: &Async<SignalFd>) -> Result<u8> {
+    // That the session is gone is noticed where it is heard.
+    let ask = |question| drop(resident::ask(session.get_ref(), &question, &[]));
+    let pass = |signal| ask(SessionAsk::Signal { signal: signal as i32 });
+    let mut told = None;
     loop {
-        let signal = console::next_signal(signals).await?;
-        resident::ask(session.get_ref(), &SessionAsk::Signal { signal: signal as i32 }, &[])?;
+        let may = !is_others(io::stdin());
+        if told.replace(may) != Some(may) {
+            ask(SessionAsk::Reads { may });
+        }
+        // A shell that puts a running job to the front sends no signal.
+        let look = async {
+            match io::stdin().is_terminal() {
+                true => Timer::after(Duration::from_millis(LOOK.into())).await,
+                false => smol::future::pending().await,
+            };
+            Ok(None)
+        };
+        let Some(signal) = (async { console::next_signal(signals).await.map(Some) }).or(look).await? else { continue };
         if signal == Signal::SIGTSTP {
+            told = None;
+            ask(SessionAsk::Reads { may: false });
+            pass(signal);
             process::stop_here();
-            resident::ask(session.get_ref(), &SessionAsk::Signal { signal: Signal::SIGCONT as i32 }, &[])?;
+            pass(Signal::SIGCONT);
+        } else {
+            pass(signal);
         }
     }
 }

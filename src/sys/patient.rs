@@ -49,7 +49,7 @@ mod tests {
             Patient(writer.into()).write_all(&written).unwrap();
         });
         let mut read = Vec::new();
-        Stdin::new(Arc::new(reader.into()), Arc::default()).read_to_end(&mut read).unwrap();
+        Stdin::new(Arc::new(reader.into()), Arc::new(true.into()), Arc::default()).read_to_end(&mut read).unwrap();
         write.join().unwrap();
         assert!(read == all);
     }

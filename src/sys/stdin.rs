@@ -11,20 +11,26 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::io::Errno;
 
-/// How soon it is noticed that nothing more is wanted, or that the terminal is ours again; milliseconds.
-const LOOK: u16 = 100;
+/// How soon it is noticed that nothing more is wanted, or whose the terminal is now; milliseconds.
+pub const LOOK: u16 = 100;
 
 /// See the module. For a thread that may wait; others may have made the descriptor non-blocking.
 #[derive(Debug)]
 pub struct Stdin {
     from: Arc<File>,
+    may: Arc<AtomicBool>,
     over: Arc<AtomicBool>,
 }
 
 impl Stdin {
-    /// `over`: set when nothing more is wanted of it; it is at its end then.
-    pub fn new(from: Arc<File>, over: Arc<AtomicBool>) -> Stdin {
-        Stdin { from, over }
+    /// `may`: not set while it is somebody else's and this process cannot see that. `over`: set when nothing more is wanted of it; it is at its
+    /// end then.
+    pub fn new(from: Arc<File>, may: Arc<AtomicBool>, over: Arc<AtomicBool>) -> Stdin {
+        Stdin { from, may, over }
+    }
+
+    fn is_ours(&self) -> bool {
+        self.may.load(Ordering::Relaxed) && !is_others(&self.from)
     }
 }
 
@@ -38,7 +44,7 @@ impl Read for Stdin {
         // Whoever loses the terminal between a look and the read gets an error then, and is not stopped.
         let _ = SigSet::from(Signal::SIGTTIN).thread_block();
         while !self.over.load(Ordering::Relaxed) {
-            if is_others(&self.from) {
+            if !self.is_ours() {
                 std::thread::sleep(Duration::from_millis(LOOK.into()));
                 continue;
             }
@@ -47,7 +53,7 @@ impl Read for Stdin {
                 Err(nix::Error::EINTR) => false,
                 polled => polled? > 0,
             };
-            if !ready || self.over.load(Ordering::Relaxed) {
+            if !ready || self.over.load(Ordering::Relaxed) || !self.is_ours() {
                 continue;
             }
             match self.from.read(bytes) {
@@ -92,7 +98,7 @@ mod tests {
 
     fn later_readers_get_the_rest(from: File, mut typist: File) {
         let (from, over) = (Arc::new(from), Arc::new(AtomicBool::new(false)));
-        let mut stdin = Stdin::new(Arc::clone(&from), Arc::clone(&over));
+        let mut stdin = Stdin::new(Arc::clone(&from), Arc::new(true.into()), Arc::clone(&over));
         let (tell, told) = mpsc::channel();
         let reader = thread::spawn(move || {
             let mut bytes = [0; 64];

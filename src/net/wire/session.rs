@@ -62,7 +62,7 @@ pub struct Block {
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub enum SessionAsk {
     /// Run a job. Descriptors: a file with a [`JobSpec`], standard output, standard error, with `front` a socket for who talks to the master,
-    /// and standard input if it may be read. `launcher`: the command runs another launcher for the ranks when it hears
+    /// and standard input if it can be read. `launcher`: the command runs another launcher for the ranks when it hears
     /// [`SessionTell::Open`].
     Run {
         front: bool,
@@ -71,6 +71,10 @@ pub enum SessionAsk {
     /// The launcher has ended, with this exit code.
     Over {
         code: u8,
+    },
+    /// Whether the command's standard input may be read: its terminal is its own, or it is none. Not before the first of these.
+    Reads {
+        may: bool,
     },
     /// The command got a signal.
     Signal {
