@@ -43,7 +43,8 @@ impl Read for Stdin {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         // Whoever loses the terminal between a look and the read gets an error then, and is not stopped.
         let _ = SigSet::from(Signal::SIGTTIN).thread_block();
-        while !self.over.load(Ordering::Relaxed) {
+        // No room is no end.
+        while !bytes.is_empty() && !self.over.load(Ordering::Relaxed) {
             if !self.is_ours() {
                 std::thread::sleep(Duration::from_millis(LOOK.into()));
                 continue;
@@ -59,7 +60,13 @@ impl Read for Stdin {
             match self.from.read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) && is_others(&self.from) => {}
-                read => return read,
+                read => {
+                    // A terminal says only once that its end was typed; whoever fills a buffer asks again.
+                    if matches!(read, Ok(0)) {
+                        self.over.store(true, Ordering::Relaxed);
+                    }
+                    return read;
+                }
             }
         }
         Ok(0)
@@ -86,14 +93,28 @@ mod tests {
         later_readers_get_the_rest(reader.into(), writer.into());
     }
 
-    #[test]
-    fn what_is_typed_afterwards_stays_there() {
+    /// And who types there.
+    fn terminal() -> (File, File) {
         let typist = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         unlockpt(&typist).unwrap();
         let name = ptsname(&typist, Vec::new()).unwrap();
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let terminal = File::from(rustix::fs::open(name, flags, Mode::empty()).unwrap());
-        later_readers_get_the_rest(terminal, typist.into());
+        (terminal, typist.into())
+    }
+
+    #[test]
+    fn what_is_typed_afterwards_stays_there() {
+        let (terminal, typist) = terminal();
+        later_readers_get_the_rest(terminal, typist);
+    }
+
+    #[test]
+    fn an_end_that_is_typed_is_the_end() {
+        let (terminal, mut typist) = terminal();
+        let mut stdin = Stdin::new(Arc::new(terminal), Arc::new(true.into()), Arc::default());
+        typist.write_all(b"first\n\x04second\n").unwrap();
+        assert_eq!([64, 0, 64, 64].map(|len| stdin.read(&mut [0; 64][..len]).unwrap()), [6, 0, 0, 0]);
     }
 
     fn later_readers_get_the_rest(from: File, mut typist: File) {
