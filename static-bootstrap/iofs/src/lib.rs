@@ -687,10 +687,11 @@ fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
         }
         worker::settle();
     }
-    let error = take_error(fd);
     if table::is_last(fd).is_some() {
         drop_file(id, file);
     }
+    // Behind what those say who have it open for us and close it first.
+    let error = take_error(fd);
     table::remove(fd);
     let result = go();
     error.unwrap_or(result)
