@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use cluster::Cluster;
+use cluster::{Cluster, Spec};
 use common::{Run, Running, marked, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -36,12 +36,16 @@ fn crew() -> Option<&'static Path> {
 
 /// A cluster, for the programs of [`place`].
 fn site(name: &str) -> Option<site::Site> {
+    site_of(Spec::of(&format!("t-{name}")))
+}
+
+fn site_of(spec: Spec) -> Option<site::Site> {
     place()?;
     if let Some(obstacle) = Cluster::obstacle() {
         eprintln!("SKIPPED: {obstacle}");
         return None;
     }
-    Some(site::Site::up(name))
+    Some(site::Site::of(spec))
 }
 
 /// Somebody with a directory of his own, in which files are kept.
@@ -325,6 +329,37 @@ fn errors_of_a_shared_file_system_are_told_once() {
             assert_eq!(run.out(), "told once\nright\n");
             run.says(&[name, said]);
             assert_eq!(fs::metadata(site.backing(&place).join(name)).unwrap().len(), 100);
+        }
+    }
+}
+
+/// The file system tells one of those who close a file: that is who wrote it, whichever host has.
+#[test]
+fn errors_of_closing_are_told_to_who_closes() {
+    let spec = Spec { flushes: true, trust: Duration::ZERO, ..Spec::of("t-iofslate") };
+    let Some(site) = site_of(spec) else { return };
+    fs::copy(place().unwrap().join("files"), site.backing("files")).unwrap();
+    for uid in [0, 20001] {
+        let place = format!("of{uid}");
+        let here = site.place(uid, &place, &[]);
+        let stats = format!("/shared/{place}/stats");
+        // One of two descriptors is closed; the program ends without a look at what it has written.
+        for (how, code) in [("0", 0), ("1", 0), ("2", 0), ("3", 125)] {
+            let plain = ["/shared/files", "late", &format!("/shared/{place}/plain{how}.late"), how];
+            let plain = site.cluster.exec("hpc1", uid, &plain).unwrap();
+            assert!(plain.stdout == b"right\n", "{how}: {plain:?}");
+            // What another host has written its own descriptors' closing says nothing of.
+            let ways = [&[][..], &["--io-forward", "hpc2"]];
+            for forward in &ways[..if how == "2" { 1 } else { 2 }] {
+                let file = format!("/shared/{place}/{how}of{}.late", forward.len());
+                let program = ["/shared/files", "late", &file, how];
+                let flags = [&["-q", "--async-io", "--stats", &stats], *forward].concat();
+                let run = site.run(uid, "hpc1", &flags, &program);
+                assert_eq!(run.out(), "right\n", "{how} {forward:?}: {}", run.err());
+                let run = run.code(code);
+                assert!(kept(&here.join("stats")) > 300, "{how} {forward:?}");
+                run.says(if how == "2" { &[] } else { &["late", "quota exceeded"] });
+            }
         }
     }
 }

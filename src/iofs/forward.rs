@@ -150,7 +150,7 @@ impl Away {
         let failed = log.segment.files.get(piece.file as usize).is_none_or(|f| f.error.load(Ordering::SeqCst) != 0);
         // What this host's kernel would write later must not come over it. Of what it cannot write the program's own fsync does not hear any more.
         if let Some(Err(error)) = fd.as_ref().filter(|_| !failed).map(|fd| extents_map::written(fd, 0, 0)) {
-            worker.fail(segment, log, (piece.file, piece.inode as usize), error.raw_os_error().unwrap_or(EIO));
+            worker.fail((segment, piece.file), piece.inode as usize, error.raw_os_error().unwrap_or(EIO));
             return 0;
         }
         let host = fd.as_ref().filter(|_| !failed).and_then(|fd| self.host(worker, name, &piece, fd));
@@ -350,7 +350,7 @@ impl Away {
             let same = |other: &&mut Sent| (other.segment, other.file) == (sent.segment, sent.file);
             unanswered.iter_mut().filter(same).for_each(|other| other.doomed = true);
             self.failed.insert((sent.segment, sent.file));
-            worker.fail(sent.segment, &log, (sent.file, sent.place), errno);
+            worker.fail((sent.segment, sent.file), sent.place, errno);
         }
         log.segment.pieces.fetch_add(1, Ordering::Relaxed);
         // Who finds nothing pending any more finds that something was done.
@@ -423,7 +423,7 @@ impl Away {
         for (host, name) in all {
             match self.ask(host, &Put::Sync { name }) {
                 Ok(0) => {}
-                Ok(errno) => self.failed(worker, name, place, errno),
+                Ok(errno) => worker.fail(name, place, errno),
                 Err(error) => self.lose(worker, host, &error),
             }
         }
@@ -435,14 +435,8 @@ impl Away {
         self.collect(worker, host);
         match self.ask(host, &Put::Close { name }) {
             Ok(0) => {}
-            Ok(errno) => self.failed(worker, name, place, errno),
+            Ok(errno) => worker.fail(name, place, errno),
             Err(error) => self.lose(worker, host, &error),
-        }
-    }
-
-    fn failed(&self, worker: &Worker, name: Name, place: usize, errno: i32) {
-        if let Some(log) = worker.extents.log(name.0) {
-            worker.fail(name.0, &log, (name.1, place), errno);
         }
     }
 

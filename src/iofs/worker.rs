@@ -2,7 +2,7 @@
 //! all programs. It depends on nobody's life but its own: programs may be killed at any moment, and another worker goes on where this one was.
 //! Every file system has a thread of its own, so that a slow one delays no other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -47,8 +47,10 @@ struct Told {
     files: BTreeMap<(u32, u32), Arc<OwnedFd>>,
     /// Segments that programs have; true: the program has ended.
     segments: BTreeMap<u32, bool>,
+    /// Files that are being closed, to be forgotten then.
+    closing: BTreeSet<Name>,
     /// Files that their queues are to forget, where other hosts write.
-    dropped: Vec<Name>,
+    dropped: BTreeSet<Name>,
 }
 
 #[derive(Debug)]
@@ -104,7 +106,7 @@ impl Worker {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hear(&self) {
+    fn hear(self: &Arc<Self>) {
         while let Ok(Some((word, fds))) = self.agent.receive::<Work>() {
             self.obey(word, fds);
             self.ring();
@@ -126,7 +128,7 @@ impl Worker {
         wake(done);
     }
 
-    fn obey(&self, word: Work, fds: Vec<OwnedFd>) {
+    fn obey(self: &Arc<Self>, word: Work, fds: Vec<OwnedFd>) {
         let set_known = |segment, file, known| self.set_known((segment, file), known);
         match word {
             Work::Memory => {}
@@ -138,7 +140,9 @@ impl Worker {
             Work::File { segment, file } => {
                 match fds.into_iter().next() {
                     Some(fd) => {
-                        self.told().files.insert((segment, file), Arc::new(fd));
+                        let mut told = self.told();
+                        told.closing.remove(&(segment, file));
+                        told.files.insert((segment, file), Arc::new(fd));
                         set_known(segment, file, KNOWN);
                     }
                     // There is no room for it among ours.
@@ -146,18 +150,10 @@ impl Worker {
                 }
             }
             Work::Drop { segment, file } => {
-                let dropped = self.told().files.remove(&(segment, file));
-                // Its last writes are done, so nobody else holds it for long.
-                while dropped.as_ref().is_some_and(|file| Arc::strong_count(file) > 1) {
-                    thread::yield_now();
-                }
-                let was_taken = dropped.is_some();
-                drop(dropped);
-                // Who has it open elsewhere closes it first.
-                match self.hosts.get() {
-                    Some(_) if was_taken => self.told().dropped.push((segment, file)),
-                    _ => set_known(segment, file, 0),
-                }
+                let mut told = self.told();
+                told.closing.insert((segment, file));
+                let (dropped, worker) = (told.files.remove(&(segment, file)), Arc::clone(self));
+                smol::unblock(move || worker.close((segment, file), dropped)).detach();
             }
             Work::Over { segment } => _ = self.told().segments.insert(segment, true),
             Work::Known => {
@@ -173,6 +169,28 @@ impl Worker {
             Work::Finish => self.finish.store(true, Ordering::SeqCst),
         }
         self.done();
+    }
+
+    /// Closes an open file and forgets it. That may take as long as the file system does to write what others wrote to the file.
+    fn close(&self, name: Name, file: Option<Arc<OwnedFd>>) {
+        // Its last writes are done, so nobody else holds it for long.
+        while file.as_ref().is_some_and(|file| Arc::strong_count(file) > 1) {
+            thread::yield_now();
+        }
+        let was_taken = file.is_some();
+        drop(file);
+        let mut told = self.told();
+        // Else its program has ended, and another one may have the segment.
+        if told.closing.remove(&name) {
+            // Who has it open elsewhere closes it first.
+            match self.hosts.get() {
+                Some(_) if was_taken => _ = told.dropped.insert(name),
+                _ => self.set_known(name, 0),
+            }
+        }
+        drop(told);
+        self.done();
+        self.ring();
     }
 
     fn set_known(&self, (segment, file): Name, known: u32) {
@@ -217,7 +235,7 @@ impl Worker {
                 let unused =
                     |(segment, over): &(u32, bool)| (*over && self.device(*segment).is_none()).then_some(*segment);
                 for segment in segments.iter().filter_map(unused) {
-                    self.extents.log(segment).iter().for_each(|log| self.close(segment, log));
+                    self.extents.log(segment).iter().for_each(|log| self.end(segment, log));
                 }
                 for device in segments.into_iter().filter_map(|(segment, _)| self.device(segment)) {
                     queues.entry(device).or_insert_with(|| {
@@ -273,7 +291,7 @@ impl Worker {
                 if over && !pending {
                     queue.away.iter_mut().for_each(|away| away.end(self, segment));
                     queue.forget(segment);
-                    self.close(segment, &log);
+                    self.end(segment, &log);
                 }
             }
             if ends && !left {
@@ -321,7 +339,7 @@ impl Worker {
                 Ok(None) => break,
                 Err(_) => {
                     let tail = log.now().tail;
-                    self.lose(segment, &log, NOBODY, EIO);
+                    self.lose(segment, &log, EIO);
                     log.segment.upto.store(tail, Ordering::SeqCst);
                     self.done();
                     break;
@@ -359,7 +377,7 @@ impl Worker {
         let failed = state.is_some_and(|file| file.error.load(Ordering::SeqCst) != 0);
         let fd = self.file((segment, piece.file));
         let lost = |errno: i32| {
-            self.fail(segment, log, (piece.file, piece.inode as usize), errno);
+            self.fail((segment, piece.file), piece.inode as usize, errno);
             piece.len
         };
         let (begun, waited) = (Instant::now(), waits());
@@ -448,27 +466,29 @@ impl Worker {
     }
 
     /// Something is missing in a file, and its writes fail from here on.
-    pub(super) fn fail(&self, segment: u32, log: &Log<'_>, (file, place): (u32, usize), errno: i32) {
-        self.extents.head().lost.store(1, Ordering::SeqCst);
-        self.extents.head().inodes[place].failed.store(errno.cast_unsigned(), Ordering::SeqCst);
-        self.lose(segment, log, file, errno);
+    pub(super) fn fail(&self, name: Name, place: usize, errno: i32) {
+        self.extents.fail(name, place, errno);
+        self.tell(&Worked::Lost { segment: name.0, file: name.1, errno });
     }
 
-    /// A file's writes fail from here on, until the program has been told.
-    fn lose(&self, segment: u32, log: &Log<'_>, file: u32, errno: i32) {
-        let all = log.segment.files.iter().enumerate();
-        for (_, state) in all.filter(|(nth, _)| file == NOBODY || *nth == file as usize) {
+    /// Writes to all files of a program fail from here on, until it has been told.
+    fn lose(&self, segment: u32, log: &Log<'_>, errno: i32) {
+        for state in &log.segment.files {
             let _ = state.error.compare_exchange(0, errno.cast_unsigned(), Ordering::SeqCst, Ordering::SeqCst);
         }
-        let _ = self.agent.send(&Worked::Lost { segment, file, errno }, &[]);
+        self.tell(&Worked::Lost { segment, file: NOBODY, errno });
     }
 
     /// A program has ended, and everything of it is written.
-    fn close(&self, segment: u32, log: &Log<'_>) {
+    fn end(&self, segment: u32, log: &Log<'_>) {
         let mut told = self.told();
         told.segments.remove(&segment);
-        told.files.retain(|(of, _), _| *of != segment);
+        told.closing.retain(|(of, _)| *of != segment);
+        told.dropped.retain(|(of, _)| *of != segment);
+        let files: Vec<_> = told.files.extract_if((segment, 0)..=(segment, u32::MAX), |_, _| true).collect();
         drop(told);
+        // Other queues do not wait for this one's file system.
+        drop(files);
         let count = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let [writes, bytes, pieces] = [&log.segment.writes, &log.segment.bytes, &log.segment.pieces].map(count);
         let is_untold =

@@ -135,6 +135,16 @@ impl Extents {
         self.head().limit.store(share(pending, ranks).clamp(LEAST, most), Ordering::SeqCst);
     }
 
+    /// Something is missing in a file, which has this place in the table: writes to a program's open file fail from here on, until that has been told.
+    pub fn fail(&self, (segment, file): (u32, u32), place: usize, errno: i32) {
+        let errno = errno.cast_unsigned();
+        self.head().lost.store(1, Ordering::SeqCst);
+        self.head().inodes[place].failed.store(errno, Ordering::SeqCst);
+        if let Some(state) = self.log(segment).as_ref().and_then(|log| log.segment.files.get(file as usize)) {
+            let _ = state.error.compare_exchange(0, errno, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
     /// Gives back what a log's ring holds and nobody needs; false: not now.
     pub fn give_back(&self, log: &Log<'_>) -> bool {
         log.give_back(|at, len| {

@@ -55,7 +55,11 @@ impl Run {
 
 impl Site {
     pub fn up(name: &str) -> Site {
-        let cluster = Cluster::up(Spec::of(&format!("t-{name}"))).unwrap();
+        Site::of(Spec::of(&format!("t-{name}")))
+    }
+
+    pub fn of(spec: Spec) -> Site {
+        let cluster = Cluster::up(spec).unwrap();
         // Where every user of every host can execute it, and no operation is counted.
         let hpcrt = cluster.state().file("hpcrt");
         fs::copy(env!("CARGO_BIN_EXE_hpcrt"), &hpcrt).unwrap();

@@ -809,6 +809,20 @@ static void untold(const char *path, long how) {
     if (how == 3) CHECK(close(fd) == -1 && errno == ENOSPC);
 }
 
+/* To a file system that tells nobody but who closes first that something is missing: which close is told. Nothing is said of a file that gets its number. */
+static void late(const char *path, long how) {
+    int fd = create(path), other;
+    char bytes[64] = { 7 }, next[4096];
+    for (int n = 0; n < 200; n++) CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+    if (how == 1) CHECK(flock(fd, LOCK_EX) == 0);
+    if (how == 2) CHECK((other = dup(fd)) >= 0 && close(fd) == -1 && errno == EDQUOT && close(other) == 0);
+    if (how < 2) CHECK(close(fd) == -1 && errno == EDQUOT);
+    snprintf(next, sizeof next, "%s.next", path);
+    other = create(next);
+    for (int n = 0; n < 200; n++) CHECK(write(other, bytes, sizeof bytes) == sizeof bytes);
+    CHECK(close(other) == 0);
+}
+
 /* Reads what was written, piece by piece, computes for so many us at each, and writes a piece of the result. */
 static void pipeline(const char *path, long count, int microseconds, int size) {
     char other[4096], *bytes = malloc(size);
@@ -848,6 +862,7 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "crowd")) crowd(path);
     else if (!strcmp(mode, "shown")) shown(path);
     else if (!strcmp(mode, "untold")) untold(path, number);
+    else if (!strcmp(mode, "late")) late(path, number);
     else if (!strcmp(mode, "full")) full(path, number ? number : ENOSPC, count > 4 ? atol(words[4]) : 512);
     else if (!strcmp(mode, "pipeline")) pipeline(path, number, atoi(words[4]), atoi(words[5]));
     else if (!strcmp(mode, "large")) large(path, number, atoi(words[4]));

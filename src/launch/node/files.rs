@@ -89,7 +89,8 @@ struct Program {
 
 /// An open file of a program's.
 struct Kept {
-    fd: OwnedFd,
+    /// `None`: it is being closed.
+    fd: Option<OwnedFd>,
     /// Of its file in the table.
     place: usize,
 }
@@ -210,6 +211,7 @@ impl Shared {
             let _ = self.ended.recv().await;
         };
         ended.or(late).await;
+        close_elsewhere(self.job.kept.take().into_values().filter_map(|kept| kept.fd).collect());
         (self.job.told.take().into_iter().collect(), self.job.counts.take())
     }
 }
@@ -217,22 +219,35 @@ impl Shared {
 impl Written {
     /// Tells the worker, if there is one now; the next one is told anyway.
     async fn tell(&self, word: Work, fds: &[std::os::fd::BorrowedFd<'_>]) {
+        self.tell_by(|socket| socket.send(&word, fds)).await;
+    }
+
+    async fn tell_by(&self, send: impl FnMut(&Seqpacket) -> io::Result<()>) {
         let worker = self.worker.borrow().clone();
         if let Some(worker) = worker {
-            let _ = worker.write_with(|socket| socket.send(&word, fds)).await;
+            let _ = worker.write_with(send).await;
         }
+    }
+
+    /// Tells of an open file, unless it has been closed meanwhile. Nobody else has a descriptor of it that would be closed later.
+    async fn tell_file(&self, name: (u32, u32)) {
+        let word = Work::File { segment: name.0, file: name.1 };
+        self.tell_by(|socket| match self.kept.borrow().get(&name).and_then(|kept| kept.fd.as_ref()) {
+            Some(fd) => socket.send(&word, &[fd.as_fd()]),
+            None => Ok(()),
+        })
+        .await;
     }
 
     /// Tells a fresh worker what there is.
     async fn tell_all(&self) {
         let programs: Vec<_> = self.programs.borrow().keys().copied().collect();
-        let kept: Vec<_> =
-            self.kept.borrow().iter().filter_map(|(name, kept)| Some((*name, kept.fd.try_clone().ok()?))).collect();
+        let kept: Vec<_> = self.kept.borrow().keys().copied().collect();
         for segment in programs {
             self.tell(Work::Begin { segment }, &[]).await;
         }
-        for ((segment, file), fd) in kept {
-            self.tell(Work::File { segment, file }, &[fd.as_fd()]).await;
+        for name in kept {
+            self.tell_file(name).await;
         }
         self.tell(Work::Known, &[]).await;
         self.tell_ends().await;
@@ -266,7 +281,7 @@ impl Written {
                 }
                 let names: Vec<_> =
                     self.kept.borrow().range((*segment, 0)..=(*segment, u32::MAX)).map(|(name, _)| *name).collect();
-                names.into_iter().for_each(|name| self.forget(name));
+                close_elsewhere(names.into_iter().filter_map(|name| self.forget(name)).collect());
                 let said: Vec<_> = self.direct.borrow().iter().filter(|(_, by)| by == segment).copied().collect();
                 for name in said {
                     self.direct.borrow_mut().remove(&name);
@@ -303,14 +318,23 @@ impl Written {
             return known.clone();
         }
         let kept = self.kept.borrow();
-        let path =
-            kept.get(&name).and_then(|kept| fs::read_link(format!("/proc/self/fd/{}", kept.fd.as_raw_fd())).ok());
+        let fd = kept.get(&name).and_then(|kept| kept.fd.as_ref());
+        let path = fd.and_then(|fd| fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok());
         path.map_or_else(|| "a file".to_owned(), |path| path.display().to_string())
     }
 
     /// Has a program's open file, which is this one of a file system, kept; returns its file's place.
-    fn keep(&self, name: (u32, u32), (device, number): (u64, u64), fd: OwnedFd) -> std::result::Result<usize, Errno> {
+    /// An error leaves the descriptor where it is.
+    fn keep(
+        &self,
+        name: (u32, u32),
+        (device, number): (u64, u64),
+        fd: &mut Option<OwnedFd>,
+    ) -> std::result::Result<usize, Errno> {
         let head = self.extents.head();
+        if fd.is_none() {
+            return Err(Errno::MFILE);
+        }
         let place = head.claim(device, number, inode::KEPT).filter(|_| !self.full.get()).ok_or(Errno::NOSPC)?;
         let inode = &head.inodes[place];
         if inode.state.load(Ordering::SeqCst) == inode::DIRECT {
@@ -319,25 +343,49 @@ impl Written {
         inode.set_writer(name.0, true);
         head.owned.fetch_add(1, Ordering::SeqCst);
         self.names.borrow_mut().remove(&name);
-        self.kept.borrow_mut().insert(name, Kept { fd, place });
+        self.kept.borrow_mut().insert(name, Kept { fd: fd.take(), place });
         Ok(place)
     }
 
-    /// A program's open file is not kept any more: nothing is pending there.
-    fn forget(&self, name: (u32, u32)) {
+    /// Closes a program's open file, in which nothing is pending, before the worker and the program do, and has the worker forget it. That takes as long
+    /// as the kernel has something to write that it held back, and only who closes first is told what could not be written (NFS, sshfs).
+    async fn close(&self, name: (u32, u32)) {
+        let epoch = || self.extents.log(name.0).map(|log| log.segment.epoch.load(Ordering::SeqCst));
+        let (path, before) = (self.name(name), epoch());
+        let fd = self.kept.borrow_mut().get_mut(&name).and_then(|kept| kept.fd.take());
+        if let Some(fd) = fd {
+            self.names.borrow_mut().insert(name, path);
+            let closed = smol::unblock(move || nix::unistd::close(fd)).await;
+            // Else its program has ended, and another one may have the segment.
+            let place = self.kept.borrow().get(&name).map(|kept| kept.place).filter(|_| epoch() == before);
+            let Some(place) = place else { return };
+            if let Err(errno) = closed {
+                self.extents.fail(name, place, errno as i32);
+                self.heard(&Worked::Lost { segment: name.0, file: name.1, errno: errno as i32 });
+            }
+            self.forget(name);
+        }
+        self.tell(Work::Drop { segment: name.0, file: name.1 }, &[]).await;
+    }
+
+    /// A program's open file is not kept any more: nothing is pending there. Returns what is to be closed.
+    fn forget(&self, name: (u32, u32)) -> Option<OwnedFd> {
         let head = self.extents.head();
-        let place = self.kept.borrow().get(&name).map(|kept| kept.place);
-        let Some(place) = place else { return };
-        if head.inodes[place].failed.load(Ordering::SeqCst) != 0 {
+        let place = self.kept.borrow().get(&name).map(|kept| kept.place)?;
+        // What another host's closing says comes later.
+        if head.inodes[place].failed.load(Ordering::SeqCst) != 0 || self.forward.is_some() {
             let path = self.name(name);
             self.names.borrow_mut().insert(name, path);
+        } else {
+            self.names.borrow_mut().remove(&name);
         }
-        self.kept.borrow_mut().remove(&name);
+        let kept = self.kept.borrow_mut().remove(&name);
         head.owned.fetch_sub(1, Ordering::SeqCst);
         if !self.kept.borrow().range((name.0, 0)..=(name.0, u32::MAX)).any(|(_, kept)| kept.place == place) {
             head.inodes[place].set_writer(name.0, false);
         }
         self.release(place);
+        kept?.fd
     }
 
     /// From now on nobody is to keep a file, as long as the program with this segment runs.
@@ -361,6 +409,11 @@ impl Written {
             self.extents.head().release(place);
         }
     }
+}
+
+/// Closes what may take as long as its file system does to write what the kernel holds back.
+fn close_elsewhere(fds: Vec<OwnedFd>) {
+    smol::unblock(move || drop(fds)).detach();
 }
 
 /// Runs workers, one after the other, until one has finished.
@@ -438,7 +491,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<(Question, Option<OwnedFd>)>> 
 /// Answers one question of a program.
 async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<Written>) -> Result<()> {
     let Some(pid) = peer(program)? else { return Ok(()) };
-    let Some((question, fd)) = program.read_with(receive).await.op("hear a program")? else { return Ok(()) };
+    let Some((question, mut fd)) = program.read_with(receive).await.op("hear a program")? else { return Ok(()) };
     let pid = pid.as_raw_nonzero().get();
     let name = (question.segment, question.file);
     let owned = || job.programs.borrow().get(&name.0).is_some_and(|program| program.pid == pid && !program.over);
@@ -446,19 +499,14 @@ async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<W
     let (file, free) = ((question.device, question.number), !job.kept.borrow().contains_key(&name));
     match question.op {
         op::ATTACH | op::LOG => return attach(node, job, program, pid, &question).await,
-        op::KEEP if owned() && (name.1 as usize) < FILES && free => match fd.map(|fd| (fd.try_clone(), fd)) {
-            Some((Ok(copy), fd)) => {
-                place = job.keep(name, file, fd);
-                if place.is_ok() {
-                    job.tell(Work::File { segment: name.0, file: name.1 }, &[copy.as_fd()]).await;
-                }
+        op::KEEP if owned() && (name.1 as usize) < FILES && free => {
+            place = job.keep(name, file, &mut fd);
+            if place.is_ok() {
+                job.tell_file(name).await;
             }
-            _ => place = Err(Errno::MFILE),
-        },
-        op::DROP if owned() => {
-            job.forget(name);
-            job.tell(Work::Drop { segment: name.0, file: name.1 }, &[]).await;
         }
+        // The program waits for what the worker says then, without a deadline of its own.
+        op::DROP if owned() => {}
         op::DIRECT if owned() || name.0 == NOBODY => job.direct(name.0, file),
         op::SAY => {
             let told = "programs that share memory have written as without --async-io from some time on: one has mapped a device by which it \
@@ -484,7 +532,12 @@ async fn answer(node: &Rc<Node>, id: JobId, program: &Async<OwnedFd>, job: &Rc<W
         Ok(place) => Answer { error: 0, inode: u32::try_from(place).unwrap_or(u32::MAX) },
         Err(errno) => Answer { error: errno.raw_os_error().cast_unsigned(), inode: 0 },
     };
-    send(program, &[answer.error.to_ne_bytes(), answer.inode.to_ne_bytes()].concat(), &[]).op("answer a program")
+    let answered = send(program, &[answer.error.to_ne_bytes(), answer.inode.to_ne_bytes()].concat(), &[]);
+    if question.op == op::DROP && place.is_ok() {
+        job.close(name).await;
+    }
+    close_elsewhere(fd.into_iter().collect());
+    answered.op("answer a program")
 }
 
 /// A program takes part, or needs a log.

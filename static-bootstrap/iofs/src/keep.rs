@@ -221,7 +221,10 @@ fn promote_alone(id: usize) {
     if file.state.load(Ordering::Relaxed) != table::FRESH || super::is_off() || !stands(file) {
         return;
     }
-    let place = worker::log_for(file.device.load(Ordering::Relaxed)).and_then(|(nth, segment)| {
+    let (device, number) = file.name();
+    // The agent would refuse it, and hear what its descriptor's closing says.
+    let log = if worker::is_direct(device, number) { None } else { worker::log_for(device) };
+    let place = log.and_then(|(nth, segment)| {
         file.log.store(nth as u8, Ordering::Relaxed);
         worker::keep(segment, id, file)
     });

@@ -186,20 +186,19 @@ fn leave() {
     settle();
     let _inside = Inside::enter();
     let_go();
-    for (id, file) in table::all() {
-        if let Some((log, _)) = worker::log(file.log.load(Ordering::Relaxed).into())
-            && log.segment.files[id].error.load(Ordering::SeqCst) != 0
-        {
-            log.segment.untold.store(1, Ordering::SeqCst);
-        }
-    }
 }
 
+/// Nobody may ask any more for what is missing then.
 fn let_go() {
     table::all().for_each(|(_, file)| hold_off(file));
     worker::settle();
     for (id, file) in table::all() {
         drop_file(id, file);
+        if let Some((log, _)) = worker::log(file.log.load(Ordering::Relaxed).into())
+            && log.segment.files[id].error.load(Ordering::SeqCst) != 0
+        {
+            log.segment.untold.store(1, Ordering::SeqCst);
+        }
     }
 }
 

@@ -243,13 +243,13 @@ fn ask(question: &Question, fd: Option<i32>, answer: usize, len: usize) -> Optio
 pub(super) fn keep(segment: u32, id: usize, file: &table::File) -> Option<u32> {
     let answer = ask_about(op::KEEP, segment, id, file)?;
     if !until_known(segment, id, KNOWN) {
-        ask_about(op::DROP, segment, id, file)?;
+        drop_file(id, file);
         return None;
     }
     Some(answer.inode)
 }
 
-/// Has it forget the file: when this returns, nobody but this process has it open.
+/// Has it forget the file: when this returns, nobody but this process has it open, and what closing it said is among the errors.
 pub(super) fn drop_file(id: usize, file: &table::File) {
     if let Some((_, segment)) = log(file.log.load(Ordering::Relaxed).into())
         && ask_about(op::DROP, segment, id, file).is_some()
@@ -309,7 +309,7 @@ fn until_known(segment: u32, id: usize, state: u32) -> bool {
         let seen = head.done.load(Ordering::SeqCst);
         match log.segment.files[id].known.load(Ordering::SeqCst) {
             known if known == state => return true,
-            NOT_TAKEN => return false,
+            NOT_TAKEN if state == KNOWN => return false,
             _ => {}
         }
         wait_for(head, seen);
@@ -419,6 +419,12 @@ pub(super) fn settle() {
 pub(super) fn keeps(device: u64, number: u64) -> bool {
     let inode = busy_head().and_then(|head| head.find(device, number));
     inode.is_some_and(|inode| inode.state.load(Ordering::SeqCst) == inode::KEPT)
+}
+
+/// Whether nobody may keep this file: it is locked or mapped.
+pub(super) fn is_direct(device: u64, number: u64) -> bool {
+    let inode = head().and_then(|head| head.find(device, number));
+    inode.is_some_and(|inode| inode.state.load(Ordering::SeqCst) == inode::DIRECT)
 }
 
 /// Has all that programs of the job wrote to this file be where it belongs; whether there was anything.

@@ -35,6 +35,9 @@ pub struct Spec {
     /// How long it believes that a name is absent, whatever other hosts create meanwhile.
     #[serde(default)]
     pub trust_absent: Duration,
+    /// Whether hosts tell the file server of every close. A file whose name ends with `.late` takes what is written, and then closing it fails, once.
+    #[serde(default)]
+    pub flushes: bool,
 }
 
 /// The model of the file server: one queue for all hosts, and a distance to it.
@@ -74,6 +77,7 @@ impl Default for Spec {
             },
             trust: Duration::from_secs(5),
             trust_absent: Duration::ZERO,
+            flushes: false,
         }
     }
 }

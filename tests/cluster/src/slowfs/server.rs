@@ -1,6 +1,6 @@
 //! The server process: mounts on every host, operations on the backing directory, replies through the queue.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
@@ -46,8 +46,11 @@ pub(crate) struct Server {
     /// Name and attributes are believed by the hosts' kernels for so long.
     trust: Duration,
     trust_absent: Duration,
+    flushes: bool,
     next_handle: AtomicU64,
     files: Mutex<HashMap<u64, Arc<File>>>,
+    /// Open files of which whoever closes first is told that something is missing.
+    late: Mutex<HashSet<u64>>,
     listings: Mutex<HashMap<u64, Vec<files::Entry>>>,
     /// Operations by inode, or by directory and absent name.
     hits: Mutex<HashMap<(u64, Option<OsString>), u64>>,
@@ -95,8 +98,10 @@ pub(crate) fn serve(spec: &Spec, backing: &Path, directory: &Path, pids: &[i32])
         queue: Queue::start(spec.service, REPLIERS),
         trust: spec.trust,
         trust_absent: spec.trust_absent,
+        flushes: spec.flushes,
         next_handle: AtomicU64::new(1),
         files: Mutex::default(),
+        late: Mutex::default(),
         listings: Mutex::default(),
         hits: Mutex::default(),
     });
@@ -495,6 +500,11 @@ impl Filesystem for Mounted {
             Some(errno) => Err(errno),
             None => self.server.file(handle).and_then(|file| file.write_all_at(data, offset)),
         };
+        if self.server.flushes
+            && self.server.nodes.path(ino).is_some_and(|path| path.extension() == Some("late".as_ref()))
+        {
+            lock(&self.server.late).insert(handle.0);
+        }
         let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
         self.server.queue.submit(self.host, data.len(), move || match result {
             Ok(()) => reply.written(written),
@@ -502,9 +512,13 @@ impl Filesystem for Mounted {
         });
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // Nothing is held back, so closing needs no request: the kernel stops asking after this.
-        reply.error(Errno::ENOSYS);
+    fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        if !self.server.flushes {
+            // Nothing is held back, so closing needs no request: the kernel stops asking after this.
+            return reply.error(Errno::ENOSYS);
+        }
+        let is_late = lock(&self.server.late).remove(&handle.0);
+        self.done(if is_late { Err(rustix::io::Errno::DQUOT.into()) } else { Ok(()) }, reply);
     }
 
     fn release(
@@ -518,6 +532,7 @@ impl Filesystem for Mounted {
         reply: ReplyEmpty,
     ) {
         lock(&self.server.files).remove(&handle.0);
+        lock(&self.server.late).remove(&handle.0);
         reply.ok();
     }
 
