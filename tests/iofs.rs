@@ -7,7 +7,7 @@ mod common;
 mod site;
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use cluster::{Cluster, Spec};
 use common::{Run, Running, marked, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
 const NOBODY: u32 = 65534;
 
@@ -183,6 +184,56 @@ fn returned(path: &Path) -> u64 {
     let mut bytes = [0; 8];
     let read = fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0));
     read.map_or(0, |()| u64::from_le_bytes(bytes))
+}
+
+/// Who gets a lock that a program had, or finds a socket closed, finds what it wrote before.
+#[test]
+fn what_was_written_is_there_when_a_lock_ends() {
+    if place().is_none() {
+        return;
+    }
+    for who in everybody() {
+        for how in 0..3 {
+            let [data, count, lock, socket] = ["l", "count", "l.lock", "l.socket"].map(|name| who.file(name));
+            let lock = fs::File::create(lock).unwrap();
+            let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            for path in [who.file("l.lock"), socket.clone()] {
+                chown(path, who.uid, who.uid).unwrap();
+            }
+            let told = || (returned(&count), fs::metadata(&data).map_or(0, |file| file.len() / 8));
+            let mut run = who.files(&format!("locked {{}}/l {how} {}", count.display())).start();
+            let mut looks = 0;
+            while run.child.try_wait().unwrap().is_none() && returned(&count) < 200 {
+                let (written, there) = match how {
+                    0 | 1 => {
+                        let all = |what: FlockOperation| match how {
+                            0 => flock(&lock, what),
+                            _ => fcntl_lock(&lock, what),
+                        };
+                        all(FlockOperation::LockExclusive).unwrap();
+                        let told = told();
+                        all(FlockOperation::Unlock).unwrap();
+                        told
+                    }
+                    _ => {
+                        let (mut program, _) = until(|| listener.accept().ok());
+                        assert_eq!(program.read(&mut [0]).unwrap(), 0);
+                        (looks + 1, told().1)
+                    }
+                };
+                assert!(there >= written, "{how}: {there} of {written} are there");
+                looks += u64::from(written > 0);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            assert_eq!(run.end().code(0).text(), "right\n");
+            println!("{how} as {:?}: looked {looks} times", who.uid);
+            assert_eq!(numbers(&data), 200);
+            for file in [data, count, socket] {
+                fs::remove_file(file).unwrap();
+            }
+        }
+    }
 }
 
 fn named(run: &Running, word: &str) -> Option<Pid> {

@@ -57,7 +57,7 @@ mod threads;
 mod verdicts;
 mod worker;
 
-use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence};
 
 use sys::files::why;
 use sys::syscall::syscall;
@@ -337,6 +337,7 @@ fn perform(number: usize, args: [usize; 6]) -> isize {
             if third & UNSHARE != 0 {
                 step_aside();
             } else if third & CLOEXEC == 0 {
+                settle();
                 table::between(fd, second).for_each(|fd| _ = forsake(fd));
             }
             go()
@@ -679,6 +680,9 @@ fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
     let file = table::file(id);
     if file.told.load(Ordering::Relaxed) != 0 {
         others::settle();
+    } else if may_be_locked(file) {
+        // Whoever waits for the lock has it then.
+        settle();
     }
     if file.told.load(Ordering::Relaxed) != 0 {
         if table::is_last(fd).is_some() {
@@ -694,6 +698,13 @@ fn close(fd: usize, go: impl FnOnce() -> isize) -> isize {
     table::remove(fd);
     let result = go();
     error.unwrap_or(result)
+}
+
+/// Whether closing a descriptor may release a lock: the program's own, or of another process that has the open file, too.
+fn may_be_locked(file: &table::File) -> bool {
+    let (device, number) = file.name();
+    let is = |flag: &AtomicU8| flag.load(Ordering::Relaxed) != 0;
+    is(&file.marked) || is(&file.shared) || worker::is_direct(device, number)
 }
 
 /// Closes what a call closes beside what it does: what is missing then.
