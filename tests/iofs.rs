@@ -156,7 +156,14 @@ fn threads_are_right() {
         let stats = who.file("stats");
         let flags = format!("--stats {}", stats.display());
         let program = format!("{}/crew", crew.display());
-        for words in ["together {}/t 3000", "cancel {}/c 100", "execute {}/e", "parallel {}/p 20000", "once {}/o"] {
+        for words in [
+            "together {}/t 3000",
+            "cancel {}/c 100",
+            "execute {}/e",
+            "parallel {}/p 20000",
+            "once {}/o",
+            "borrow {}/b 200",
+        ] {
             let done = who.run(&flags, &format!("{program} {words}")).end().code(0);
             assert_eq!(done.text(), "right\n", "{words}");
             assert!(kept(&stats) > 1000, "{words}");

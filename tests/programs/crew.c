@@ -275,6 +275,31 @@ static void alarmed(void) {
     while (handled < 30) {}
 }
 
+/* Children that borrow the memory write to a file which is closed when they execute a program, while a thread does. */
+static void borrowed(void) {
+    appended = named("appended", O_RDWR | O_TRUNC);
+    pthread_t other;
+    CHECK(pthread_create(&other, 0, ongoing, (void *)0) == 0);
+    for (long n = 0; n < rounds; n++) {
+        char line[RECORD];
+        record(line, 1, n);
+        pid_t pid = vfork();
+        if (pid == 0) {
+            if (write(appended, line, RECORD) != RECORD) _exit(1);
+            if (n % 10) _exit(0);
+            execl("/bin/true", "true", (char *)0);
+            _exit(1);
+        }
+        int status;
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+        usleep(200);
+    }
+    stop = 1;
+    CHECK(pthread_join(other, 0) == 0);
+    CHECK(lseek(appended, 0, SEEK_END) == (counts[0] + rounds) * RECORD);
+    in_order(appended, 0);
+}
+
 static volatile sig_atomic_t called;
 
 static void once(int signal) {
@@ -330,6 +355,7 @@ int main(int count, char **words) {
     else if (!strcmp(mode, "execute")) executed();
     else if (!strcmp(mode, "alarmed")) alarmed();
     else if (!strcmp(mode, "once")) one_shot();
+    else if (!strcmp(mode, "borrow")) borrowed();
     else if (!strcmp(mode, "after")) in_order(named("appended", O_RDONLY), 0);
 #ifdef _OPENMP
     else if (!strcmp(mode, "parallel")) parallel();

@@ -75,7 +75,8 @@ pub(super) fn before(number: usize, args: [usize; 6]) -> usize {
         return PLAIN;
     }
     if flags & CLONE_VM != 0 {
-        table::share(false);
+        // Until it executes a program it has all of them; meanwhile this thread waits, but no other.
+        table::share(inside::is_several());
         let own = thread();
         let free = |slot: &&AtomicUsize| slot.compare_exchange(0, own, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         if BORROWERS.iter().find(free).is_none() {
