@@ -361,9 +361,10 @@ impl Worker {
     fn limit(&self, queue: &mut Queue) {
         let pending = |segment: &u32| self.extents.log(*segment).map_or(0, |log| log.pending());
         if queue.asked.elapsed() >= ASKED {
-            let pending: u64 = self.told().segments.keys().map(pending).sum();
+            let logs: Vec<_> = self.told().segments.keys().map(pending).collect();
+            let (pending, logs) = (logs.iter().sum(), u32::try_from(logs.len()).unwrap_or(u32::MAX));
             if pending > 0 || queue.idle.values().any(Option::is_some) {
-                self.extents.limit(pending);
+                self.extents.limit(pending, logs);
             }
             queue.asked = Instant::now();
         }

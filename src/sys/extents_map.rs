@@ -26,10 +26,10 @@ const LEAST: u64 = 8 << 20;
 /// Runs that one call may append.
 const TOGETHER: usize = 1024;
 
-/// What a rank's log may hold, if so many bytes are pending.
-fn share(pending: u64, ranks: u32) -> u64 {
+/// What each of so many logs may hold, if so many bytes are pending.
+fn share(pending: u64, logs: u32) -> u64 {
     let free = memory::shared().iter().map(|limit| limit.left).min();
-    free.map_or(u64::MAX, |free| free.saturating_add(pending) / SHARE / u64::from(ranks.max(1)))
+    free.map_or(u64::MAX, |free| free.saturating_add(pending) / SHARE / u64::from(logs.max(1)))
 }
 
 /// A fresh file for it, whose length stays, with logs as large as so many ranks on this node may have.
@@ -43,7 +43,7 @@ pub fn create(ranks: u32) -> io::Result<OwnedFd> {
     let memory = create_with(1 << ring.ilog2())?;
     let extents = Extents::map_control(&memory)?;
     extents.head().ranks.store(ranks, Ordering::SeqCst);
-    extents.limit(0);
+    extents.limit(0, 0);
     Ok(memory)
 }
 
@@ -129,10 +129,11 @@ impl Extents {
         self.ring
     }
 
-    /// Has each log hold no more than its share of the memory that is free now, of which so many bytes are pending.
-    pub fn limit(&self, pending: u64) {
+    /// Has each log hold no more than its share of the memory that is free now, of which so many bytes are pending. There are so many logs, more than
+    /// ranks where those start programs or write to several file systems; each rank may have one.
+    pub fn limit(&self, pending: u64, logs: u32) {
         let (most, ranks) = (limit_of(self.ring), self.head().ranks.load(Ordering::SeqCst));
-        self.head().limit.store(share(pending, ranks).clamp(LEAST, most), Ordering::SeqCst);
+        self.head().limit.store(share(pending, logs.max(ranks)).clamp(LEAST, most), Ordering::SeqCst);
     }
 
     /// Something is missing in a file, which has this place in the table: writes to a program's open file fail from here on, until that has been told.
@@ -293,4 +294,26 @@ pub fn reset(memory: &OwnedFd, extents: &Extents, segment: u32, device: u64) -> 
 pub fn give_up(memory: impl AsFd) -> io::Result<()> {
     let at = std::mem::offset_of!(Head, broken) as u64;
     Ok(rustix::io::pwrite(memory, &1u32.to_ne_bytes(), at).map(drop)?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_share_what_is_free() {
+        let extents = Extents::map_control(&create_with(RING_MOST).unwrap()).unwrap();
+        let limit = |logs: usize| {
+            // As if that had been free: what is free beside it counts for little.
+            extents.limit((SEGMENTS as u64) << 29, logs as u32);
+            extents.head().limit.load(Ordering::SeqCst)
+        };
+        let all = limit_of(RING_MOST);
+        let few = 64 << 20..all;
+        assert_eq!(limit(0), all);
+        assert!(few.contains(&limit(SEGMENTS)));
+        extents.head().ranks.store(SEGMENTS as u32, Ordering::SeqCst);
+        assert!(few.contains(&limit(1)));
+    }
 }
