@@ -280,8 +280,12 @@ impl Source {
 
     /// A node says that a job changed `path`.
     pub fn changed(&self, path: Vec<u8>, exists: Option<u8>) {
+        self.change(path, exists, false);
+    }
+
+    fn change(&self, path: Vec<u8>, exists: Option<u8>, seen: bool) {
         let mut state = self.state();
-        state.change(&path, exists);
+        state.change(&path, exists, seen);
         // With the lock: who asks after this is answered behind it.
         self.find(Record::Changed { path, exists }, Vec::new());
     }

@@ -164,8 +164,8 @@ impl State {
         self.looks.get(&look).is_some_and(|look| look.wanted)
     }
 
-    /// A job changed a path: what was told of it and below it no longer holds.
-    pub(super) fn change(&mut self, path: &[u8], exists: Option<u8>) {
+    /// A job changed a path, or it was `seen` here that somebody did: what was told of it and below it no longer holds.
+    pub(super) fn change(&mut self, path: &[u8], exists: Option<u8>, seen: bool) {
         let is_code = is_code(file_name(path));
         let before = self.told(path).and_then(Described::version).or_else(|| self.changed.get(path)?.before);
         let before = before.filter(|_| is_code);
@@ -180,7 +180,8 @@ impl State {
         }
         self.forget(path);
         for look in self.looks.values_mut() {
-            if is_within(&look.path, path) || parent(path) == Some(&look.path) {
+            // Said again, what was seen would count as what a job changed since.
+            if is_within(&look.path, path) || !seen && parent(path) == Some(&look.path) {
                 look.overtaken.push((path.to_vec(), exists));
             }
         }
@@ -227,13 +228,13 @@ mod tests {
         let seen = version(&rustix::fs::stat("/").unwrap());
         state.tell(path, Described::Content(seen, 0));
         for exists in [None, Some(kind::REG)] {
-            state.change(path, exists);
+            state.change(path, exists, false);
         }
         assert!(state.is_as_before(path, Some(seen)) && state.is_as_before(path, None));
         state.tell(path, Described::Whole(seen));
         assert!(!state.settle(path, Duration::from_secs(60)));
         assert!(state.settle(path, Duration::ZERO) && state.told(path).is_none());
-        state.change(path, Some(kind::REG));
+        state.change(path, Some(kind::REG), false);
         assert!(!state.is_as_before(path, Some(seen)));
     }
 }

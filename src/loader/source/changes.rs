@@ -84,11 +84,11 @@ impl Source {
         drop(state);
         match stat {
             Some(stat) if is_listed && kind::of_mode(stat.st_mode) == kind::DIR => {
-                self.describe_directory(path, &stat, Why::Changes);
+                self.look(path, |_| self.describe_directory(path, &stat, Why::Changes));
             }
             stat => {
                 let kind = stat.map(|stat| kind::of_mode(stat.st_mode));
-                self.changed(path.to_vec(), kind);
+                self.change(path.to_vec(), kind, true);
                 if settled || matches!(known, Described::Content(..)) {
                     self.ask(path.to_vec(), Need::Content, Why::Changes, job.cloned());
                 } else if kind == Some(kind::LNK) {
@@ -128,7 +128,7 @@ impl Source {
             if now.as_ref().map(version) != Ok(known) {
                 let name = String::from_utf8_lossy(&path).into_owned();
                 self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
-                self.changed(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)));
+                self.change(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)), true);
             }
         }
     }
@@ -178,6 +178,20 @@ mod tests {
             source.absent(&tree, &errno.into());
             assert_eq!(!next(&found).ends_with(LEFT_ALONE), is_told, "{errno}");
         }
+    }
+
+    #[test]
+    fn what_is_seen_to_be_another_is_captured_though_its_directory_is_listed_meanwhile() {
+        let (directory, tree, source, found) = started();
+        let path = [tree.as_slice(), b"/other.py"].concat();
+        source.want(path.clone(), Need::Content);
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "6 bytes", "complete"]);
+        std::fs::write(directory.path().join("other.py"), "x = 123\n").unwrap();
+        let look = source.state().begin_look(&tree);
+        source.compare_one(&path, None);
+        assert!(next(&found).starts_with("Changed"));
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(1)", "8 bytes", "complete"]);
+        assert!(source.state().end_look(look).is_empty(), "as a job's change it would be left alone from then on");
     }
 
     #[test]

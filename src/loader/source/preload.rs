@@ -28,17 +28,19 @@ impl Preload {
         self.load.id
     }
 
-    /// A directory that was listed on the way.
+    /// A directory that was listed on the way, below the roots that are compared before the job starts.
     pub fn directory(&self, listing: &Listing) {
         let path = listing.canonical.as_os_str().as_bytes();
         self.source.operation(path, Why::Search);
         let mut state = self.source.state();
-        match state.told(path) {
-            Some(known) if known.version() == Some(version(&listing.stat)) => state.still(path),
-            _ => {
-                drop(state);
-                self.source.list(path, &listing.stat, &listing.names);
-            }
+        if state.told(path).is_some_and(|known| known.version() == Some(version(&listing.stat))) {
+            return state.still(path);
+        }
+        // What the log lists is compared, see [`Source::compare`]: what jobs have made there since it was listed on the way would be said to
+        // be gone.
+        if !state.listed.contains_key(path) {
+            drop(state);
+            self.source.list(path, &listing.stat, &listing.names);
         }
     }
 
@@ -90,5 +92,39 @@ impl Probe for Preload {
 impl Drop for Preload {
     fn drop(&mut self) {
         self.source.done(Some(&self.load));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant, SystemTime};
+
+    use super::*;
+    use crate::loader::catalog::{as_path, kind};
+    use crate::loader::source::tests::{next, started};
+    use crate::net::wire::record::Record;
+
+    #[test]
+    fn what_a_job_made_while_another_was_resolved_does_not_vanish() {
+        let (directory, tree, source, found) = started();
+        source.want(tree.clone(), Need::Attributes);
+        assert_eq!(next(&found), "directory");
+        let later = SystemTime::now() + Duration::from_secs(1);
+        File::open(directory.path()).unwrap().set_modified(later).unwrap();
+        let (begun, preload) = (Instant::now(), source.preload());
+        let Opened { file, canonical, stat } = preload.open_dir(as_path(&tree)).unwrap();
+        let listing = Listing { canonical, stat, names: preload.names(&file).unwrap() };
+        std::fs::write(directory.path().join("made"), "").unwrap();
+        while source.state().is_looking() {
+            std::thread::yield_now();
+        }
+        source.changed([&tree, &b"/made"[..]].concat(), Some(kind::REG));
+        assert!(next(&found).starts_with("Changed"));
+        preload.directory(&listing);
+        source.compare(&[tree], begun, &preload);
+        drop(preload);
+        let Record::Dir { names, .. } = found.recv_blocking().unwrap().record else { panic!("it is another") };
+        assert!(names.iter().any(|name| name.name == b"made"));
+        assert!(next(&found).starts_with("Preloaded"), "the job waits for that");
     }
 }
