@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::fs::Stat;
 use rustix::io::Errno;
 
 use super::{Load, Preload, Source, Work, version};
@@ -68,14 +69,30 @@ impl Source {
         }
     }
 
+    /// What is at a path now, if anything. An error says nothing of that: the front end alone may have it.
+    fn see(&self, path: &[u8]) -> Result<Option<Stat>, Errno> {
+        match self.look_at(path, Why::Changes) {
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            seen => seen.map(Some),
+        }
+    }
+
     /// Says a path anew if it is not what the log says any more.
     pub(super) fn compare_one(&self, path: &[u8], job: Option<&Arc<Load>>) {
         let Some(known) = self.state().told(path).filter(|_| !self.excludes(path)) else { return };
-        let stat = self.look_at(path, Why::Changes).ok();
+        let seen = self.see(path);
         let mut state = self.state();
         if state.told(path) != Some(known) {
             return;
         }
+        let stat = match seen {
+            Ok(stat) => stat,
+            Err(_) if known == Described::Absent => return,
+            Err(_) => {
+                drop(state);
+                return self.leave_alone(path, Described::Absent);
+            }
+        };
         let settled = stat.as_ref().map(version) == known.version();
         if settled && !state.settle(path, REMEMBERED) {
             return state.still(path);
@@ -124,11 +141,12 @@ impl Source {
         }
         self.fetch_attributes(&captured);
         for (path, known) in captured {
-            let now = self.look_at(&path, Why::Changes);
-            if now.as_ref().map(version) != Ok(known) {
+            if let Ok(now) = self.see(&path)
+                && now.as_ref().map(version) != Some(known)
+            {
                 let name = String::from_utf8_lossy(&path).into_owned();
                 self.warn(format!("{name} changed on the shared file system; what was running kept the old content"));
-                self.change(path, now.ok().map(|stat| kind::of_mode(stat.st_mode)), true);
+                self.change(path, now.map(|stat| kind::of_mode(stat.st_mode)), true);
             }
         }
     }
@@ -192,6 +210,29 @@ mod tests {
         assert!(next(&found).starts_with("Changed"));
         assert_eq!([(); 3].map(|()| next(&found)), ["Log(1)", "8 bytes", "complete"]);
         assert!(source.state().end_look(look).is_empty(), "as a job's change it would be left alone from then on");
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_not_said_to_be_removed() {
+        let (directory, tree, source, found) = started();
+        let (place, path) = (directory.path().join("sub"), [&tree, &b"/sub/m.py"[..]].concat());
+        std::fs::create_dir(&place).unwrap();
+        std::fs::rename(directory.path().join("m.py"), place.join("m.py")).unwrap();
+        source.want(path.clone(), Need::Content);
+        assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "13 bytes", "complete"]);
+        let aside = directory.path().join("aside");
+        std::fs::rename(&place, &aside).unwrap();
+        std::os::unix::fs::symlink("sub", &place).unwrap();
+        source.look_for_changes(true);
+        assert!(found.is_empty() && source.warnings().is_empty(), "the job keeps what it has");
+        source.compare_one(&path, None);
+        assert!(next(&found).ends_with(LEFT_ALONE), "another begins with what is there");
+        std::fs::remove_file(&place).unwrap();
+        source.compare_one(&path, None);
+        assert!(found.is_empty(), "it is left alone still");
+        std::fs::rename(&aside, &place).unwrap();
+        source.compare_one(&path, None);
+        assert!(next(&found).starts_with("Changed"), "who asks now is told");
     }
 
     #[test]
