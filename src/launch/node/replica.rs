@@ -503,6 +503,8 @@ impl Replica {
             }
             Record::Changed { path, .. } => {
                 self.images.borrow_mut().retain(|(known, _)| !is_within(known, path));
+                // One that crossed its answer is on nobody's way: the root let it be, and what was told then is forgotten now.
+                self.open_questions.borrow_mut().answer_if(|(asked, _)| is_within(asked, path));
             }
             Record::Preloaded { load } => {
                 self.preloaded.borrow_mut().insert(*load);
@@ -643,6 +645,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loader::catalog::kind;
 
     #[test]
     fn hosts_with_the_same_bridge_are_not_near() {
@@ -674,6 +677,19 @@ mod tests {
         };
         let (ended, ()) = smol::block_on(smol::future::zip(replica.fed_by_parent(0, &[down]), parent));
         assert!(matches!(ended, LinkError::Frame(_)), "{ended}");
+    }
+
+    #[test]
+    fn what_changed_is_asked_for_though_an_older_question_crossed_its_answer() {
+        let place = tempfile::tempdir().unwrap();
+        let store = std::fs::File::open(place.path()).unwrap().into();
+        let (replica, _) = Replica::new(3, (store, false), false, false, unbounded().0);
+        let asks = |path: &[u8]| replica.asks(path, Need::Content);
+        let paths = [&b"/r/a"[..], b"/r/a/m.py", b"/r/ab"];
+        assert_eq!(paths.map(asks), [true; 3]);
+        assert_eq!(paths.map(asks), [false; 3]);
+        replica.deliver(&Record::Changed { path: b"/r/a".to_vec(), exists: Some(kind::DIR) }).unwrap();
+        assert_eq!(paths.map(asks), [true, true, false]);
     }
 
     #[test]
