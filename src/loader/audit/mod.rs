@@ -549,7 +549,7 @@ mod tests {
 
     /// What the other nodes are told.
     #[derive(Default)]
-    struct Told(Mutex<Vec<Vec<u8>>>);
+    pub(super) struct Told(Mutex<Vec<Vec<u8>>>);
 
     impl Upcall for Told {
         fn want(&self, _: &[u8], _: Need) {}
@@ -561,14 +561,20 @@ mod tests {
         }
     }
 
+    /// An audit in a store that knows nothing, and what it tells the other nodes.
+    pub(super) fn created(store: &Path) -> (Audit, Arc<RwLock<Catalog>>, Arc<Told>) {
+        let own = rustix::fs::open(store, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
+        let (catalog, told) = (Arc::<RwLock<Catalog>>::default(), Arc::<Told>::default());
+        let (upcall, place) = (Arc::clone(&told) as Arc<dyn Upcall>, store.as_os_str().as_bytes());
+        let audit = Audit::create(place, Arc::clone(&catalog), Arc::new(Store::new(own, false)), upcall).unwrap();
+        (audit, catalog, told)
+    }
+
     #[test]
     fn a_directory_that_took_the_place_of_another_is_watched() {
         let (store, tree) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (place, tree) = (store.path().as_os_str().as_bytes(), tree.path().canonicalize().unwrap());
-        let own = rustix::fs::open(place, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
-        let (catalog, told) = (Arc::<RwLock<Catalog>>::default(), Arc::<Told>::default());
-        let upcall = Arc::clone(&told) as Arc<dyn Upcall>;
-        let audit = Audit::create(place, Arc::clone(&catalog), Arc::new(Store::new(own, false)), upcall).unwrap();
+        let tree = tree.path().canonicalize().unwrap();
+        let (audit, catalog, told) = created(store.path());
         let (app, library) = (tree.join("app"), tree.join("app/a.so"));
         let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
         let attr = |path: &Path| -> Attr { version::attr(&rustix::fs::lstat(path).unwrap()) };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, Mode};
 
 use super::Audit;
 use super::walk::Found;
@@ -36,13 +36,18 @@ impl Audit {
     /// A file with a directory's time and names; each name after a letter: a file, a directory, or to be looked at.
     pub(super) fn names(&self, path: &[u8]) -> Option<Vec<u8>> {
         let Found::Dir { canonical, attr, listing } = self.walker.find(path, false, |_| {}) else { return None };
-        let known = self.state().listed.get(&canonical).filter(|(known, _)| Arc::ptr_eq(known, &listing)).cloned();
+        // Locked until it is written: of many that ask at once one writes it.
+        let mut state = self.state();
+        let known = state.listed.get(&canonical).filter(|(known, _)| Arc::ptr_eq(known, &listing));
         let file = match known {
-            Some((_, file)) => file,
+            Some((_, file)) => file.clone(),
             None => {
                 let file = format!("names-{:016x}", fastrand::u64(..));
                 self.put(&file, &written(attr.mtime, &listing), Mode::RUSR).ok()?;
-                self.state().listed.insert(canonical, (listing, file.clone()));
+                if let Some((_, older)) = state.listed.insert(canonical, (listing, file.clone())) {
+                    // Who was told of it and has not read it yet looks into the directory itself.
+                    let _ = rustix::fs::unlinkat(self.walker.store.directory(), older, AtFlags::empty());
+                }
                 file
             }
         };
@@ -79,12 +84,33 @@ fn written(mtime: (i64, u32), listing: &[(Box<[u8]>, u8)]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::created;
     use super::*;
+    use crate::loader::catalog::as_path;
+    use crate::loader::version::{self, now};
+    use crate::net::wire::record::{Name, Record};
 
     #[test]
     fn names_are_written_for_the_finder() {
         let listing = [(&b"a.py"[..], kind::REG), (b"b", kind::DIR), (b"c", kind::LNK), (b"d", kind::SOCK)];
         let listing = listing.map(|(name, kind)| (Box::from(name), kind));
         assert_eq!(written((3, 5), &listing), b"3000000005\0fa.py\0db\0?c");
+    }
+
+    #[test]
+    fn names_that_changed_take_the_place_of_those_before() {
+        let store = tempfile::tempdir().unwrap();
+        let (audit, catalog, _) = created(store.path());
+        let attr = version::attr(&rustix::fs::stat("/").unwrap());
+        audit.add_roots(&[b"/r".to_vec()]);
+        let list = |name: &[u8]| {
+            let names = vec![Name { name: name.to_vec(), kind: kind::REG }];
+            let _ = catalog.write().unwrap().apply(&Record::Dir { path: b"/r".to_vec(), attr, names }, now());
+            audit.names(b"/r").unwrap()
+        };
+        let first = list(b"a.py");
+        assert_eq!(audit.names(b"/r").unwrap(), first, "they are written once");
+        let second = list(b"b.py");
+        assert!(std::fs::read(as_path(&second)).unwrap().ends_with(b"b.py") && !as_path(&first).exists());
     }
 }
