@@ -684,6 +684,15 @@ print(len(os.listdir('out')))";
     wait_for("the other view's file", Duration::from_secs(1), || {
         keeper.try_run(&format!("cat {}/out/news", app.display())).0 == 0
     });
+    // Nor is what one of them found there before the log told of it.
+    let directory = app.join("out/directory");
+    assert_ne!(keeper.try_run(&format!("test -d {}", directory.display())).0, 0);
+    fs::create_dir(&directory).unwrap();
+    assert_ne!(second.try_run(&format!("mkdir {}", directory.display())).0, 0);
+    log.append(&Record::Changed { path: directory.as_os_str().as_bytes().to_vec(), exists: Some(4) });
+    wait_for("the directory that the other view found", Duration::from_secs(1), || {
+        keeper.try_run(&format!("test -d {}", directory.display())).0 == 0
+    });
 
     // Nothing remains.
     second.end();

@@ -365,6 +365,14 @@ impl View {
         let _ = lock(&self.stale).send(Stale { paths, own, done: None });
     }
 
+    /// The catalog has it already: when the log says the same, nothing will be news to it.
+    fn tell_siblings(&self, stale: &[Box<[u8]>]) {
+        let siblings = if stale.is_empty() { Vec::new() } else { lock(&self.setup.siblings.0).clone() };
+        for other in siblings.iter().filter_map(Weak::upgrade).filter(|v| !std::ptr::eq(&raw const **v, self)) {
+            other.invalidate(stale.to_vec(), false);
+        }
+    }
+
     /// Another node made `path`, and the log has not said so yet. Returns whether the kernel was told otherwise, and has to look again.
     pub(super) fn found(&self, path: &[u8]) -> bool {
         let Ok(stat) = self.stat(path) else { return false };
@@ -374,6 +382,7 @@ impl View {
         }
         let mut effects = catalog.found_here(path, kind::of_mode(stat.st_mode), now());
         drop(catalog);
+        self.tell_siblings(&effects.stale);
         effects.stale.retain(|p| **p != *path);
         self.invalidate(effects.stale, true);
         true
@@ -395,12 +404,7 @@ impl View {
         if let Change::Written(_) = change {
             self.originals_from_now(path);
         }
-        if !effects.stale.is_empty() {
-            let siblings = lock(&self.setup.siblings.0).clone();
-            for other in siblings.iter().filter_map(Weak::upgrade).filter(|v| !std::ptr::eq(&raw const **v, self)) {
-                other.invalidate(effects.stale.clone(), false);
-            }
-        }
+        self.tell_siblings(&effects.stale);
         if tell {
             match change {
                 Change::Named(exists) => self.setup.upcall.changed(path, exists),
