@@ -36,7 +36,7 @@ use super::store::read_vec;
 use super::tally::{Tally, Why, requests};
 use super::told::{Described, State};
 use super::version::{Version, attr, current, version};
-use super::work_queue::WorkQueue;
+use super::work_queue::{Turn, WorkQueue};
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::{Extent, Need};
@@ -50,8 +50,8 @@ pub use preload::Preload;
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
-/// Of these, at most so many read what nobody has asked for yet.
-const GUESSERS: usize = 6;
+/// Of these, at most so many read contents, or look at what nobody has asked for yet: questions wait for none of that.
+const CONTENT_READERS: usize = 6;
 /// Bytes of one file, and of all files of a session, that are read before anybody asks.
 const GUESSED_FILE_MAX: u64 = 64 << 20;
 const GUESSED_MAX: u64 = 1 << 30;
@@ -170,7 +170,7 @@ impl Source {
         for reader in 0..readers {
             let (this, queue) = (Arc::downgrade(&this), Arc::clone(&queue));
             let serve = move || {
-                while let Some(work) = queue.pop(reader < GUESSERS)
+                while let Some(work) = queue.pop(reader < CONTENT_READERS)
                     && let Some(this) = this.upgrade()
                 {
                     this.serve(work);
@@ -275,7 +275,13 @@ impl Source {
         {
             job.open.fetch_add(1, Ordering::SeqCst);
         }
-        self.queue.push(work);
+        let turn = match &work {
+            Work::Describe { job: None, .. } => Turn::Question,
+            Work::Read { why: Why::Attributes | Why::Content, .. } => Turn::Content,
+            Work::Read { .. } => Turn::BulkContent,
+            Work::Guess(_) | Work::Describe { .. } | Work::Compare { .. } => Turn::Bulk,
+        };
+        self.queue.push(turn, work);
     }
 
     /// A node says that a job changed `path`.
@@ -863,6 +869,23 @@ pub(super) mod tests {
         source.queue.push_ahead([Work::Guess(Guess { path, need: Need::Content })].into_iter());
         assert!(next(&found).starts_with("Absent"));
         assert_eq!(source.counters.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_question_waits_for_no_content() {
+        let (directory, tree, source, found) = started();
+        // More than all readers could be busy with, while the log takes nothing.
+        for name in 0..CHUNKS + 2 * READERS {
+            std::fs::write(directory.path().join(format!("{name}.so")), "x").unwrap();
+            source.want([&tree, format!("/{name}.so").as_bytes()].concat(), Need::Content);
+        }
+        while source.counters.bytes.load(Ordering::Relaxed) < (CHUNKS + CONTENT_READERS) as u64 {
+            thread::yield_now();
+        }
+        source.want(tree, Need::Attributes);
+        let findings = std::iter::repeat_with(|| found.recv_blocking().unwrap());
+        let before: Vec<_> = findings.take_while(|finding| !matches!(finding.record, Record::Dir { .. })).collect();
+        assert_eq!(before.iter().filter(|finding| !finding.body.is_empty()).count(), CHUNKS);
     }
 
     #[test]
