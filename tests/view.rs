@@ -590,6 +590,25 @@ except OSError as e: assert e.errno==95,e";
     let _ = skeleton.forgotten().recv_blocking();
     assert_eq!(keeper.try_run(&format!("{}/prog", app.display())).0, 43);
 
+    // Nor does one stay that was bound after the kernel had forgotten the name, by who had not heard yet that it was replaced.
+    let tool = app.join("tool");
+    let replace = |text: &str| {
+        let path = tree.join("new");
+        fs::write(&path, format!("#!/bin/sh\necho {text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(&path, &tool).unwrap();
+        log.append(&Record::Changed { path: tool.as_os_str().as_bytes().to_vec(), exists: Some(8) });
+    };
+    replace("older");
+    log.look(&tool, Need::Content);
+    let list = format!("files {} {}", log.id_of(&tool), tool.display());
+    replace("newer");
+    let _ = skeleton.forgotten().recv_blocking();
+    assert_eq!(keeper.order(&list, &[]).0, "1");
+    assert_eq!(inside("./tool"), "older\n");
+    let _ = skeleton.uncover(vec![tool.as_os_str().as_bytes().into()]).recv_blocking();
+    assert_eq!(inside("./tool"), "newer\n");
+
     // A changed directory is listed again; what the root finds new in a directory appears.
     assert_eq!(inside("chmod 750 lib && stat -c %a lib && ls lib"), "750\nlater.txt\nliba.so\n");
     fs::write(app.join("lib/found"), "").unwrap();

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::rc::Rc;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender, bounded};
@@ -21,6 +22,7 @@ use super::files::Files;
 use super::guests::Inside;
 use super::members::Members;
 use super::memory::Memory;
+use super::replica::Replica;
 use super::singletons;
 use super::streams::Streams;
 use super::versions::Images;
@@ -369,7 +371,7 @@ impl Job {
         // Only now: before, the keeper would hang in its look-ups until the log has their answers, and could not even be killed.
         let images = replica.images(&view.roots);
         *self.images.borrow_mut() = Some(Rc::clone(&images));
-        self.complete(&view, &images, named).await?;
+        self.complete(&replica, &view, &images, named).await?;
         if self.launch.guests {
             self.share().await?;
         }
@@ -401,7 +403,7 @@ impl Job {
     }
 
     /// Has the keeper add to the view what it still lacks and take a copy of it; where names are not served, bind all files.
-    async fn complete(&self, view: &View, images: &Images, named: bool) -> Result<()> {
+    async fn complete(&self, replica: &Replica, view: &View, images: &Images, named: bool) -> Result<()> {
         let unheard = |error| unheard("show the program's files", error);
         if named {
             // Of files that were replaced since the last job, before the new ones are bound or read.
@@ -421,7 +423,15 @@ impl Job {
             self.tell_keeper(&Ask::Leave, &[]).await.map_err(unheard)?;
             self.shown().await?;
             mounted.shown = true;
-            mounted.bound = images.iter().cloned().collect();
+            // What was replaced meanwhile may have been forgotten before it was bound.
+            let replaced: HashMap<_, _>;
+            (mounted.bound, replaced) = {
+                let catalog = replica.catalog.read().unwrap_or_else(PoisonError::into_inner);
+                images.iter().cloned().partition(|(path, id)| catalog.names(path, *id))
+            };
+            if !replaced.is_empty() {
+                let _ = view.skeleton.uncover(replaced.into_keys().map(Vec::into_boxed_slice).collect()).recv().await;
+            }
         }
         Ok(())
     }

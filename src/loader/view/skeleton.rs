@@ -251,6 +251,19 @@ impl Skeleton {
         self.view.inodes().len()
     }
 
+    /// What is mounted on these names is not what they lead to any more: forgets them, and the mounts with them. What is returned is closed as
+    /// soon as that is done.
+    pub fn uncover(&self, paths: Vec<Box<[u8]>>) -> async_channel::Receiver<()> {
+        let mut inodes = self.view.inodes();
+        // With whatever limit the kernel was given a name: what is mounted on it lasts.
+        for path in &paths {
+            inodes.of_mut(path).into_iter().for_each(|(_, node)| node.stable = true);
+        }
+        drop(inodes);
+        self.view.invalidate(paths, false);
+        self.forgotten()
+    }
+
     /// Closed as soon as the kernel has forgotten everything that was applied before this call. For a view in service.
     pub fn forgotten(&self) -> async_channel::Receiver<()> {
         let (done, forgotten) = async_channel::bounded(1);
