@@ -8,6 +8,7 @@ mod changes;
 mod counters;
 mod held;
 mod preload;
+mod work;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -36,17 +37,18 @@ use super::store::read_vec;
 use super::tally::{Tally, Why, requests};
 use super::told::{Described, State};
 use super::version::{Version, attr, current, version};
-use super::work_queue::{Turn, WorkQueue};
+use super::work_queue::WorkQueue;
 use crate::Result;
 use crate::error::Context;
 use crate::net::wire::control::{Extent, Need};
 use crate::net::wire::frame::HEADER_MAX;
-use crate::net::wire::record::{CHUNK_MAX, FileId, LoadId, Name, Record, Supply};
+use crate::net::wire::record::{CHUNK_MAX, FileId, Name, Record, Supply};
 
 pub use counters::{Counted, Counters};
 use held::Held;
 pub use held::Run;
 pub use preload::Preload;
+use work::{Load, Work};
 
 /// Reading threads: enough to overlap a file system's latency, few enough not to storm it.
 pub const READERS: usize = 8;
@@ -97,21 +99,6 @@ enum Part {
     Own,
     Read(Vec<u8>),
     Asked(Ticket),
-}
-
-#[derive(Debug)]
-enum Work {
-    Guess(Guess),
-    Describe { path: Vec<u8>, need: Need, why: Why, job: Option<Arc<Load>> },
-    Compare { path: Vec<u8>, job: Option<Arc<Load>> },
-    Read { id: FileId, path: Vec<u8>, file: File, version: Version, tries: u32, why: Why, job: Option<Arc<Load>> },
-}
-
-/// What must be in the log before a job can start; complete when the last part of it is dropped.
-#[derive(Debug)]
-struct Load {
-    id: LoadId,
-    open: AtomicUsize,
 }
 
 /// See the module.
@@ -269,19 +256,10 @@ impl Source {
     }
 
     fn enqueue(&self, work: Work) {
-        if let Work::Describe { job: Some(job), .. }
-        | Work::Compare { job: Some(job), .. }
-        | Work::Read { job: Some(job), .. } = &work
-        {
+        if let Some(job) = work.job() {
             job.open.fetch_add(1, Ordering::SeqCst);
         }
-        let turn = match &work {
-            Work::Describe { job: None, .. } => Turn::Question,
-            Work::Read { why: Why::Attributes | Why::Content, .. } => Turn::Content,
-            Work::Read { .. } => Turn::BulkContent,
-            Work::Guess(_) | Work::Describe { .. } | Work::Compare { .. } => Turn::Bulk,
-        };
-        self.queue.push(turn, work);
+        self.queue.push(work.turn(), work);
     }
 
     /// A node says that a job changed `path`.
