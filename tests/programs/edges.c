@@ -33,16 +33,22 @@ static char *map(size_t len, int protection, int flags)
     return at;
 }
 
-static long resident(void)
+/* What the kernel says of this process; `name` with its colon. */
+static long status_of(const char *name)
 {
     char line[200];
-    long kib = 0;
+    long value = 0;
     FILE *f = fopen("/proc/self/status", "r");
     while (fgets(line, sizeof line, f))
-        if (!strncmp(line, "VmRSS:", 6))
-            kib = atol(line + 6);
+        if (!strncmp(line, name, strlen(name)))
+            value = atol(line + strlen(name));
     fclose(f);
-    return kib;
+    return value;
+}
+
+static long resident(void)
+{
+    return status_of("VmRSS:");
 }
 
 static double now(void)
@@ -670,14 +676,7 @@ static void *wait_by_place(void *argument)
 
 static long filters(void)
 {
-    char line[200];
-    long count = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    while (fgets(line, sizeof line, f))
-        if (!strncmp(line, "Seccomp_filters:", 16))
-            count = atol(line + 16);
-    fclose(f);
-    return count;
+    return status_of("Seccomp_filters:");
 }
 
 /* Threads that wait for ever in a call are cancelled, before much is asked for and then. Who unwinds finds what they have to clean up. */
