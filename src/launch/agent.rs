@@ -62,12 +62,7 @@ impl Process {
 
     /// Waits until it has ended.
     pub async fn end(&mut self) {
-        if let Ok(died) = process::watch(Pid::from_raw(self.0.id().cast_signed())).and_then(Async::new_nonblocking) {
-            let _ = died.readable().await;
-        }
-        while self.ended().is_none() {
-            Timer::after(Duration::from_millis(1)).await;
-        }
+        end_of(&mut self.0).await;
     }
 
     /// Kills its group. It has ended when the kernel has taken back all that it had ([`Process::end`]), which takes seconds of a large one.
@@ -83,6 +78,17 @@ impl Process {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().ok().flatten()
+    }
+}
+
+/// Waits until a child has ended; safe to cancel.
+pub(super) async fn end_of(child: &mut Child) {
+    if let Ok(died) = process::watch(Pid::from_raw(child.id().cast_signed())).and_then(Async::new_nonblocking) {
+        let _ = died.readable().await;
+    }
+    // Before Linux 5.3 there is nothing to watch.
+    while let Ok(None) = child.try_wait() {
+        Timer::after(Duration::from_millis(1)).await;
     }
 }
 

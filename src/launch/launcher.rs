@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use smol::Timer;
 use smol::future::FutureExt;
-use smol::{Async, Timer};
 
+use super::agent;
 use super::foreign::Foreign;
 use super::guest;
 use super::keeper::KILLED;
@@ -43,19 +44,10 @@ pub async fn run(
     let mut command = command(words, job)?;
     let mut child = command.spawn().op_on("run", &words[0])?;
     let pid = Pid::from_raw(child.id().cast_signed());
-    let watched = process::watch(pid).and_then(Async::new_nonblocking);
     let mut ending: Option<Instant> = None;
     loop {
         let died = async {
-            match &watched {
-                Ok(died) => drop(died.readable().await),
-                // Before Linux 5.3.
-                Err(_) => {
-                    while let Ok(None) = child.try_wait() {
-                        Timer::after(Duration::from_millis(10)).await;
-                    }
-                }
-            }
+            agent::end_of(&mut child).await;
             Next::Died
         };
         let signal = async { Next::Signal(signal().await) };

@@ -16,11 +16,13 @@ pub const PORT: u16 = 20000;
 /// # Errors
 /// The host is not known.
 pub fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let ip = host.parse().ok().or_else(|| in_hosts(&fs::read_to_string("/etc/hosts").ok()?, host));
-    let ip: IpAddr = ip
+    if let Ok(ip) = host.parse() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let ip = in_hosts(&fs::read_to_string("/etc/hosts").unwrap_or_default(), host)
         .or_else(|| ask(host))
         .ok_or_else(|| Error::usage("find the memory server", "its name is not known").on(host))?;
-    let is_meant = !ip.is_loopback() || host == "localhost" || host.parse::<IpAddr>().is_ok();
+    let is_meant = !ip.is_loopback() || host == "localhost";
     let ours = if is_meant { Vec::new() } else { own() };
     let all = if ours.is_empty() { vec![ip] } else { ours };
     Ok(all.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())

@@ -417,14 +417,16 @@ pub(super) fn settle() {
 
 /// Whether somebody keeps this file.
 pub(super) fn keeps(device: u64, number: u64) -> bool {
-    let inode = busy_head().and_then(|head| head.find(device, number));
-    inode.is_some_and(|inode| inode.state.load(Ordering::SeqCst) == inode::KEPT)
+    busy_head().is_some_and(|head| is_in(head, device, number, inode::KEPT))
 }
 
 /// Whether nobody may keep this file: it is locked or mapped.
 pub(super) fn is_direct(device: u64, number: u64) -> bool {
-    let inode = head().and_then(|head| head.find(device, number));
-    inode.is_some_and(|inode| inode.state.load(Ordering::SeqCst) == inode::DIRECT)
+    head().is_some_and(|head| is_in(head, device, number, inode::DIRECT))
+}
+
+fn is_in(head: &Head, device: u64, number: u64, state: u32) -> bool {
+    head.find(device, number).is_some_and(|inode| inode.state.load(Ordering::SeqCst) == state)
 }
 
 /// Has all that programs of the job wrote to this file be where it belongs; whether there was anything.

@@ -196,7 +196,7 @@ pub(super) fn cancellable(number: usize, args: [usize; 6]) -> Result<usize, u32>
     let set_type: extern "C" fn(i32, *mut i32) -> i32 = unsafe { core::mem::transmute(at) };
     let mut before = 0;
     set_type(ASYNCHRONOUS, &mut before);
-    let result = if trap::is_on() && args.iter().any(|at| window::contains(*at)) {
+    let result = if trap::is_ours(&args) {
         raw(number, args)
     } else {
         // SAFETY: as in `raw`.

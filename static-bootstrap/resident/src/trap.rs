@@ -44,10 +44,12 @@ fn buffer(number: usize) -> Option<(usize, usize)> {
 
 /// Makes a system call of a program all of whose calls come to us.
 pub(super) fn make(number: usize, args: [usize; 6]) -> Result<usize, u32> {
-    if is_on() && args.iter().any(|at| window::contains(*at)) {
-        return resolve(number, args, hooks::raw);
-    }
-    hooks::raw(number, args)
+    if is_ours(&args) { resolve(number, args, hooks::raw) } else { hooks::raw(number, args) }
+}
+
+/// Whether such a call is stopped where calls are: something that it is given is captured.
+pub(super) fn is_ours(args: &[usize; 6]) -> bool {
+    is_on() && args.iter().any(|at| window::contains(*at))
 }
 
 /// Makes a call with two pointers to so many bytes.

@@ -66,10 +66,10 @@ pub(super) fn page(address: usize) -> Option<usize> {
     contains(address).then(|| (segments::to_window(address) - BASE) / PAGE)
 }
 
-/// Does something with all that is captured, or will be, in ranges of addresses and bytes, as having it watched; but not what else was put there ([`leave`]): the kernel may refuse that. Nobody puts
+/// Visits all that is captured, or will be, in ranges of addresses and bytes; but not what else was put there ([`leave`]): the kernel may refuse that. Nobody puts
 /// anything there meanwhile.
-pub(super) fn watch(watch: impl Fn(usize, usize) -> Result<(), u32>) -> Result<(), u32> {
-    let between = |from, to| if from < to { watch(from, to - from) } else { Ok(()) };
+pub(super) fn visit(visit: impl Fn(usize, usize) -> Result<(), u32>) -> Result<(), u32> {
+    let between = |from, to| if from < to { visit(from, to - from) } else { Ok(()) };
     let mut table = TABLE.lock();
     let (reachable, fresh) = (table.window.reachable, table.window.fresh);
     for (at, len) in segments::ranges().chain([(BASE, reachable - BASE), (BASE + HEAP, fresh - BASE - HEAP)]) {
@@ -87,7 +87,7 @@ pub(super) fn watch(watch: impl Fn(usize, usize) -> Result<(), u32>) -> Result<(
             }
             between(from, place)?;
             for (first, count) in runs(both(pages, span.mapped)) {
-                watch(address(number, first), count * PAGE)?;
+                visit(address(number, first), count * PAGE)?;
             }
             from = place + (end - first) * PAGE;
         }

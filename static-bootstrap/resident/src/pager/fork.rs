@@ -99,7 +99,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
     fatal::DOOR.store(granted.door, Ordering::Relaxed);
     counts::open(granted.counts).unwrap_or_else(|errno| refused(step::MEMORY, errno));
     let uffd = Uffd::open().and_then(|uffd| {
-        window::watch(|at, len| uffd.register(at, len))?;
+        window::visit(|at, len| uffd.register(at, len))?;
         Ok(uffd)
     });
     let uffd = uffd.unwrap_or_else(|errno| refused(step::USERFAULTFD, errno));
@@ -115,7 +115,7 @@ pub(crate) fn fork(clone: impl FnOnce() -> Result<usize, u32>) -> Result<usize, 
 /// memory the kernel would stop.
 pub(super) fn inherited(yes: bool) -> Result<(), u32> {
     let advice = if yes { call::DOFORK } else { call::DONTFORK };
-    window::watch(|at, len| {
+    window::visit(|at, len| {
         // SAFETY: what is in there stays.
         match unsafe { call::advise(at, len, advice) } {
             // The program has unmapped a part of a static array.

@@ -211,7 +211,7 @@ fn start() {
         QUEUE.lock().make()
     });
     made.and_then(|()| digest::draw()).unwrap_or_else(|errno| refused(step::MEMORY, errno));
-    let watched = window::watch(|at, len| uffd.register(at, len));
+    let watched = window::visit(|at, len| uffd.register(at, len));
     watched.unwrap_or_else(|errno| refused(step::REGISTER, errno));
     // A child would find nothing in there, and must not take that for zeros.
     let hidden = fork::inherited(false);
