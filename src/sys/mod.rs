@@ -31,6 +31,8 @@ pub mod audit_table;
 /// What programs say to memory servers, shared with the code inside them by file.
 #[path = "../../static-bootstrap/sys/src/page.rs"]
 pub mod page;
+#[cfg(test)]
+mod page_tests;
 
 /// The same of the resident in a program and its node's agent.
 #[path = "../../static-bootstrap/sys/src/resident.rs"]

@@ -1,7 +1,7 @@
 //! A connection to a memory server: questions, and pages.
 
 use sys::blake3::Hasher;
-use sys::page::{Bits, HEAD, Head, PAGE, PIECE, PREFIX, TAG, count, op, prefix, runs};
+use sys::page::{Bits, HEAD, Head, Layout, PAGE, PIECE, PREFIX, TAG, count, op, prefix};
 use sys::resident::{Link as Granted, cause};
 use sys::socket::MSG_NOSIGNAL;
 use sys::syscall::{nr, syscall};
@@ -60,13 +60,11 @@ impl Tags {
 struct Tagging(Hasher);
 
 impl Tagging {
-    /// These pages of a span at `base` come next.
-    fn add(&mut self, base: usize, pages: Bits) {
-        for (first, count) in runs(pages) {
+    /// These pages of a span come next.
+    fn add(&mut self, base: Layout, pages: Bits) {
+        for (_, at, count) in base.runs(pages) {
             // SAFETY: pages of a slot that is ours now, and all there.
-            self.0.update(unsafe {
-                core::slice::from_raw_parts(base.wrapping_add(first * PAGE) as *const u8, count * PAGE)
-            });
+            self.0.update(unsafe { core::slice::from_raw_parts(at as *const u8, count * PAGE) });
         }
     }
 
@@ -119,9 +117,9 @@ impl Vector {
         }
     }
 
-    /// The pages of a span that lies at `base`.
-    fn pages(&mut self, base: usize, pages: Bits) {
-        runs(pages).for_each(|(first, count)| self.push(base.wrapping_add(first * PAGE), count * PAGE));
+    /// Pages of a span.
+    fn pages(&mut self, base: Layout, pages: Bits) {
+        base.runs(pages).for_each(|(_, at, count)| self.push(at, count * PAGE));
     }
 
     fn bytes(&self) -> usize {
@@ -142,20 +140,20 @@ impl Link {
         self.fd
     }
 
-    /// Asks for pages of a span; they come to their places in the span at `base`.
-    pub(super) fn get(&mut self, span: u64, pages: Bits, base: usize) -> Result<(), Gone> {
+    /// Asks for pages of a span; they come to their places in `base`.
+    pub(super) fn get(&mut self, span: u64, pages: Bits, base: Layout) -> Result<(), Gone> {
         let sequence = self.want(span, pages)?;
         self.got(sequence, pages, base)
     }
 
     /// Asks for pages of a span; answered with [`Link::got`], in order.
     pub(super) fn want(&mut self, span: u64, pages: Bits) -> Result<u32, Gone> {
-        self.ask(op::GET, span, pages, [0; 4], 0, 0)?;
+        self.ask(op::GET, span, pages, [0; 4], Layout::NOWHERE, 0)?;
         Ok(self.sequence)
     }
 
-    /// Waits for the pages that were asked for as `sequence`; they come to their places in the span at `base`.
-    pub(super) fn got(&mut self, sequence: u32, pages: Bits, base: usize) -> Result<(), Gone> {
+    /// Waits for the pages that were asked for as `sequence`; they come to their places in `base`.
+    pub(super) fn got(&mut self, sequence: u32, pages: Bits, base: Layout) -> Result<(), Gone> {
         let answer = self.hear(base, pages)?;
         // What was kept there must be there.
         if answer.op != op::GOT || answer.data != pages || answer.sequence != sequence {
@@ -169,7 +167,7 @@ impl Link {
     pub(super) fn copy(&mut self, client: [u64; 2]) -> Result<(), Gone> {
         let mut from = 0;
         loop {
-            self.ask(op::COPY, from, [client[0], client[1], 0, 0], [0; 4], 0, 0)?;
+            self.ask(op::COPY, from, [client[0], client[1], 0, 0], [0; 4], Layout::NOWHERE, 0)?;
             match self.answered(1)? {
                 Head { op: op::DONE, .. } => return Ok(()),
                 Head { op: op::COPIED, data, .. } if data[0] > from => from = data[0],
@@ -179,7 +177,7 @@ impl Link {
     }
 
     /// Gives pages away; answered with [`Link::given`]. `more`: they need not leave before what is given next.
-    pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: usize, more: bool) -> Result<(), Gone> {
+    pub(super) fn give(&mut self, span: u64, data: Bits, zero: Bits, base: Layout, more: bool) -> Result<(), Gone> {
         self.ask(op::PUT, span, data, zero, base, if more { MSG_MORE } else { 0 })?;
         counts::sent(self.server, count(&data));
         Ok(())
@@ -187,7 +185,7 @@ impl Link {
 
     /// Tells of pages that are to be written into what is shared with the server; answered with [`Link::given`].
     pub(super) fn take(&mut self, span: u64, data: Bits, zero: Bits) -> Result<(), Gone> {
-        self.ask(op::TAKE, span, data, zero, 0, 0)
+        self.ask(op::TAKE, span, data, zero, Layout::NOWHERE, 0)
     }
 
     /// Waits for the answer to the oldest of `open` gifts.
@@ -198,7 +196,7 @@ impl Link {
 
     /// The answer to the oldest of so many questions, without pages.
     fn answered(&mut self, open: u32) -> Result<Head, Gone> {
-        let answer = self.hear(0, [0; 4])?;
+        let answer = self.hear(Layout::NOWHERE, [0; 4])?;
         match answer {
             _ if answer.sequence != self.sequence.wrapping_sub(open - 1) => Err(ALTERED),
             Head { op: op::FULL, data, .. } => Err(Gone { cause: cause::FULL, detail: [data[0], data[1]] }),
@@ -206,7 +204,7 @@ impl Link {
         }
     }
 
-    fn ask(&mut self, op: u32, span: u64, data: Bits, zero: Bits, base: usize, flags: usize) -> Result<(), Gone> {
+    fn ask(&mut self, op: u32, span: u64, data: Bits, zero: Bits, base: Layout, flags: usize) -> Result<(), Gone> {
         self.sequence = self.sequence.wrapping_add(1);
         let body = if op == op::PUT { data } else { [0; 4] };
         let head = Head { op, sequence: self.sequence, span, data, zero };
@@ -234,7 +232,7 @@ impl Link {
     }
 
     /// The next answer, with so many pages.
-    fn hear(&mut self, base: usize, pages: Bits) -> Result<Head, Gone> {
+    fn hear(&mut self, base: Layout, pages: Bits) -> Result<Head, Gone> {
         let (mut opening, mut tags) = (Opening::default(), [[0; TAG]; 2]);
         let [header, body] = tags.each_mut().map(|tag| tag.as_mut_ptr() as usize);
         let mut vector = Vector::new(&mut opening);

@@ -121,6 +121,37 @@ pub fn bounds(pages: Bits) -> (usize, usize) {
     (first, last.map_or(0, |at| (at + 1) * 64 - pages[at].leading_zeros() as usize))
 }
 
+/// Where pages of a span lie: these one after the other, from here on.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    at: usize,
+    pages: Bits,
+}
+
+impl Layout {
+    pub const NOWHERE: Layout = Layout { at: 0, pages: NONE };
+
+    pub const fn new(at: usize, pages: Bits) -> Layout {
+        Layout { at, pages }
+    }
+
+    /// Each in its place in a whole span.
+    pub const fn whole(at: usize) -> Layout {
+        Layout::new(at, ALL)
+    }
+
+    /// The address of one of them.
+    pub fn of(&self, page: usize) -> usize {
+        self.at.wrapping_add(count(&both(self.pages, range(0, page))) * PAGE)
+    }
+
+    /// Pages in a row among these, which all have a place here and so lie in a row, too: the first, its address, and how many.
+    pub fn runs(&self, pages: Bits) -> impl Iterator<Item = (usize, usize, usize)> {
+        let layout = *self;
+        runs(pages).map(move |(first, count)| (first, layout.of(first), count))
+    }
+}
+
 /// Consecutive pages among them, as (first, how many), in order.
 pub fn runs(bits: Bits) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use sys::page::{Bits, NONE, count};
+use sys::page::{Bits, Layout, NONE, count};
 use sys::places::{NOBODY, PLACES, Place, gap};
 use sys::resident::{SERVERS, cause};
 
@@ -60,6 +60,7 @@ impl Healer {
         if pages == NONE {
             return true;
         }
+        let buffer = Layout::whole(buffer);
         get(number, pages, buffer);
         let server = usize::from(target);
         match hand(server, number, pages, NONE, buffer) {
@@ -85,7 +86,7 @@ impl Healer {
         let [heap, rest] = TABLE.lock().window.given();
         for number in heap.chain(rest).filter(|number| number % PLACES == self.place) {
             let pages = TABLE.lock().span(number).remote;
-            let told = if pages == NONE { Ok(()) } else { hand(server, number, NONE, pages, 0) };
+            let told = if pages == NONE { Ok(()) } else { hand(server, number, NONE, pages, Layout::NOWHERE) };
             if let Err(gone) = told {
                 return lose(server, epoch(), &gone);
             }
@@ -118,8 +119,8 @@ impl Healer {
     }
 }
 
-/// Has a server keep pages of a span that lie at `base`, and take others for zero; it has answered then.
-fn hand(server: usize, number: usize, pages: Bits, zero: Bits, base: usize) -> Result<(), Gone> {
+/// Has a server keep pages of a span that lie there, and take others for zero; it has answered then.
+fn hand(server: usize, number: usize, pages: Bits, zero: Bits, base: Layout) -> Result<(), Gone> {
     if write(server, number, pages, NONE, zero, base)? {
         return Ok(());
     }

@@ -10,7 +10,7 @@
 use core::arch::x86_64::{__m128i, _mm_load_si128, _mm_sfence, _mm_stream_si128};
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use sys::page::{Bits, PAGE, SPAN, bounds, count, runs};
+use sys::page::{Bits, Layout, PAGE, SPAN, bounds, count};
 use sys::resident::SERVERS;
 use sys::syscall::{nr, syscall};
 
@@ -137,9 +137,9 @@ fn let_go(huge: usize) {
 }
 
 /// Copies pages of a span from where it can be reached.
-pub(super) fn read(at: usize, pages: Bits, base: usize) {
-    for (first, count) in runs(pages) {
-        let (from, to) = (at + first * PAGE, base.wrapping_add(first * PAGE));
+pub(super) fn read(at: usize, pages: Bits, base: Layout) {
+    for (first, to, count) in base.runs(pages) {
+        let from = at + first * PAGE;
         // SAFETY: pages of a file that is mapped, and of a slot that is ours now, and all there.
         unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, count * PAGE) };
     }
@@ -149,10 +149,10 @@ pub(super) fn read(at: usize, pages: Bits, base: usize) {
 }
 
 /// Copies pages of a span to where it can be reached: past the caches, since nobody wants them soon.
-pub(super) fn write(at: usize, pages: Bits, base: usize) {
+pub(super) fn write(at: usize, pages: Bits, base: Layout) {
     const LINE: usize = 4;
-    for (first, count) in runs(pages) {
-        let from = base.wrapping_add(first * PAGE) as *const __m128i;
+    for (first, from, count) in base.runs(pages) {
+        let from = from as *const __m128i;
         let to = (at + first * PAGE) as *mut __m128i;
         for line in (0..count * PAGE / size_of::<__m128i>()).step_by(LINE) {
             // SAFETY: as above, the other way round; both begin with a page.

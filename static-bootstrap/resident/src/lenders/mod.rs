@@ -13,7 +13,7 @@ mod returns;
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use sys::page::{Bits, NONE, PAGE, SPAN, count, runs, without};
+use sys::page::{Bits, Layout, NONE, PAGE, SPAN, count, without};
 use sys::places::{NOBODY, PLACES, Place};
 use sys::resident::{DESCRIPTORS, Failure, LINKS, SERVERS, cause};
 use sys::syscall::{nr, syscall};
@@ -238,8 +238,8 @@ pub(super) fn want(lane: usize, number: usize, pages: Bits) -> Ticket {
     }
 }
 
-/// Waits for what was wanted; it comes to its places in the span at `base`.
-pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base: usize) {
+/// Waits for what was wanted; it comes to its places in `base`.
+pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base: Layout) {
     if let Some(sequence) = ticket.sequence.filter(|_| !is_lost(ticket.server)) {
         let came = |link: &mut Link| link.got(sequence, pages, base);
         if ask(usize::from(ticket.server), lane, ticket.epoch, came).is_some() {
@@ -250,12 +250,12 @@ pub(super) fn got(lane: usize, ticket: Ticket, number: usize, pages: Bits, base:
 }
 
 /// Asks for pages of a span and waits for them.
-pub(super) fn get(number: usize, pages: Bits, base: usize) {
+pub(super) fn get(number: usize, pages: Bits, base: Layout) {
     bring(number, pages, base, None);
 }
 
 /// As [`get`], of at most [`EACH`] parts: a server is asked for all that it has of them before its first answer.
-pub(super) fn get_each(parts: &[(usize, Bits, usize)]) {
+pub(super) fn get_each(parts: &[(usize, Bits, Layout)]) {
     let (then, mut done) = (epoch(), 0u64);
     for server in (0..servers()).filter(|server| file(*server).is_none() && !is_lost(*server as u8)) {
         let is_mine = |nth: &usize| usize::from(place(parts[*nth].0).first) == server;
@@ -274,11 +274,11 @@ pub(super) fn get_each(parts: &[(usize, Bits, usize)]) {
 }
 
 /// As [`get`], for the thread that has this lane: another that is awake helps it where what is shared is read.
-pub(super) fn get_at_once(lane: usize, number: usize, pages: Bits, base: usize) {
+pub(super) fn get_at_once(lane: usize, number: usize, pages: Bits, base: Layout) {
     bring(number, pages, base, Some(lane));
 }
 
-fn bring(number: usize, pages: Bits, base: usize, helped: Option<usize>) {
+fn bring(number: usize, pages: Bits, base: Layout, helped: Option<usize>) {
     loop {
         let then = epoch();
         let server = usize::from(place(number).first);
@@ -323,8 +323,8 @@ enum Source {
 }
 
 impl Source {
-    /// Pages, to their places in the span at `base`; false if they cannot be.
-    fn read(self, number: usize, pages: Bits, base: usize) -> bool {
+    /// Pages, to their places in `base`; false if they cannot be.
+    fn read(self, number: usize, pages: Bits, base: Layout) -> bool {
         match self {
             Source::File(file) => transfer(nr::PREAD64, file, number, pages, base),
             Source::Mapped(at) => {
@@ -336,7 +336,7 @@ impl Source {
 }
 
 /// Reads pages of a span from what is shared, if anything is.
-fn read(server: usize, number: usize, pages: Bits, base: usize, helped: Option<usize>) -> bool {
+fn read(server: usize, number: usize, pages: Bits, base: Layout, helped: Option<usize>) -> bool {
     let read = |file| {
         let source = mapped::place(server, number, pages).map_or(Source::File(file), Source::Mapped);
         match helped {
@@ -352,7 +352,7 @@ fn read(server: usize, number: usize, pages: Bits, base: usize, helped: Option<u
 }
 
 /// Writes pages of a span into what is shared. `kept`: the server has made room for these. False: it has to be sent them.
-fn write(server: usize, number: usize, pages: Bits, kept: Bits, zero: Bits, base: usize) -> Result<bool, Gone> {
+fn write(server: usize, number: usize, pages: Bits, kept: Bits, zero: Bits, base: Layout) -> Result<bool, Gone> {
     let Some(file) = file(server) else { return Ok(false) };
     let fresh = without(pages, kept);
     if fresh != NONE || zero != NONE {
@@ -370,13 +370,13 @@ fn write(server: usize, number: usize, pages: Bits, kept: Bits, zero: Bits, base
     Ok(true)
 }
 
-fn transfer(call: usize, file: usize, number: usize, pages: Bits, base: usize) -> bool {
-    runs(pages).all(|(first, count)| {
-        let (mut done, len) = (first * PAGE, (first + count) * PAGE);
+fn transfer(call: usize, file: usize, number: usize, pages: Bits, base: Layout) -> bool {
+    base.runs(pages).all(|(first, at, count)| {
+        let (mut done, len) = (0, count * PAGE);
         while done < len {
             // SAFETY: pages of a slot that is ours now, and all there.
             let moved =
-                unsafe { syscall(call, [file, base.wrapping_add(done), len - done, number * SPAN + done, 0, 0]) };
+                unsafe { syscall(call, [file, at + done, len - done, number * SPAN + first * PAGE + done, 0, 0]) };
             match moved {
                 Ok(moved) if moved > 0 => done += moved,
                 Err(call::EINTR) => {}
@@ -404,14 +404,14 @@ pub(super) fn keeps(number: usize, server: usize) -> bool {
     place(number).has(server as u8)
 }
 
-/// What is given away of a span: pages that lie at `base`, and those that are zero from now on. Of the former the servers have these already, if
+/// What is given away of a span: pages that lie in `base`, and those that are zero from now on. Of the former the servers have these already, if
 /// perhaps as they were.
 pub(super) struct Parcel {
     pub(super) number: usize,
     pub(super) sent: Bits,
     pub(super) zero: Bits,
     pub(super) kept: Bits,
-    pub(super) base: usize,
+    pub(super) base: Layout,
 }
 
 /// Gives pages away to all who are to have them; who is returned has not answered yet. For one thread. `more`: a server is given more at once.

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, NONE, SPAN_PAGES, both, count, range};
+use sys::page::{Bits, Layout, NONE, SPAN_PAGES, both, count, range};
 
 use super::Source;
 use crate::lock::Lock;
@@ -18,15 +18,22 @@ struct Work {
     source: Source,
     number: usize,
     pages: Bits,
-    base: usize,
+    base: Layout,
     /// The page that the next piece begins with, pieces that somebody reads now, and whether all that were are here.
     next: usize,
     open: usize,
     good: bool,
 }
 
-const NOTHING: Work =
-    Work { source: Source::Mapped(0), number: 0, pages: NONE, base: 0, next: SPAN_PAGES, open: 0, good: true };
+const NOTHING: Work = Work {
+    source: Source::Mapped(0),
+    number: 0,
+    pages: NONE,
+    base: Layout::NOWHERE,
+    next: SPAN_PAGES,
+    open: 0,
+    good: true,
+};
 /// Of who answers faults, and of who fetches ahead.
 static WORKS: [Lock<Work>; 2] = [const { Lock::new(NOTHING) }; 2];
 /// Of which some piece is nobody's yet.
@@ -37,8 +44,8 @@ pub(super) fn reset() {
     WORKS.iter().for_each(Lock::reset);
 }
 
-/// Reads pages of a span to their places in the one at `base`; for the one thread that has this lane.
-pub(super) fn read(lane: usize, source: Source, number: usize, pages: Bits, base: usize) -> bool {
+/// Reads pages of a span to their places in `base`; for the one thread that has this lane.
+pub(super) fn read(lane: usize, source: Source, number: usize, pages: Bits, base: Layout) -> bool {
     if count(&pages) < WORTH {
         return source.read(number, pages, base);
     }

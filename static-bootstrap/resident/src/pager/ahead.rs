@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use sys::page::{Bits, NONE, SPAN_PAGES, both, count, has, range, runs, with, without};
+use sys::page::{Bits, Layout, NONE, SPAN_PAGES, both, count, has, range, runs, with, without};
 use sys::policy::Choice;
 use sys::pool::Slot;
 use sys::resident::step;
@@ -98,7 +98,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
                 break;
             }
             let (nth, entry, ticket) = open[0];
-            lenders::got(lenders::AHEAD, ticket, entry.number, entry.pages, entry.slot.at);
+            lenders::got(lenders::AHEAD, ticket, entry.number, entry.pages, Layout::whole(entry.slot.at));
             open.copy_within(1..len, 0);
             len -= 1;
             came(&engine, nth, entry);
@@ -210,7 +210,7 @@ fn install(engine: &Engine, entry: Entry) {
         flip(engine, entry.number, entry.pages, entry.slot.at);
     } else {
         engine.take_room(count(&entry.pages));
-        engine.fill(entry.number, entry.pages, entry.slot.at, false);
+        engine.fill(entry.number, entry.pages, Layout::whole(entry.slot.at), false);
         engine.slots.lock().give(entry.slot);
     }
     engine.arrived(entry.number, entry.pages, Comes::OfRun);
@@ -258,7 +258,7 @@ pub(super) fn hasten(engine: &Engine, number: usize, page: usize) {
         }
         let asked = take_asked(engine, |entry| shares || entry.holds(number, page));
         let Some((nth, entry)) = asked else { return };
-        lenders::get_at_once(lenders::DEMAND, entry.number, entry.pages, entry.slot.at);
+        lenders::get_at_once(lenders::DEMAND, entry.number, entry.pages, Layout::whole(entry.slot.at));
         came(engine, nth, entry);
     }
 }

@@ -4,7 +4,7 @@
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, bounds, count, has, range, runs, with, without};
+use sys::page::{Bits, Layout, NONE, PAGE, SPAN_PAGES, both, count, has, range, runs, with, without};
 use sys::policy::{Hint, Policy};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
@@ -32,8 +32,6 @@ const MOVED: usize = 16;
 const HELPED: usize = 64;
 /// Where there is no room to copy pages to, a full slot is waited for so often, a millisecond each time at most: to copy takes as long again as to make one.
 const SLOT_WAITS: usize = 4;
-/// Pages of which fewer than one in so many is wanted are not received together.
-const SPARSE: usize = 32;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
 pub(super) const SOON: u64 = 400_000;
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -148,8 +146,11 @@ impl Demand {
             let missed = range(page, page + 1);
             span.busy = with(span.busy, missed);
             drop(table);
-            self.fetch(number, missed, missed);
+            let moved = self.fetch(number, missed, missed);
             engine.arrived(number, missed, Comes::Alone);
+            if moved {
+                engine.wake(number, missed);
+            }
             return counts::fault(counts::FETCHED, Some(begun));
         }
         let mut policy = POLICY.lock();
@@ -170,7 +171,7 @@ impl Demand {
         let away = both(pages, span.remote);
         span.busy = with(span.busy, pages);
         drop(table);
-        self.fetch(number, pages, away);
+        let moved = self.fetch(number, pages, away);
         engine.arrived(number, pages, if choice.of_run { Comes::OfRun } else { Comes::Alone });
         counts::fault(if away == NONE { counts::FRESH } else { counts::FETCHED }, Some(begun));
         if away != NONE {
@@ -178,7 +179,7 @@ impl Demand {
         }
         // If many came, before the program goes on, which may take the processor from this thread.
         ahead::foresee(&engine, choice);
-        if count(&away) >= MOVED {
+        if moved {
             engine.wake(number, pages);
         }
     }
@@ -193,7 +194,7 @@ impl Demand {
     ) {
         let (engine, missed) = (self.engine, range(page, page + 1));
         let hole = hole.map_or(NONE, |hole| range(hole as usize % SPAN_PAGES, hole as usize % SPAN_PAGES + 1));
-        let (mut parts, mut len, mut used, mut all) = ([(0, NONE, 0); lenders::EACH], 0, 0, 0);
+        let (mut parts, mut len, mut used) = ([(0, NONE, Layout::NOWHERE); lenders::EACH], 0, 0);
         let beside =
             steps.spans().filter(|(other, _)| *other == number).fold(missed, |all, (_, pages)| with(all, pages));
         let beside = without(beside, hole);
@@ -201,18 +202,15 @@ impl Demand {
             let span = table.span(number);
             let mut rest = without(both(pages, both(span.remote, span.mapped)), with(span.resident, span.busy));
             while rest != NONE && len < parts.len() {
-                let (first, end) = bounds(rest);
-                // What is far apart comes by itself.
-                let apart = end - first > SPARSE * count(&rest) || used + end - first > SPAN_PAGES;
-                let apart = apart || steps.are_of_runs();
-                let end = if apart { first + runs(rest).next().map_or(0, |(_, count)| count) } else { end };
-                if used + end - first > SPAN_PAGES {
+                // Of runs each comes by itself.
+                let run = runs(rest).next().filter(|_| steps.are_of_runs());
+                let pages = run.map_or(rest, |(first, count)| range(first, first + count));
+                if used + count(&pages) > SPAN_PAGES {
                     break;
                 }
-                let pages = both(rest, range(first, end));
                 span.busy = with(span.busy, pages);
-                parts[len] = (number, pages, (self.buffer + used * PAGE).wrapping_sub(first * PAGE));
-                (len, used, all) = (len + 1, used + end - first, all + count(&pages));
+                parts[len] = (number, pages, Layout::new(self.buffer + used * PAGE, pages));
+                (len, used) = (len + 1, used + count(&pages));
                 rest = without(rest, pages);
             }
         }
@@ -221,14 +219,14 @@ impl Demand {
         ANSWERS.store(false, Ordering::Relaxed);
         let (parts, mut rest) = (&parts[..len], parts);
         let rest = &mut rest[..len];
-        // Whole units are moved, where they are taken one after the other anyway.
-        for (number, pages, _) in rest.iter_mut().filter(|part| steps.are_of_runs() && lenders::is_read(part.0)) {
-            *pages = self.receive(*number, *pages, false);
+        // Who reads them himself takes them one after the other anyway.
+        for (number, pages, _) in rest.iter_mut().filter(|part| lenders::is_read(part.0)) {
+            *pages = self.receive(*number, *pages, moved_from(*number), false);
         }
         engine.take_room(rest.iter().map(|(_, pages, _)| count(pages)).sum());
         lenders::get_each(rest);
         // Who waits is woken when all are there.
-        let is_missed = |part: &&(usize, Bits, usize)| part.0 == number && has(&part.1, page);
+        let is_missed = |part: &&(usize, Bits, Layout)| part.0 == number && has(&part.1, page);
         rest.iter().for_each(|part| {
             engine.fill(part.0, if is_missed(&part) { without(part.1, missed) } else { part.1 }, part.2, true);
         });
@@ -237,12 +235,14 @@ impl Demand {
         parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages, how));
         let moved = parts.iter().zip(rest).map(|((number, all, _), (_, rest, _))| (*number, without(*all, *rest)));
         moved.filter(|(_, pages)| *pages != NONE).for_each(|(number, pages)| engine.wake(number, pages));
-        counts::unit(number * SPAN_PAGES + page, all.ilog2() as u8);
+        counts::unit(number * SPAN_PAGES + page, used.ilog2() as u8);
     }
 
-    /// Brings `pages`, of which those in `away` are with the server and the others zero. Who waits is to be woken if many are away, but for a zero page.
-    fn fetch(&mut self, number: usize, pages: Bits, away: Bits) {
-        let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away, false));
+    /// Brings `pages`, of which those in `away` are with the server and the others zero. Whether who waits is to be woken, but for a zero page.
+    fn fetch(&mut self, number: usize, pages: Bits, away: Bits) -> bool {
+        let least = moved_from(number);
+        let is_many = count(&away) >= least;
+        let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away, least, false));
         let lacks = |rest: &Bits| count(rest) >= HELPED && FREE.load(Ordering::Acquire) < count(rest) as i64;
         let is_moved = |rest| runs(rest).any(|(_, count)| count >= MOVED);
         for _ in 0..SLOT_WAITS {
@@ -251,17 +251,19 @@ impl Demand {
             }
             WANTED.tell();
             ROOM.wait(seen, 1);
-            (seen, rest) = (ROOM.now(), self.receive(number, rest, true));
+            (seen, rest) = (ROOM.now(), self.receive(number, rest, least, true));
         }
         self.engine.take_room(count(&pages) - count(&away) + count(&rest));
         if rest != NONE {
-            lenders::get(number, rest, self.buffer);
-            self.engine.fill(number, rest, self.buffer, count(&away) < MOVED);
+            let buffer = Layout::whole(self.buffer);
+            lenders::get(number, rest, buffer);
+            self.engine.fill(number, rest, buffer, !is_many);
         }
         for (first, count) in runs(without(pages, away)) {
             let filled = self.zero(address(number, first), count * PAGE);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
+        is_many
     }
 
     /// Pages of zeros, each of its own: the kernel moves those that it shares one by one, with an interrupt of all processors for each.
@@ -269,10 +271,10 @@ impl Demand {
         self.engine.uffd.copy(at, self.engine.zeros, len, true)
     }
 
-    /// Receives pages of a span and moves them to their places, as far as there are many in a row and slots have as many; returns the others. `again`: after a wait for slots.
-    fn receive(&mut self, number: usize, away: Bits, again: bool) -> Bits {
+    /// Receives pages of a span and moves them to their places, as far as there are so many in a row and slots have as many; returns the others. `again`: after a wait for slots.
+    fn receive(&mut self, number: usize, away: Bits, least: usize, again: bool) -> Bits {
         let engine = self.engine;
-        if !engine.uffd.moves || count(&away) < MOVED {
+        if !engine.uffd.moves || count(&away) < least {
             return away;
         }
         if count(&away) >= HELPED {
@@ -281,26 +283,21 @@ impl Demand {
         let mut rest = away;
         for (first, count) in runs(away) {
             let (mut page, end) = (first, first + count);
-            while end - page >= MOVED {
+            while end - page >= least {
                 let some = || {
-                    let mut pool = engine.slots.lock();
-                    let found = pool.take_some(end - page, again);
-                    let lacks = found.is_none_or(|slot| slot.there == SPAN_PAGES && pool.is_low());
-                    drop(pool);
-                    if lacks {
-                        WANTED.tell();
-                    }
-                    found.map(|slot| (slot.at, 0, slot.there))
+                    let slot = if least < MOVED { make_slot(&engine) } else { take_slot(&engine, end - page, again) };
+                    slot.map(|slot| (slot.at, 0, slot.there))
                 };
                 let Some((slot, used, there)) = self.slot.take().or_else(some) else { return rest };
                 let len = (there - used).min(end - page);
-                if len < MOVED && used + len == there {
+                if len < least && used + len == there {
                     // So few are not worth moving.
                     engine.empty(slot, len);
                     continue;
                 }
                 let (at, from) = (address(number, page), slot + used * PAGE);
-                lenders::get_at_once(lenders::DEMAND, number, range(page, page + len), from.wrapping_sub(page * PAGE));
+                let pages = range(page, page + len);
+                lenders::get_at_once(lenders::DEMAND, number, pages, Layout::new(from, pages));
                 let moved = engine.uffd.bring(at, from, len * PAGE);
                 slots::pass(len);
                 if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
@@ -310,12 +307,42 @@ impl Demand {
                 } else {
                     self.slot = Some((slot, used + len, there));
                 }
-                rest = without(rest, range(page, page + len));
+                rest = without(rest, pages);
                 page += len;
             }
         }
         rest
     }
+}
+
+/// A slot with so many pages, or fewer.
+fn take_slot(engine: &Engine, pages: usize, again: bool) -> Option<Slot> {
+    let mut pool = engine.slots.lock();
+    let found = pool.take_some(pages, again);
+    let lacks = found.is_none_or(|slot| slot.there == SPAN_PAGES || gather::is_gathered()) && pool.is_low();
+    drop(pool);
+    if lacks {
+        WANTED.tell();
+    }
+    found
+}
+
+/// The same, for pages that come one by one: who makes room makes one where this thread waits, since they share a processor.
+fn make_slot(engine: &Engine) -> Option<Slot> {
+    for _ in 0..SLOT_WAITS {
+        let seen = ROOM.now();
+        let found = take_slot(engine, 1, false);
+        if found.is_some() || !engine.makes_slots() {
+            return found;
+        }
+        ROOM.wait(seen, 1);
+    }
+    None
+}
+
+/// From so many pages in a row on those of this span are moved to their places.
+fn moved_from(number: usize) -> usize {
+    if gather::is_gathered() && lenders::is_read(number) { 1 } else { MOVED }
 }
 
 /// Moves pages that lie in their places in a slot into the program's memory.

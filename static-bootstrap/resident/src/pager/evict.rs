@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use sys::digest::Key;
-use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, bounds, count, range, runs, with, without};
+use sys::page::{Bits, Layout, NONE, PAGE, SPAN_PAGES, both, bounds, count, range, runs, with, without};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
 use sys::retention::Source;
@@ -20,6 +20,8 @@ use crate::{call, counts, digest, holds, processors, settings};
 /// Gifts that were not answered, at most; and what is evicted at once.
 const OPEN: usize = 64;
 const PARTS: usize = 32;
+/// And so many pages where all threads share a processor: nobody uses what goes earlier than it has to.
+const TURN: usize = 96;
 /// While room is made, every so many turns are for copies of what has lost its own.
 const HEALS: usize = 4;
 /// And every so many are for a look at the servers: one of this host may be needed for nothing.
@@ -99,7 +101,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         }
         // What goes in pieces leaves no slot of which all is there: then enough is free.
         let plenty = 2 * engine.reserve + SPAN_PAGES as i64;
-        if engine.uffd.moves && !narrow && free < plenty + SPAN_PAGES as i64 {
+        if engine.makes_slots() {
             let pool = engine.slots.lock();
             behind |= pool.is_short() && (goes_on || free < plenty) || pool.is_low();
         }
@@ -155,10 +157,10 @@ impl Evictor {
         }
     }
 
-    /// Whether all that is used may fit: as little as can be is kept in slots, and free, then.
+    /// Whether all that is used may fit: as little as can be is kept in slots, and free, then. Nor is much in slots where all threads share a processor: they are made as they are wanted.
     fn follow_use(&self) -> bool {
         let narrow = self.engine.queue.lock().retention.is_afresh();
-        self.engine.slots.lock().narrow(narrow);
+        self.engine.slots.lock().narrow(narrow || gather::is_gathered());
         // Of one span: who fetches one whole would wait for a slot, otherwise.
         LEAST.store(if narrow { SPAN_PAGES as i64 } else { self.engine.reserve }, Ordering::Relaxed);
         narrow
@@ -204,7 +206,8 @@ impl Evictor {
         let keeps = engine.uffd.moves && FREE.load(Ordering::Acquire) >= 0 && engine.slots.lock().is_short();
         let (mut parts, mut len, mut used, mut held) = ([Part::NONE; PARTS], 0, 0, 0);
         let mut samples = true;
-        while len < PARTS && held < PARTS {
+        let most = if gather::is_gathered() { TURN } else { SPAN_PAGES };
+        while len < PARTS && held < PARTS && used < most {
             // What has to stay may be all that is in one of the lines.
             let next = engine.queue.lock().pop(SPAN_PAGES - used, held % 2 == 1, samples);
             let Some((from, next)) = next else { break };
@@ -223,7 +226,7 @@ impl Evictor {
         // What was discarded before these came would be lost after they are given.
         self.discard();
         let is_short = engine.uffd.moves && engine.slots.lock().is_short();
-        let there = if is_short { self.close(slot, used, &parts[..len]) } else { 0 };
+        let there = if is_short && parts[..len].iter().all(Part::is_whole) { used } else { 0 };
         for (nth, part) in parts[..len].iter().enumerate() {
             if part.is_nothing() {
                 self.settle(&part.gift);
@@ -251,30 +254,6 @@ impl Evictor {
         len > 0
     }
 
-    /// Has pages be there between these parts of a slot, of which so many pages are used, if few are not: nobody could receive into it otherwise. How many are there then, from the
-    /// first on.
-    fn close(&self, slot: usize, used: usize, parts: &[Part]) -> usize {
-        /// Of so many pages one may have to be made.
-        const MADE: usize = 8;
-        if parts.iter().any(|part| part.there != part.gift.pages) {
-            return 0;
-        }
-        let places = |part: &Part| {
-            let start = part.base.wrapping_sub(slot);
-            runs(part.gift.pages).map(move |(first, count)| (start.wrapping_add(first * PAGE) / PAGE, count))
-        };
-        let taken = parts.iter().flat_map(places).fold(NONE, |all, (at, count)| with(all, range(at, at + count)));
-        let holes = without(range(0, used), taken);
-        if count(&holes) > used / MADE {
-            return 0;
-        }
-        for (at, count) in runs(holes) {
-            let made = self.engine.uffd.copy(slot + at * PAGE, self.engine.zeros, count * PAGE, true);
-            made.unwrap_or_else(|errno| super::refused(step::FILL, errno));
-        }
-        used
-    }
-
     /// Takes a run of pages away from the program, to this place. `keeps`: they are room when all that is evicted with them was sent. They are written to `part`, if they are taken.
     fn take(&self, from: Source, (number, pages): (usize, Bits), place: usize, keeps: bool, part: &mut Part) -> Taken {
         let engine = self.engine;
@@ -287,8 +266,6 @@ impl Evictor {
         let spared = if from == Source::Kept { without(both(asked, span.spared), held) } else { NONE };
         span.spared = without(span.spared, spared);
         let pages = without(asked, with(held, spared));
-        // What it names may be more than is left of it.
-        let (first, end) = bounds(pages);
         span.resident = without(span.resident, pages);
         span.kept = without(span.kept, pages);
         span.busy = with(span.busy, pages);
@@ -306,8 +283,7 @@ impl Evictor {
         let digests = table.digests(number);
         drop(table);
         gather::count(pages);
-        // Where the whole span would begin.
-        let base = place.wrapping_sub(first * PAGE);
+        let base = Layout::new(place, pages);
         let (moved, there) =
             if engine.uffd.moves { self.shift(number, pages, base) } else { self.copy(number, pages, base) };
         let stuck = without(pages, moved);
@@ -323,17 +299,15 @@ impl Evictor {
             ROOM.tell();
         }
         let gift = Gift { number, pages: moved, ..Gift::NONE };
-        *part = Part { gift, kept, base, there, digests, room: end - first, ..Part::NONE };
+        *part = Part { gift, kept, base, there, digests, room: count(&pages), ..Part::NONE };
         part.warm();
         Taken::Pages
     }
 
-    /// Moves pages of a span to their places in the one at `base`: those that are not the program's any more, and those of them that there are.
-    fn shift(&self, number: usize, pages: Bits, base: usize) -> (Bits, Bits) {
+    /// Moves pages of a span to their places: those that are not the program's any more, and those of them that there are.
+    fn shift(&self, number: usize, pages: Bits, base: Layout) -> (Bits, Bits) {
         let (uffd, mut moved, mut came) = (self.engine.uffd, NONE, NONE);
-        let take = |first: usize, count: usize| {
-            uffd.take(base.wrapping_add(first * PAGE), address(number, first), count * PAGE).is_ok()
-        };
+        let take = |first: usize, count: usize| uffd.take(base.of(first), address(number, first), count * PAGE).is_ok();
         for (first, count) in runs(pages) {
             let run = range(first, first + count);
             // Seldom is any missing, and to look which are takes as long as to move some.
@@ -351,22 +325,20 @@ impl Evictor {
                 }
             }
             let gone = without(run, there(address(number, 0), run));
-            (moved, came) = (with(moved, gone), with(came, there(base, gone)));
+            (moved, came) = (with(moved, gone), with(came, there(base.of(first).wrapping_sub(first * PAGE), gone)));
         }
         (moved, came)
     }
 
     /// As [`Evictor::shift`], where the kernel cannot move pages: nobody writes to them while they are copied.
-    fn copy(&self, number: usize, pages: Bits, base: usize) -> (Bits, Bits) {
+    fn copy(&self, number: usize, pages: Bits, base: Layout) -> (Bits, Bits) {
         let there = there(address(number, 0), pages);
-        for (first, count) in runs(there) {
+        for (first, to, count) in base.runs(there) {
             let (from, len) = (address(number, first), count * PAGE);
             let protected = self.engine.uffd.protect(from, len);
             protected.unwrap_or_else(|errno| super::refused(step::MOVE, errno));
             // SAFETY: pages that are there, which nobody takes away but we, and a place of ours.
-            unsafe {
-                core::ptr::copy_nonoverlapping(from as *const u8, base.wrapping_add(first * PAGE) as *mut u8, len);
-            }
+            unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
         }
         (pages, there)
     }

@@ -15,7 +15,7 @@ mod slots;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use sys::page::{Bits, NONE, PAGE, SPAN, SPAN_PAGES, both, bounds, count, range, runs, with, without};
+use sys::page::{Bits, Layout, NONE, PAGE, SPAN, SPAN_PAGES, both, bounds, count, range, runs, with, without};
 use sys::policy::Hint;
 use sys::pool::{Pool, Slot};
 use sys::resident::{ASK, DESCRIPTORS, SERVERS, cause, step};
@@ -318,6 +318,12 @@ impl Engine {
         (budget.saturating_sub(self.staged + known) / PAGE).max(least)
     }
 
+    /// Whether who makes room does so for slots, too, where they are short.
+    fn makes_slots(&self) -> bool {
+        let free = FREE.load(Ordering::Acquire);
+        self.uffd.moves && free < 2 * (self.reserve + SPAN_PAGES as i64) && !self.queue.lock().retention.is_afresh()
+    }
+
     /// Takes room for so many pages; waits until there is some.
     fn take_room(&self, pages: usize) {
         /// Tenths of a second in which nothing at all was evicted: a server that hangs ends the program before.
@@ -406,10 +412,10 @@ impl Engine {
         self.slots.lock().give(Slot::empty(at));
     }
 
-    /// Puts pages that lie in their places in the span at `slot` into the program's memory. Who waits for one goes on at once if that is said, or is to be woken.
-    fn fill(&self, number: usize, pages: Bits, slot: usize, wakes: bool) {
-        for (first, count) in runs(pages) {
-            let filled = self.uffd.copy(address(number, first), slot.wrapping_add(first * PAGE), count * PAGE, wakes);
+    /// Puts pages that lie there into the program's memory. Who waits for one goes on at once if that is said, or is to be woken.
+    fn fill(&self, number: usize, pages: Bits, base: Layout, wakes: bool) {
+        for (first, at, count) in base.runs(pages) {
+            let filled = self.uffd.copy(address(number, first), at, count * PAGE, wakes);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
     }

@@ -1,7 +1,7 @@
 //! Pages of a span that are evicted together: in a slot, before a server has them.
 
 use sys::digest::{self, Key, LINE, Words};
-use sys::page::{Bits, NONE, PAGE, SPAN_PAGES, both, count, runs, without};
+use sys::page::{Bits, Layout, NONE, PAGE, SPAN_PAGES, both, count, without};
 
 use crate::counts;
 use crate::lenders::{self, Keepers};
@@ -28,13 +28,12 @@ pub(super) struct Part {
     pub(super) sent: Bits,
     pub(super) zero: Bits,
     pub(super) kept: Bits,
-    /// Where the first page of the span would be, if all of it were there; and which of those that were evicted are.
-    pub(super) base: usize,
+    /// Where they lie, so many places in a row; and which of those that were evicted are there.
+    pub(super) base: Layout,
+    pub(super) room: usize,
     pub(super) there: Bits,
     /// Of the span's pages, if any are there: those of what was evicted are ours until it is settled.
     pub(super) digests: *mut [u64; SPAN_PAGES],
-    /// Pages of the slot from the first of these to the last.
-    pub(super) room: usize,
 }
 
 impl Part {
@@ -43,10 +42,10 @@ impl Part {
         sent: NONE,
         zero: NONE,
         kept: NONE,
-        base: 0,
+        base: Layout::NOWHERE,
+        room: 0,
         there: NONE,
         digests: core::ptr::null_mut(),
-        room: 0,
     };
 
     /// Servers need not be told of it.
@@ -54,13 +53,17 @@ impl Part {
         self.sent == NONE && self.zero == NONE
     }
 
+    /// All its places have a page.
+    pub(super) fn is_whole(&self) -> bool {
+        count(&self.there) == self.room
+    }
+
     /// Has the processor fetch what is looked at first when it is weighed.
     pub(super) fn warm(&self) {
         /// Bytes of a page until the processor is ahead by itself.
         const BEGINNING: usize = 4 * LINE;
-        for (first, _) in runs(self.there) {
+        for (first, page, _) in self.base.runs(self.there) {
             digest::fetch(self.digests.wrapping_byte_add(first * size_of::<u64>()).cast());
-            let page = self.base.wrapping_add(first * PAGE);
             (page..page + BEGINNING).step_by(LINE).for_each(|at| digest::fetch(at as *const u8));
         }
     }
@@ -79,10 +82,12 @@ impl Part {
     /// Which of its pages hold anything but zeros; and which of those are what they were when they were last given away.
     fn contents(&self, key: &Key) -> (Bits, Bits) {
         let (mut data, mut same) = (NONE, NONE);
-        for page in runs(self.there).flat_map(|(first, count)| first..first + count) {
+        let places = self.base.runs(self.there);
+        for (page, at) in
+            places.flat_map(|(first, at, count)| (0..count).map(move |nth| (first + nth, at + nth * PAGE)))
+        {
             // SAFETY: the page is there, and nobody else's; its digest is ours while it is busy.
-            let (words, kept) =
-                unsafe { (&*(self.base.wrapping_add(page * PAGE) as *const Words), &mut (*self.digests)[page]) };
+            let (words, kept) = unsafe { (&*(at as *const Words), &mut (*self.digests)[page]) };
             if words.iter().all(|word| *word == 0) {
                 continue;
             }

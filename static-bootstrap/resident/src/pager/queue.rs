@@ -1,7 +1,7 @@
 //! What is here, in the order in which it came, and what servers are to be told that they need not keep.
 
 use sys::line::{Line, PIECE};
-use sys::page::{Bits, NONE, both, without};
+use sys::page::{Bits, NONE, SPAN_PAGES, both, count, without};
 use sys::resident::cause;
 use sys::retention::{Retention, Source};
 
@@ -32,6 +32,8 @@ pub(super) struct Queue {
     pub(super) retention: Retention,
     kept: Line,
     passing: Line,
+    /// It was more than there was room for.
+    next: Option<(Source, (usize, Bits))>,
     /// Words that it takes at most if it names nothing twice, and nothing that the program has given up.
     longest: usize,
     discarded: [(usize, Bits); DISCARDED],
@@ -43,6 +45,7 @@ impl Queue {
         retention: Retention::NEW,
         kept: Line::NEW,
         passing: Line::NEW,
+        next: None,
         longest: WORDS,
         discarded: [(0, NONE); DISCARDED],
         discards: 0,
@@ -60,14 +63,23 @@ impl Queue {
         }
     }
 
-    /// What is to go next, or is first of the others, if it is not more than so many pages. `samples`: it need not be the first.
+    /// What is to go next, or is first of the others, if it is not more than so many pages: else that is next. `samples`: it need not be the first.
     pub(super) fn pop(&mut self, most: usize, other: bool, samples: bool) -> Option<(Source, (usize, Bits))> {
+        let next = self.next.take().or_else(|| self.take(other, samples))?;
+        if count(&next.1.1) <= most {
+            return Some(next);
+        }
+        self.next = Some(next);
+        None
+    }
+
+    fn take(&mut self, other: bool, samples: bool) -> Option<(Source, (usize, Bits))> {
         let source = self.retention.source();
         let kept = if source.is_kept() != other { !self.kept.is_empty() } else { self.passing.is_empty() };
         Some(match source {
-            _ if !kept => (Source::Passing, self.passing.pop(most, give_back)?),
-            Source::Sample(behind) if samples && !other => (source, self.kept.sample(behind, most)?),
-            _ => (Source::Kept, self.kept.pop(most, give_back)?),
+            _ if !kept => (Source::Passing, self.passing.pop(SPAN_PAGES, give_back)?),
+            Source::Sample(behind) if samples && !other => (source, self.kept.sample(behind, SPAN_PAGES)?),
+            _ => (Source::Kept, self.kept.pop(SPAN_PAGES, give_back)?),
         })
     }
 
@@ -92,6 +104,7 @@ impl Queue {
 
     /// Makes it anew: what is here, by addresses. Nothing else shortens it where pages come and are given up, but none need go.
     pub(super) fn renew(&mut self, table: &mut Table) {
+        self.next = None;
         self.kept.clear(give_back);
         self.passing.clear(give_back);
         for number in table.window.given().into_iter().flatten() {
