@@ -6,7 +6,7 @@ use super::page::{ALL, Layout, PAGE, range, with};
 #[test]
 fn pages_lie_without_gaps() {
     let pages = with(range(3, 5), with(range(63, 66), range(255, 256)));
-    let at = |place: usize| 1 << 30 | place * PAGE;
+    let at = |place: usize| (1 << 30) + place * PAGE;
     let runs = |layout: Layout, pages| layout.runs(pages).collect::<Vec<_>>();
     assert_eq!(runs(Layout::new(at(0), pages), pages), [(3, at(0), 2), (63, at(2), 3), (255, at(5), 1)]);
     assert_eq!(runs(Layout::new(at(0), pages), range(64, 66)), [(64, at(3), 2)]);
