@@ -221,7 +221,7 @@ impl Demand {
         let rest = &mut rest[..len];
         // Who reads them himself takes them one after the other anyway.
         for (number, pages, _) in rest.iter_mut().filter(|part| lenders::is_read(part.0)) {
-            *pages = self.receive(*number, *pages, moved_from(*number), false);
+            *pages = self.receive(*number, *pages, *pages, moved_from(*number), false);
         }
         engine.take_room(rest.iter().map(|(_, pages, _)| count(pages)).sum());
         lenders::get_each(rest);
@@ -241,8 +241,8 @@ impl Demand {
     /// Brings `pages`, of which those in `away` are with the server and the others zero. Whether who waits is to be woken, but for a zero page.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits) -> bool {
         let least = moved_from(number);
-        let is_many = count(&away) >= least;
-        let (mut seen, mut rest) = (ROOM.now(), self.receive(number, away, least, false));
+        let is_many = count(&pages) >= least;
+        let (mut seen, mut rest) = (ROOM.now(), self.receive(number, pages, away, least, false));
         let lacks = |rest: &Bits| count(rest) >= HELPED && FREE.load(Ordering::Acquire) < count(rest) as i64;
         let is_moved = |rest| runs(rest).any(|(_, count)| count >= MOVED);
         for _ in 0..SLOT_WAITS {
@@ -251,15 +251,16 @@ impl Demand {
             }
             WANTED.tell();
             ROOM.wait(seen, 1);
-            (seen, rest) = (ROOM.now(), self.receive(number, rest, least, true));
+            (seen, rest) = (ROOM.now(), self.receive(number, rest, away, least, true));
         }
-        self.engine.take_room(count(&pages) - count(&away) + count(&rest));
-        if rest != NONE {
+        self.engine.take_room(count(&rest));
+        let missed = both(rest, away);
+        if missed != NONE {
             let buffer = Layout::whole(self.buffer);
-            lenders::get(number, rest, buffer);
-            self.engine.fill(number, rest, buffer, !is_many);
+            lenders::get(number, missed, buffer);
+            self.engine.fill(number, missed, buffer, !is_many);
         }
-        for (first, count) in runs(without(pages, away)) {
+        for (first, count) in runs(without(rest, away)) {
             let filled = self.zero(address(number, first), count * PAGE);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
@@ -271,17 +272,18 @@ impl Demand {
         self.engine.uffd.copy(at, self.engine.zeros, len, true)
     }
 
-    /// Receives pages of a span and moves them to their places, as far as there are so many in a row and slots have as many; returns the others. `again`: after a wait for slots.
-    fn receive(&mut self, number: usize, away: Bits, least: usize, again: bool) -> Bits {
+    /// Receives pages of a span, of which those that are not away are zero, and moves them to their places, as far as there are so many in a row and slots have as many; returns the
+    /// others. `again`: after a wait for slots.
+    fn receive(&mut self, number: usize, all: Bits, away: Bits, least: usize, again: bool) -> Bits {
         let engine = self.engine;
-        if !engine.uffd.moves || count(&away) < least {
-            return away;
+        if !engine.uffd.moves || count(&all) < least {
+            return all;
         }
-        if count(&away) >= HELPED {
+        if count(&both(all, away)) >= HELPED {
             ahead::wake();
         }
-        let mut rest = away;
-        for (first, count) in runs(away) {
+        let mut rest = all;
+        for (first, count) in runs(all) {
             let (mut page, end) = (first, first + count);
             while end - page >= least {
                 let some = || {
@@ -297,7 +299,11 @@ impl Demand {
                 }
                 let (at, from) = (address(number, page), slot + used * PAGE);
                 let pages = range(page, page + len);
-                lenders::get_at_once(lenders::DEMAND, number, pages, Layout::new(from, pages));
+                let (base, missed) = (Layout::new(from, pages), both(pages, away));
+                if missed != NONE {
+                    lenders::get_at_once(lenders::DEMAND, number, missed, base);
+                }
+                base.runs(without(pages, away)).for_each(|(_, at, count)| slots::clear(at, count));
                 let moved = engine.uffd.bring(at, from, len * PAGE);
                 slots::pass(len);
                 if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {

@@ -63,6 +63,12 @@ pub(super) fn fill(slot: Slot, engine: &Engine) -> Result<usize, u32> {
     Ok(slot.at)
 }
 
+/// Has pages of a slot that are there be zero.
+pub(super) fn clear(at: usize, pages: usize) {
+    // SAFETY: what is in a slot of the caller's does not matter.
+    unsafe { (at as *mut u8).write_bytes(0, pages * PAGE) };
+}
+
 /// Has no page of a slot be there, if pages are to be moved to it.
 pub(super) fn empty(slot: Slot, uffd: &Uffd) -> usize {
     if uffd.moves && slot.there > 0 {
