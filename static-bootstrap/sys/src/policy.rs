@@ -27,9 +27,9 @@ const SHORT: u8 = 2;
 const BESIDE: u64 = 8;
 const WIDE: u8 = 5;
 /// How many those are is told from the last so many pages that runs went on by.
-const FLOWS: u64 = 128;
-/// Runs are crowded where one page in so many that come is of those whose units, up to [`WIDE`], could be larger if less were kept; and until so many are not.
-const CROWDED_EVERY: [u64; 2] = [2, 4];
+const FLOWS: u64 = 256;
+/// Runs are crowded where one page in so many that come is of those whose units could be larger, up to [`WIDE`], if less were kept; and until so many are not.
+const CROWDED_EVERY: [u64; 2] = [6, 12];
 /// A run may leave out a few pages.
 const NEAR: u64 = 8;
 /// What a run skipped is returned to at once, if it is here before so many pages have come.
@@ -73,6 +73,8 @@ struct Run {
     doubt: u8,
     /// So much had come that what came to it may have gone before it was used.
     late: bool,
+    /// Beside how many it seemed to go on when it did the last time.
+    beside: u16,
     /// Units since one was probed.
     unprobed: u8,
     /// The probe that was not decided.
@@ -82,7 +84,8 @@ struct Run {
     came: u64,
 }
 
-const NO_RUN: Run = Run { next: 0, hits: 0, order: 0, doubt: 0, late: false, unprobed: 0, probe: None, at: 0, came: 0 };
+const NO_RUN: Run =
+    Run { next: 0, hits: 0, order: 0, doubt: 0, late: false, beside: 0, unprobed: 0, probe: None, at: 0, came: 0 };
 
 impl Run {
     /// It goes on, after so much has come to all since it did the last time; what comes goes after `passing`.
@@ -348,9 +351,10 @@ impl Policy {
     }
 
     /// The largest unit of which there is room for all runs that go on beside each other, if half of what they come to is here, but no more than is room while they are crowded. A larger one
-    /// that ends where the next of them begins would seem to be gone on with.
-    fn share(&self) -> u8 {
-        let pages = (2 * self.passing()).min(self.passing[1]).checked_div(self.beside());
+    /// that ends where the next of them begins would seem to be gone on with. To one that is faster than others, which may have larger units for that, `seem` to be fewer: half as many, at least.
+    fn share(&self, seem: u64) -> u8 {
+        let beside = self.beside();
+        let pages = (2 * self.passing()).min(self.passing[1]).checked_div(seem.clamp(beside / 2, beside));
         pages.map_or(ORDER_MAX, |pages| pages.max(1).ilog2() as u8)
     }
 
@@ -404,10 +408,12 @@ impl Policy {
         let spans = (self.passing() / (all * PAGES).max(1)).min(self.depth);
         run.step(used, flow, self.passing(), sequential);
         if !sequential {
-            run.order = run.order.min(self.share());
+            // What it misses at once, as it was not all that it was to use, does not make it faster.
+            run.order = run.order.min(self.share(runs.max(run.beside.into())));
         }
+        run.beside = runs.min(u16::MAX.into()) as u16;
         self.region(page).learn(&run, used, run.hits == 1 && flow == 0);
-        let held = run.hits >= CONFIDENT && run.order <= WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
+        let held = run.hits >= CONFIDENT && run.order < WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
         let (foreseen, before) = (comes.is_some(), self.came);
         let comes = comes.unwrap_or(unit(page, run.order));
         let Range { start, end } = comes;
@@ -504,7 +510,7 @@ impl Policy {
     /// A page that belongs to no run: one may begin there, either way.
     fn begin(&mut self, page: u64, comes: Option<Range<u64>>, sequential: bool) -> Choice {
         let (order, doubt) = self.region(page).begin();
-        let (order, hits) = if sequential { (ORDER_MAX, CONFIDENT) } else { (order.min(self.share()), 0) };
+        let (order, hits) = if sequential { (ORDER_MAX, CONFIDENT) } else { (order.min(self.share(u64::MAX)), 0) };
         let Range { start, end } = comes.unwrap_or(unit(page, order));
         self.came += end - start;
         let run = Run { next: end, hits, order, doubt, at: page, came: self.came, ..NO_RUN };

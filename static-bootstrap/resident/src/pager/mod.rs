@@ -240,10 +240,12 @@ fn start() {
 fn fit(pages: usize, most: usize, group: usize, depth: usize) {
     /// Runs whose spans are not to go before they are used.
     const RUNS: usize = 3;
+    /// Runs beside each other need room for some pages each, and not a part of what there is.
+    const CROWD: usize = 4 * SPAN_PAGES;
     let runs = (pages / 8 + RUNS * depth * SPAN_PAGES).min(pages / 2);
     // A span that is used, and what comes without steps until it is.
     let columns = (most / 10 + SPAN_PAGES).min(most / 2);
-    let crowd = pages / 2;
+    let crowd = (pages / 2 + CROWD).min(pages * 3 / 4);
     QUEUE.lock().retention.fit(pages, most, [pages / 8, runs, crowd, columns]);
     demand::fit(group, depth, [runs, crowd]);
     lenders::fit(most * PAGE);
