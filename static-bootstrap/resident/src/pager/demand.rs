@@ -276,7 +276,8 @@ impl Demand {
     /// others. `again`: after a wait for slots.
     fn receive(&mut self, number: usize, all: Bits, away: Bits, least: usize, again: bool) -> Bits {
         let engine = self.engine;
-        if !engine.uffd.moves || count(&all) < least {
+        // While much is free, new pages find frames of the kernel's.
+        if !engine.uffd.moves || count(&all) < least || both(all, away) == NONE && !engine.makes_slots() {
             return all;
         }
         if count(&both(all, away)) >= HELPED {
