@@ -11,7 +11,7 @@ use crate::processors;
 
 /// Pages of a piece. Less than so many are read by one: it might have to wait for the other longer than that takes.
 const PIECE: usize = 16;
-const WORTH: usize = 64;
+const WORTH: usize = 128;
 
 /// What is being read.
 struct Work {

@@ -24,12 +24,12 @@ pub(super) static GATE: Gate = Gate::new();
 pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Whose the last one was.
 pub(super) static THREAD: AtomicU32 = AtomicU32::new(0);
-/// One is being answered.
+/// One is being answered for which it is worth that another processor is awake.
 pub(super) static ANSWERS: AtomicBool = AtomicBool::new(false);
 /// Pages from so many on are moved where they are to be: fewer are copied in less time.
 const MOVED: usize = 16;
-/// From so many pages on it is worth waking who helps to read them.
-const HELPED: usize = 64;
+/// From so many pages on it is worth waking who helps to read them: as long as he is awake all that is moved interrupts him.
+const HELPED: usize = 128;
 /// Where there is no room to copy pages to, a full slot is waited for so often, a millisecond each time at most: to copy takes as long again as to make one.
 const SLOT_WAITS: usize = 4;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
@@ -88,7 +88,7 @@ struct Demand {
 impl Demand {
     fn answer(&mut self, at: usize) {
         let begun = counts::now();
-        ANSWERS.store(true, Ordering::Relaxed);
+        ANSWERS.store(!gather::is_bound(), Ordering::Relaxed);
         self.resolve(at, begun);
         if ANSWERS.swap(false, Ordering::Relaxed) {
             COUNT.fetch_add(1, Ordering::Relaxed);
@@ -281,6 +281,7 @@ impl Demand {
             return all;
         }
         if count(&both(all, away)) >= HELPED {
+            ANSWERS.store(true, Ordering::Relaxed);
             ahead::wake();
         }
         let mut rest = all;
