@@ -20,12 +20,12 @@ use crate::window;
 use crate::{counts, lenders};
 
 pub(super) static GATE: Gate = Gate::new();
-/// Faults so far.
-pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);
-/// Whose the last one was.
-pub(super) static THREAD: AtomicU32 = AtomicU32::new(0);
-/// One is being answered for which it is worth that another processor is awake.
+/// A fault is being answered for which it is worth that another processor is awake.
 pub(super) static ANSWERS: AtomicBool = AtomicBool::new(false);
+/// Such faults so far.
+pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Whose the last fault was.
+pub(super) static THREAD: AtomicU32 = AtomicU32::new(0);
 /// Pages from so many on are moved where they are to be: fewer are copied in less time.
 const MOVED: usize = 16;
 /// From so many pages on it is worth waking who helps to read them: as long as he is awake all that is moved interrupts him.
@@ -327,7 +327,7 @@ impl Demand {
 fn take_slot(engine: &Engine, pages: usize, again: bool) -> Option<Slot> {
     let mut pool = engine.slots.lock();
     let found = pool.take_some(pages, again);
-    let lacks = found.is_none_or(|slot| slot.there == SPAN_PAGES || gather::is_gathered()) && pool.is_low();
+    let lacks = found.is_none_or(|slot| (slot.there == SPAN_PAGES || gather::is_gathered()) && pool.is_low());
     drop(pool);
     if lacks {
         WANTED.tell();
