@@ -153,7 +153,7 @@ impl Pool {
     /// The same for who moves pages to it. While none can be spared, what is there of one of several parts is given up before another slot is lost to who can wait: of the one with the
     /// fewest pages.
     pub fn take_to_fill(&mut self) -> Option<Slot> {
-        let is_scarce = self.parts() > 1 && !self.can_spare();
+        let is_scarce = !self.is_narrow && self.parts() > 1 && !self.can_spare();
         let is_before_empty = |slot: &Slot| is_scarce && (1..NEARLY).contains(&slot.there);
         self.take_by(|slot| 1 + SPAN_PAGES - slot.there + if is_before_empty(slot) { SPAN_PAGES } else { 0 })
     }

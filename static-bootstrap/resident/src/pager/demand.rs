@@ -26,11 +26,12 @@ pub(super) static ANSWERS: AtomicBool = AtomicBool::new(false);
 pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Whose the last fault was.
 pub(super) static THREAD: AtomicU32 = AtomicU32::new(0);
-/// Pages from so many on are moved where they are to be: fewer are copied in less time.
+/// Pages from so many on are moved where they are to be: fewer are copied in less time, where that interrupts other processors.
 const MOVED: usize = 16;
 /// From so many pages on it is worth waking who helps to read them: as long as he is awake all that is moved interrupts him.
 const HELPED: usize = 128;
-/// Where there is no room to copy pages to, a full slot is waited for so often, a millisecond each time at most: to copy takes as long again as to make one.
+/// Where there is no room to copy pages to, so many or more wait for a slot so often, a millisecond each time at most: to copy takes as long again as to make one.
+const AWAITED: usize = 64;
 const SLOT_WAITS: usize = 4;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
 pub(super) const SOON: u64 = 400_000;
@@ -62,7 +63,7 @@ pub(super) fn run(engine: Engine) -> ! {
         None => fatal::say(cause::SHORT, 0, [0; 2]),
     };
     gather::join(gather::DEMAND);
-    let mut demand = Demand { engine, buffer, slot: None, last: 0 };
+    let mut demand = Demand { engine, buffer, slot: None, in_vain: false, last: 0 };
     let mut judge = gather::Judge::new();
     let mut place = [Message::default(); 8];
     loop {
@@ -81,6 +82,8 @@ struct Demand {
     buffer: usize,
     /// One to receive into what is moved: its pages that have been, and up to where there are any.
     slot: Option<(usize, usize, usize)>,
+    /// The last slot that was waited for did not come.
+    in_vain: bool,
     /// When the last fault was answered.
     last: u64,
 }
@@ -243,7 +246,7 @@ impl Demand {
         let least = moved_from(number);
         let is_many = count(&pages) >= least;
         let (mut seen, mut rest) = (ROOM.now(), self.receive(number, pages, away, least, false));
-        let lacks = |rest: &Bits| count(rest) >= HELPED && FREE.load(Ordering::Acquire) < count(rest) as i64;
+        let lacks = |rest: &Bits| count(rest) >= AWAITED && FREE.load(Ordering::Acquire) < count(rest) as i64;
         let is_moved = |rest| runs(rest).any(|(_, count)| count >= MOVED);
         for _ in 0..SLOT_WAITS {
             if !self.engine.uffd.moves || !lacks(&rest) || !is_moved(rest) {
@@ -272,6 +275,18 @@ impl Demand {
         self.engine.uffd.copy(at, self.engine.zeros, len, true)
     }
 
+    /// A slot for pages that come one by one: who makes room makes one where this thread waits, since they share a processor.
+    fn make_slot(&mut self) -> Option<(usize, usize, usize)> {
+        let seen = ROOM.now();
+        let mut found = take_slot(&self.engine, 1, false);
+        if found.is_none() && !self.in_vain && self.engine.makes_slots() {
+            ROOM.wait(seen, 1);
+            found = take_slot(&self.engine, 1, true);
+        }
+        self.in_vain = found.is_none();
+        found.map(|slot| (slot.at, 0, slot.there))
+    }
+
     /// Receives pages of a span, of which those that are not away are zero, and moves them to their places, as far as there are so many in a row and slots have as many; returns the
     /// others. `again`: after a wait for slots.
     fn receive(&mut self, number: usize, all: Bits, away: Bits, least: usize, again: bool) -> Bits {
@@ -288,11 +303,12 @@ impl Demand {
         for (first, count) in runs(all) {
             let (mut page, end) = (first, first + count);
             while end - page >= least {
-                let some = || {
-                    let slot = if least < MOVED { make_slot(&engine) } else { take_slot(&engine, end - page, again) };
-                    slot.map(|slot| (slot.at, 0, slot.there))
+                let taken = match self.slot.take() {
+                    None if least < MOVED => self.make_slot(),
+                    None => take_slot(&engine, end - page, again).map(|slot| (slot.at, 0, slot.there)),
+                    taken => taken,
                 };
-                let Some((slot, used, there)) = self.slot.take().or_else(some) else { return rest };
+                let Some((slot, used, there)) = taken else { return rest };
                 let len = (there - used).min(end - page);
                 if len < least && used + len == there {
                     // So few are not worth moving.
@@ -309,8 +325,9 @@ impl Demand {
                 let moved = engine.uffd.bring(at, from, len * PAGE);
                 slots::pass(len);
                 if !moved.unwrap_or_else(|errno| refused(step::FILL, errno)) {
-                    engine.empty(slot, there - used - len);
-                } else if used + len == there {
+                    slots::let_go(from, len);
+                }
+                if used + len == there {
                     engine.slots.lock().give(Slot::empty(slot));
                 } else {
                     self.slot = Some((slot, used + len, there));
@@ -329,23 +346,10 @@ fn take_slot(engine: &Engine, pages: usize, again: bool) -> Option<Slot> {
     let found = pool.take_some(pages, again);
     let lacks = found.is_none_or(|slot| (slot.there == SPAN_PAGES || gather::is_gathered()) && pool.is_low());
     drop(pool);
-    if lacks {
+    if lacks && engine.makes_slots() {
         WANTED.tell();
     }
     found
-}
-
-/// The same, for pages that come one by one: who makes room makes one where this thread waits, since they share a processor.
-fn make_slot(engine: &Engine) -> Option<Slot> {
-    for _ in 0..SLOT_WAITS {
-        let seen = ROOM.now();
-        let found = take_slot(engine, 1, false);
-        if found.is_some() || !engine.makes_slots() {
-            return found;
-        }
-        ROOM.wait(seen, 1);
-    }
-    None
 }
 
 /// From so many pages in a row on those of this span are moved to their places.

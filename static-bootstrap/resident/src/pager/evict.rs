@@ -19,8 +19,8 @@ use crate::{call, counts, digest, holds, processors, settings};
 
 /// Gifts that were not answered, at most; and what is evicted at once.
 const OPEN: usize = 64;
-const PARTS: usize = 32;
-/// And so many pages where all threads share a processor: nobody uses what goes earlier than it has to.
+const PARTS: usize = TURN;
+/// And so many pages, about, where all threads share a processor: nobody uses what goes earlier than it has to.
 const TURN: usize = 96;
 /// While room is made, every so many turns are for copies of what has lost its own.
 const HEALS: usize = 4;
@@ -99,7 +99,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
         }
-        // What goes in pieces leaves no slot of which all is there: then enough is free.
+        // Slots are seldom whole where pages go in pieces: then enough is free.
         let plenty = 2 * engine.reserve + SPAN_PAGES as i64;
         if engine.makes_slots() {
             let pool = engine.slots.lock();
@@ -196,7 +196,7 @@ impl Evictor {
         })
     }
 
-    /// Evicts what is to go next, as much as one slot takes; false when there is nothing.
+    /// Evicts what is to go next, as much as one slot takes at most; false when there is nothing.
     fn evict(&mut self) -> bool {
         let engine = self.engine;
         // Others have them all for a moment.
@@ -239,16 +239,19 @@ impl Evictor {
         if keeps {
             FREE.fetch_add(parts[..len].iter().map(|part| count(&part.gift.pages) as i64).sum(), Ordering::AcqRel);
         }
+        let stays = there > 0 && FREE.load(Ordering::Acquire) >= there as i64;
         if !engine.uffd.moves {
             pool.give(Slot::full(slot));
-        } else if there > 0 && FREE.load(Ordering::Acquire) >= there as i64 {
+        } else if stays {
             slots::count_more(there as i64);
             pool.give(Slot { at: slot, there });
-        } else {
-            drop(pool);
+        }
+        // Who waits for it takes it at once.
+        drop(pool);
+        if engine.uffd.moves && !stays {
             engine.empty(slot, 0);
         }
-        if keeps {
+        if keeps || stays {
             ROOM.tell();
         }
         len > 0

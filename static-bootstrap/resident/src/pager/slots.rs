@@ -69,6 +69,12 @@ pub(super) fn clear(at: usize, pages: usize) {
     unsafe { (at as *mut u8).write_bytes(0, pages * PAGE) };
 }
 
+/// Frees pages of a slot that are not counted any more.
+pub(super) fn let_go(at: usize, pages: usize) {
+    // SAFETY: what is in a slot of the caller's does not matter.
+    let _ = unsafe { call::advise(at, pages * PAGE, call::DONTNEED) };
+}
+
 /// Has no page of a slot be there, if pages are to be moved to it.
 pub(super) fn empty(slot: Slot, uffd: &Uffd) -> usize {
     if uffd.moves && slot.there > 0 {
