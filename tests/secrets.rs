@@ -97,6 +97,8 @@ fn agents_of_this_machine() {
     let run = exec("--hosts a,b --agent local -q -x").arg(&dir).program(&["sh", "-c", RANK]).start();
     let of_both = |of: Role| Some(role(&run.mark, of)).filter(|pids| pids.len() == 2);
     let agents = [Role::JobKeeper, Role::Keeper, Role::Agent].into_iter().flat_map(|of| until(|| of_both(of)));
+    let agents = agents.collect::<Vec<_>>();
+    // Not before: what has just been executed shows no variables for a moment.
     let own = words(run.pid(), "environ");
     for agent in agents {
         let more: Vec<_> = words(agent, "environ").difference(&own).cloned().collect();

@@ -88,6 +88,22 @@ fn a_narrow_pool_keeps_one() {
     assert!(pool.is_short());
 }
 
+/// Slots of few pages are made until there are as many pages as are wanted, and none of those is given up for the next: else more and more would be free, and slots short for ever.
+#[test]
+fn a_narrow_pool_does_not_give_up_parts() {
+    let mut pool = Pool::new((1..12usize).collect::<Vec<_>>().into_iter());
+    let _in_use = [(); 2].map(|()| pool.take_any().unwrap());
+    pool.narrow(true);
+    assert_eq!(pool.take_some(1, false), None);
+    for made in 0..8 {
+        assert!(pool.is_short(), "{made}");
+        let slot = pool.take_to_fill().unwrap();
+        assert_eq!(slot.there, 0, "{made}");
+        pool.give(Slot { at: slot.at, there: SPAN_PAGES / 8 });
+    }
+    assert!(!pool.is_short());
+}
+
 /// Who fetches a whole span ahead is not helped by parts.
 #[test]
 fn parts_do_not_count_as_full() {

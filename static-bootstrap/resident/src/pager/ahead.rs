@@ -112,7 +112,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     }
 }
 
-/// Stays awake while faults come soon one after the other; false when they do not any more. Unless it is bound, it leaves the program's processor meanwhile.
+/// Stays awake while faults that are counted come soon one after the other; false when they do not any more. Unless it is bound, it leaves the program's processor meanwhile.
 fn was_awake(seen: u32) -> bool {
     /// Faults between two looks at where the program runs.
     const LOOK: u32 = 256;
