@@ -243,7 +243,8 @@ impl Demand {
 
     /// Brings `pages`, of which those in `away` are with the server and the others zero. Whether who waits is to be woken, but for a zero page.
     fn fetch(&mut self, number: usize, pages: Bits, away: Bits) -> bool {
-        let least = moved_from(number);
+        // One page alone is copied, and who waits for it woken, by one call.
+        let least = if count(&pages) > 1 { moved_from(number) } else { MOVED };
         let is_many = count(&pages) >= least;
         let (mut seen, mut rest) = (ROOM.now(), self.receive(number, pages, away, least, false));
         let lacks = |rest: &Bits| count(rest) >= AWAITED && FREE.load(Ordering::Acquire) < count(rest) as i64;
