@@ -140,6 +140,11 @@ impl Layout {
         Layout::new(at, ALL)
     }
 
+    /// How many have a place.
+    pub fn places(&self) -> usize {
+        count(&self.pages)
+    }
+
     /// The address of one of them.
     pub fn of(&self, page: usize) -> usize {
         self.at.wrapping_add(count(&both(self.pages, range(0, page))) * PAGE)

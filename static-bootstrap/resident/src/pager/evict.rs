@@ -214,7 +214,7 @@ impl Evictor {
             // If nothing of it was here any more, the next might be like it.
             samples &= !matches!(from, Source::Sample(_));
             match self.take(from, next, slot + used * PAGE, keeps, &mut parts[len]) {
-                Taken::Pages => (len, used) = (len + 1, used + parts[len].room),
+                Taken::Pages => (len, used) = (len + 1, used + parts[len].base.places()),
                 Taken::Held => held += 1,
                 Taken::Nothing => {}
             }
@@ -302,7 +302,7 @@ impl Evictor {
             ROOM.tell();
         }
         let gift = Gift { number, pages: moved, ..Gift::NONE };
-        *part = Part { gift, kept, base, there, digests, room: count(&pages), ..Part::NONE };
+        *part = Part { gift, kept, base, there, digests, ..Part::NONE };
         part.warm();
         Taken::Pages
     }

@@ -28,9 +28,8 @@ pub(super) struct Part {
     pub(super) sent: Bits,
     pub(super) zero: Bits,
     pub(super) kept: Bits,
-    /// Where they lie, so many places in a row; and which of those that were evicted are there.
+    /// Where they lie; and which of those that were evicted are there.
     pub(super) base: Layout,
-    pub(super) room: usize,
     pub(super) there: Bits,
     /// Of the span's pages, if any are there: those of what was evicted are ours until it is settled.
     pub(super) digests: *mut [u64; SPAN_PAGES],
@@ -43,7 +42,6 @@ impl Part {
         zero: NONE,
         kept: NONE,
         base: Layout::NOWHERE,
-        room: 0,
         there: NONE,
         digests: core::ptr::null_mut(),
     };
@@ -55,7 +53,7 @@ impl Part {
 
     /// All its places have a page.
     pub(super) fn is_whole(&self) -> bool {
-        count(&self.there) == self.room
+        count(&self.there) == self.base.places()
     }
 
     /// Has the processor fetch what is looked at first when it is weighed.

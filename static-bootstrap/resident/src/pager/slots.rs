@@ -85,7 +85,6 @@ pub(super) fn empty(slot: Slot, uffd: &Uffd) -> usize {
 
 /// Frees what is there of a slot; so many of those pages are counted.
 pub(super) fn free(at: usize, counted: usize) {
-    // SAFETY: what is in a slot of the caller's does not matter.
-    let _ = unsafe { call::advise(at, SPAN, call::DONTNEED) };
+    let_go(at, SPAN_PAGES);
     count_more(-(counted as i64));
 }
