@@ -35,7 +35,7 @@ use super::prefetch::{Guess, Prefetch};
 use super::probe::{FileSystem, Names, Probe};
 use super::store::read_vec;
 use super::tally::{Tally, Why, requests};
-use super::told::{Described, State};
+use super::told::{Described, Overtaken, State};
 use super::version::{Version, attr, current, version};
 use super::work_queue::WorkQueue;
 use crate::Result;
@@ -361,8 +361,8 @@ impl Source {
         let number = self.state().begin_look(path);
         look(number);
         let overtaken = self.state().end_look(number);
-        for (path, exists) in overtaken {
-            self.changed(path, exists);
+        for Overtaken { path, exists, seen } in overtaken {
+            self.change(path, exists, seen);
         }
     }
 

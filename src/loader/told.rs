@@ -19,9 +19,18 @@ struct Look {
     path: Vec<u8>,
     /// Changes that were heard of meanwhile: what the reader found may be older, and stands in the log behind them, so they are said
     /// again.
-    overtaken: Vec<(Vec<u8>, Option<u8>)>,
+    overtaken: Vec<Overtaken>,
     /// Somebody asked for its content meanwhile.
     wanted: bool,
+}
+
+/// A change that was heard of while a reader looked: he may have told what was there before it.
+#[derive(Debug, PartialEq)]
+pub(super) struct Overtaken {
+    pub(super) path: Vec<u8>,
+    pub(super) exists: Option<u8>,
+    /// Whether it was seen here, and not only said by a node.
+    pub(super) seen: bool,
 }
 
 /// What the log says of a path.
@@ -144,8 +153,8 @@ impl State {
         self.next_look
     }
 
-    /// Returns the changes that were heard of meanwhile.
-    pub(super) fn end_look(&mut self, look: u64) -> Vec<(Vec<u8>, Option<u8>)> {
+    /// Returns the changes that were heard of meanwhile, which are to be said again.
+    pub(super) fn end_look(&mut self, look: u64) -> Vec<Overtaken> {
         self.looks.remove(&look).map(|look| look.overtaken).unwrap_or_default()
     }
 
@@ -168,7 +177,8 @@ impl State {
     pub(super) fn change(&mut self, path: &[u8], exists: Option<u8>, seen: bool) {
         let is_code = is_code(file_name(path));
         let before = self.told(path).and_then(Described::version).or_else(|| self.changed.get(path)?.before);
-        let before = before.filter(|_| is_code);
+        // What was seen is known not to be what was told.
+        let before = before.filter(|_| is_code && !seen);
         let is_asked_for = match exists {
             Some(kind::REG | kind::UNKNOWN) => is_code,
             exists => exists == Some(kind::DIR),
@@ -180,9 +190,9 @@ impl State {
         }
         self.forget(path);
         for look in self.looks.values_mut() {
-            // Said again, what was seen would count as what a job changed since.
+            // Who looks at the directory sees it as well.
             if is_within(&look.path, path) || !seen && parent(path) == Some(&look.path) {
-                look.overtaken.push((path.to_vec(), exists));
+                look.overtaken.push(Overtaken { path: path.to_vec(), exists, seen });
             }
         }
     }
@@ -236,5 +246,18 @@ mod tests {
         assert!(state.settle(path, Duration::ZERO) && state.told(path).is_none());
         state.change(path, Some(kind::REG), false);
         assert!(!state.is_as_before(path, Some(seen)));
+    }
+
+    #[test]
+    fn what_was_seen_is_no_jobs_change_when_it_is_said_again() {
+        let (mut state, path) = (State::default(), b"/r/m.py");
+        let look = state.begin_look(path);
+        state.change(path, Some(kind::REG), true);
+        let new = version(&rustix::fs::stat("/").unwrap());
+        state.tell(path, Described::Content(new, 0));
+        let overtaken = state.end_look(look);
+        assert_eq!(overtaken, [Overtaken { path: path.to_vec(), exists: Some(kind::REG), seen: true }]);
+        state.change(path, Some(kind::REG), true);
+        assert!(!state.is_as_before(path, Some(new)), "it would be left alone");
     }
 }

@@ -179,11 +179,15 @@ mod tests {
 
     const LEFT_ALONE: &str = "errno: 0 }";
 
-    /// Says that a job changed a path, when no reader looks: he would say it again.
-    fn change(source: &Source, path: &[u8], exists: Option<u8>) {
+    /// A reader that still looks would say again what changes.
+    fn wait_until_no_reader_looks(source: &Source) {
         while source.state().is_looking() {
             std::thread::yield_now();
         }
+    }
+
+    fn change(source: &Source, path: &[u8], exists: Option<u8>) {
+        wait_until_no_reader_looks(source);
         source.changed(path.to_vec(), exists);
     }
 
@@ -205,6 +209,7 @@ mod tests {
         source.want(path.clone(), Need::Content);
         assert_eq!([(); 3].map(|()| next(&found)), ["Log(0)", "6 bytes", "complete"]);
         std::fs::write(directory.path().join("other.py"), "x = 123\n").unwrap();
+        wait_until_no_reader_looks(&source);
         let look = source.state().begin_look(&tree);
         source.compare_one(&path, None);
         assert!(next(&found).starts_with("Changed"));
