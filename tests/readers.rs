@@ -184,16 +184,20 @@ fn all_output_arrives_however_slowly_it_is_read() {
 #[test]
 fn a_host_that_is_lost_while_memory_servers_start() {
     let session = Session::start(&[]);
-    let agents = role(session.mark(), Role::Agent).into_iter().map(Pid::as_raw).collect::<Vec<_>>();
-    // In the order in which they were started: a, b.
-    let (first, second) = (agents.iter().min().unwrap(), agents.iter().max().unwrap());
-    kill(Pid::from_raw(*second), Signal::SIGSTOP).unwrap();
+    let ancestors = "p=$$; while [ $p -gt 1 ]; do echo $p; p=$(sed -n 's/^PPid:\t//p' /proc/$p/status); done";
+    let ancestors = session.run(&["-n", "1", "--", "sh", "-c", ancestors]).output().unwrap();
+    let ancestors = String::from_utf8(ancestors.stdout).unwrap();
+    // The first rank runs on host a.
+    let is_of_a = |agent: &Pid| ancestors.lines().any(|line| line == agent.to_string());
+    let (a, b): (Vec<_>, Vec<_>) = role(session.mark(), Role::Agent).into_iter().partition(is_of_a);
+    let ([a], [b]) = (&a[..], &b[..]) else { panic!("{a:?}, {b:?}: {ancestors}") };
+    kill(*b, Signal::SIGSTOP).unwrap();
     let words = ["--memory", "b:20M", "--local-mb", "64", "--keep-going", "--", "true"];
     let mut job = session.run(&words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     thread::sleep(Duration::from_millis(700));
-    kill(Pid::from_raw(*first), Signal::SIGKILL).unwrap();
+    kill(*a, Signal::SIGKILL).unwrap();
     thread::sleep(Duration::from_millis(300));
-    kill(Pid::from_raw(*second), Signal::SIGCONT).unwrap();
+    kill(*b, Signal::SIGCONT).unwrap();
     let status = end_within(&mut job, Duration::from_secs(15));
     let mut said = String::new();
     job.stderr.take().unwrap().read_to_string(&mut said).unwrap();
