@@ -33,6 +33,9 @@ const HELPED: usize = 128;
 /// Where there is no room to copy pages to, so many or more wait for a slot so often, a millisecond each time at most: to copy takes as long again as to make one.
 const AWAITED: usize = 64;
 const SLOT_WAITS: usize = 4;
+/// Where all threads share a processor, seldom more than so many pages are copied; and faults until that is believed.
+const NARROW: usize = 16;
+const UNUSED: u32 = 64;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
 pub(super) const SOON: u64 = 400_000;
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -57,13 +60,10 @@ pub(super) fn hint(at: usize, len: usize, hint: Hint) {
 /// The thread.
 pub(super) fn run(engine: Engine) -> ! {
     let taken = engine.slots.lock().take_any();
-    let buffer = match taken.map(|slot| slots::fill(slot, &engine)) {
-        Some(Ok(at)) => at,
-        Some(Err(errno)) => refused(step::FILL, errno),
-        None => fatal::say(cause::SHORT, 0, [0; 2]),
-    };
+    let buffer = taken.unwrap_or_else(|| fatal::say(cause::SHORT, 0, [0; 2]));
     gather::join(gather::DEMAND);
-    let mut demand = Demand { engine, buffer, slot: None, in_vain: false, last: 0 };
+    let mut demand = Demand { engine, buffer, unused: 0, slot: None, in_vain: false, last: 0 };
+    demand.buffer(SPAN_PAGES);
     let mut judge = gather::Judge::new();
     let mut place = [Message::default(); 8];
     loop {
@@ -78,8 +78,9 @@ pub(super) fn run(engine: Engine) -> ! {
 
 struct Demand {
     engine: Engine,
-    /// A full slot, to receive into what is copied.
-    buffer: usize,
+    /// A slot to receive into what is copied; and faults since more than [`NARROW`] pages of it were needed.
+    buffer: Slot,
+    unused: u32,
     /// One to receive into what is moved: its pages that have been, and up to where there are any.
     slot: Option<(usize, usize, usize)>,
     /// The last slot that was waited for did not come.
@@ -89,10 +90,38 @@ struct Demand {
 }
 
 impl Demand {
+    /// A place for so many pages that are to be copied.
+    fn buffer(&mut self, pages: usize) -> usize {
+        if pages > NARROW {
+            self.unused = 0;
+        }
+        if pages > self.buffer.there {
+            let more = SPAN_PAGES - self.buffer.there;
+            self.engine.take_room(more);
+            // They are counted as the slot's.
+            FREE.fetch_add(more as i64, Ordering::AcqRel);
+            let filled = slots::fill(self.buffer, &self.engine);
+            self.buffer = Slot::full(filled.unwrap_or_else(|errno| refused(step::FILL, errno)));
+        }
+        self.buffer.at
+    }
+
+    /// Gives back most of the buffer if it has not been needed for long.
+    fn narrow(&mut self) {
+        self.unused += 1;
+        if self.unused >= UNUSED && self.buffer.there > NARROW && self.engine.uffd.moves && gather::is_gathered() {
+            let surplus = self.buffer.there - NARROW;
+            slots::let_go(self.buffer.at + NARROW * PAGE, surplus);
+            slots::count_more(-(surplus as i64));
+            self.buffer.there = NARROW;
+        }
+    }
+
     fn answer(&mut self, at: usize) {
         let begun = counts::now();
         ANSWERS.store(!gather::is_bound(), Ordering::Relaxed);
         self.resolve(at, begun);
+        self.narrow();
         if ANSWERS.swap(false, Ordering::Relaxed) {
             COUNT.fetch_add(1, Ordering::Relaxed);
             // Where the program's thread is bound, nobody need be awake for the next.
@@ -212,7 +241,7 @@ impl Demand {
                     break;
                 }
                 span.busy = with(span.busy, pages);
-                parts[len] = (number, pages, Layout::new(self.buffer + used * PAGE, pages));
+                parts[len] = (number, pages, Layout::NOWHERE);
                 (len, used) = (len + 1, used + count(&pages));
                 rest = without(rest, pages);
             }
@@ -226,7 +255,13 @@ impl Demand {
         for (number, pages, _) in rest.iter_mut().filter(|part| lenders::is_read(part.0)) {
             *pages = self.receive(*number, *pages, *pages, moved_from(*number), false);
         }
-        engine.take_room(rest.iter().map(|(_, pages, _)| count(pages)).sum());
+        let left = rest.iter().map(|(_, pages, _)| count(pages)).sum();
+        let mut at = self.buffer(left);
+        for (_, pages, place) in rest.iter_mut() {
+            *place = Layout::new(at, *pages);
+            at += count(pages) * PAGE;
+        }
+        engine.take_room(left);
         lenders::get_each(rest);
         // Who waits is woken when all are there.
         let is_missed = |part: &&(usize, Bits, Layout)| part.0 == number && has(&part.1, page);
@@ -257,10 +292,10 @@ impl Demand {
             ROOM.wait(seen, 1);
             (seen, rest) = (ROOM.now(), self.receive(number, rest, away, least, true));
         }
-        self.engine.take_room(count(&rest));
         let missed = both(rest, away);
+        let buffer = Layout::new(self.buffer(count(&missed)), missed);
+        self.engine.take_room(count(&rest));
         if missed != NONE {
-            let buffer = Layout::whole(self.buffer);
             lenders::get(number, missed, buffer);
             self.engine.fill(number, missed, buffer, !is_many);
         }
