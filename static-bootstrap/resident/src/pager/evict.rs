@@ -53,6 +53,8 @@ struct Evictor {
     /// Pages that fit beside slots, as was told last to who decides what comes and stays; and the most that slots had of late.
     room: usize,
     staged: usize,
+    /// What is in the slot that is being filled is no room until all of it was sent, and none need be left for it: where all threads share a processor nobody would use that room meanwhile.
+    is_counted: bool,
     healer: Healer,
     returns: Returns,
     /// Where pages are copied.
@@ -68,7 +70,20 @@ pub(super) extern "C" fn run(_: usize) -> ! {
     let (budget, known) = (settings::get().local as usize, super::known());
     let (open, pins) = ([Gift::NONE; OPEN], Pins::new(!engine.uffd.moves));
     let key = digest::key();
-    let mut evictor = Evictor { engine, open, len: 0, budget, known, room: 0, staged: 0, healer, returns, pins, key };
+    let mut evictor = Evictor {
+        engine,
+        open,
+        len: 0,
+        budget,
+        known,
+        room: 0,
+        staged: 0,
+        is_counted: false,
+        healer,
+        returns,
+        pins,
+        key,
+    };
     let (mut behind, mut turn) = (false, 0usize);
     let mut passed = GATE.pass();
     loop {
@@ -139,7 +154,9 @@ impl Evictor {
         if let Some(budget) = counts::keep(most - FREE.load(Ordering::Relaxed), lenders::kept()) {
             self.budget = budget as usize;
         }
-        let fits = self.engine.fits(self.budget, self.known);
+        self.is_counted = self.engine.uffd.moves && gather::is_singly();
+        let staged = if self.is_counted { 0 } else { self.engine.staged };
+        let fits = self.engine.fits(self.budget, staged + self.known);
         if fits as i64 != most {
             MOST.store(fits as i64, Ordering::Relaxed);
             FREE.fetch_add(fits as i64 - most, Ordering::AcqRel);
@@ -203,7 +220,8 @@ impl Evictor {
         let Some(slot) = engine.slots.lock().take_to_fill() else { return false };
         let slot = slots::empty(slot, &engine.uffd);
         // Whoever wants a full slot is to find one, and no room before, which would be taken to copy to.
-        let keeps = engine.uffd.moves && FREE.load(Ordering::Acquire) >= 0 && engine.slots.lock().is_short();
+        let is_wanted = || FREE.load(Ordering::Acquire) >= 0 && engine.slots.lock().is_short();
+        let keeps = self.is_counted || engine.uffd.moves && is_wanted();
         let (mut parts, mut len, mut used, mut held) = ([Part::NONE; PARTS], 0, 0, 0);
         let mut samples = true;
         let most = if gather::is_gathered() { TURN } else { SPAN_PAGES };

@@ -37,6 +37,8 @@ static MOVES: AtomicU32 = AtomicU32::new(0);
 static PAGES: AtomicU32 = AtomicU32::new(0);
 static OURS: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
 static ALLOWED: AtomicBool = AtomicBool::new(false);
+/// They were gathered when they were bound last.
+static SINGLY: AtomicBool = AtomicBool::new(false);
 /// How they are bound now.
 static BOUND: AtomicU8 = AtomicU8::new(FREE);
 const FREE: u8 = 0;
@@ -75,6 +77,11 @@ pub(super) fn join(which: usize) {
 /// All use one processor.
 pub(super) fn is_gathered() -> bool {
     BOUND.load(Ordering::Relaxed) == GATHERED
+}
+
+/// Pages come and go one by one of late: all use one processor, but for moments in which they are bound anew.
+pub(super) fn is_singly() -> bool {
+    SINGLY.load(Ordering::Relaxed)
 }
 
 /// The program's thread uses one, with us or not.
@@ -124,6 +131,9 @@ impl Judge {
             self.few = pages.wrapping_sub(self.pages) < made * if self.few { MANY } else { FEW };
             (self.moves, self.pages) = (moves, pages);
         }
+        if !self.few {
+            SINGLY.store(false, Ordering::Relaxed);
+        }
         let parted = PARTED.load(Ordering::SeqCst);
         let stayed = counts::now().wrapping_sub(SINCE.load(Ordering::Relaxed)) > STAYS;
         let (bound, wanted) = (BOUND.load(Ordering::Relaxed), if self.few { GATHERED } else { PAIRED });
@@ -140,6 +150,7 @@ impl Judge {
 /// Has this thread of the program and who answers its faults use the processor that it used last, and the others that one or those beside it. The thread waits, or has been
 /// woken by somebody else meanwhile: then it may have been parted since `parted`, and is left alone.
 fn bind(how: u8, waiting: u32, parted: u32) {
+    SINGLY.store(false, Ordering::Relaxed);
     SINCE.store(counts::now(), Ordering::Relaxed);
     let alone = ALLOWED.load(Ordering::Relaxed) && thread::count() == Some(1 + THREADS);
     let Some(processor) = processors::used_by(waiting).filter(|_| alone) else { return };
@@ -158,6 +169,7 @@ fn bind(how: u8, waiting: u32, parted: u32) {
         let place = if which == DEMAND { here } else { others };
         processors::use_by(thread.load(Ordering::Relaxed), &place);
     }
+    SINGLY.store(how == GATHERED, Ordering::Relaxed);
     // Who makes room looks whether they stay.
     WANTED.tell();
 }

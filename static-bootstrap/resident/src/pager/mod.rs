@@ -55,7 +55,7 @@ struct Engine {
     queue: &'static Lock<Queue>,
     /// Pages that are to be free, unless nearly all is needed.
     reserve: i64,
-    /// Bytes of slots that are taken to be there always: of the one that is being filled, and of all where pages are copied.
+    /// Bytes of slots that are taken to be there always: of the one that is being filled (but see `Evictor::is_counted`), and of all where pages are copied.
     staged: usize,
     /// Spans ahead of a run; and of how many one waits until it is missed.
     depth: usize,
@@ -312,12 +312,12 @@ fn index(number: usize, pages: Bits) -> Range<u64> {
 }
 
 impl Engine {
-    /// Pages that may be here within so many bytes, of which so many are what is known of them. With less than what system calls hold, and
+    /// Pages that may be here within so many bytes, of which so many are slots' or what is known of pages. With less than what system calls hold, and
     /// what both threads bring, nothing would be left to go, nor with less than slots have at times.
-    fn fits(&self, budget: usize, known: usize) -> usize {
+    fn fits(&self, budget: usize, others: usize) -> usize {
         let least = (2 * holds::most() / PAGE + SPAN_PAGES).max(3 * SPAN_PAGES).max(self.reserve as usize * 4);
         let least = if self.uffd.moves { least + SLOTS_LEAST * SPAN_PAGES } else { least };
-        (budget.saturating_sub(self.staged + known) / PAGE).max(least)
+        (budget.saturating_sub(others) / PAGE).max(least)
     }
 
     /// Whether who makes room does so for slots, too, where they are short.
