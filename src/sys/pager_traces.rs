@@ -346,3 +346,30 @@ fn rows_of_runs_beside_each_other_stay_for_the_next() {
     }
     assert!(fetched < 350_000, "{fetched}");
 }
+
+/// The substitution that follows: from the last row of each plane to the first, each gone through upwards. What a run downwards skips it returns to. Taken for
+/// what it leaves out, that makes units small: 20,653 faults come in place of 14,918.
+#[test]
+fn rows_come_whole_from_the_last_to_the_first() {
+    const CELLS: u64 = 65;
+    let (mut waits, mut fetched) = (0, 0);
+    for room in [2_000, 2_400, 2_900] {
+        let mut machine = Machine::new(room);
+        machine.fit_crowd(room, room * 3 / 4);
+        // What is kept.
+        (0..2).for_each(|_| (0..9_000).for_each(|page| machine.access(1 << 22 | page)));
+        (machine.waits, machine.fetched) = (0, 0);
+        let cells =
+            (0..63).rev().flat_map(|row| (1..63).flat_map(move |plane| (1..63).map(move |cell| (row, plane, cell))));
+        for (row, plane, cell) in cells {
+            let at = (plane * CELLS + row) * CELLS + cell;
+            machine.access_byte((8 << 32) + 0x4c0 + at * 40);
+            machine.access_byte((7 << 32) + 0x4c0 + at * 600 + 400);
+            machine.access_byte((7 << 32) + 0x4c0 + at * 600 + 599);
+            machine.access_byte((8 << 32) + 0x4c0 + (at + CELLS) * 40);
+        }
+        println!("{room} here: {} waits, {} pages", machine.waits, machine.fetched);
+        (waits, fetched) = (waits + machine.waits, fetched + machine.fetched);
+    }
+    assert!(waits < 17_000 && fetched < 146_000, "{waits} waits, {fetched} pages");
+}

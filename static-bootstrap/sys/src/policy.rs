@@ -30,7 +30,7 @@ const WIDE: u8 = 5;
 const FLOWS: u64 = 256;
 /// Runs are crowded where one page in so many that come is of those whose units could be larger, up to [`WIDE`], if less were kept; and until so many are not.
 const CROWDED_EVERY: [u64; 2] = [6, 12];
-/// A run may leave out a few pages.
+/// A run may leave out a few pages; and twice as many where it returns to them.
 const NEAR: u64 = 8;
 /// What a run skipped is returned to at once, if it is here before so many pages have come.
 const SOON: u64 = 2 * PAGES;
@@ -41,6 +41,8 @@ const BEGINNING: u8 = 2;
 const DOUBTED: u8 = 5;
 /// Runs in a region that are believed then.
 const TRUST: u8 = 16;
+/// So often at most what runs beside each other skip is taken for what comes next, once it was.
+const RETURNS: u64 = 64;
 /// Probes that were not decided, of all runs.
 const PROBES: usize = 512;
 const PAGES: u64 = SPAN_PAGES as u64;
@@ -154,6 +156,8 @@ impl Region {
         let patience = if self.order() == self.proven { self.patience } else { 0 };
         if self.scattered >= SCATTERED << patience {
             self.patience = if self.halved { 0 } else { self.patience };
+            // Those that went on beside each other may be through.
+            self.returns = self.returns.min(TRUST);
             self.halve();
         }
         let doubt = if self.order() == 0 || self.trust > 0 { 0 } else { BEGINNING };
@@ -416,7 +420,11 @@ impl Policy {
         let held = run.hits >= CONFIDENT && run.order < WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
         let (foreseen, before) = (comes.is_some(), self.came);
         let comes = comes.unwrap_or(unit(page, run.order));
-        let Range { start, end } = comes;
+        // What it skips and will return to comes with a small unit, as in rows from the last to the first, each gone through upwards.
+        let returns = gap.clone().filter(|_| used == Used::All && !foreseen && run.order <= WIDE);
+        let all = returns.map_or(comes.clone(), |gap| gap.start.min(comes.start)..gap.end.max(comes.end));
+        let Range { start, end } = all;
+        let more = Some(all).filter(|all| *all != comes);
         if let Some(gap) = gap {
             let rest = if down { gap.start.max(end)..gap.end } else { gap.start..gap.end.min(start) };
             self.skipped = (rest, self.came);
@@ -445,6 +453,7 @@ impl Policy {
         let begins = used == Used::Some || flow > self.passing();
         let is_beside = runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
         let steps = match guesses {
+            true if more.is_some() => more.map(Steps::of_run),
             true if is_beside => self.step_beside(at, run.order, here),
             true => self.step(at, run.order, begins, here),
             false => None,
@@ -530,13 +539,14 @@ impl Policy {
         let turned = |page| if down { mirror(page) } else { page };
         let mut here = |page| here(turned(page));
         let (page, most, back) = (turned(page), self.reach + NEAR, LEAP.max(1 + self.reach / PAGES));
+        let near = if self.regions[region(turned(page))].returns > 0 { 2 * NEAR } else { NEAR };
         let mut goes_on = |run: &Run| {
             let above = page.wrapping_sub(run.next);
             let is_confident = run.hits >= CONFIDENT;
             let leaps = is_confident && above < most && page % PAGES < NEAR;
             // What was fetched ahead lies behind what is kept, and before it.
             let far = if is_confident && run.order == ORDER_MAX { LEAP * PAGES } else { PAGES };
-            above < NEAR || leaps || above < far && here(run.next) && (run.next..page).rev().all(&mut here)
+            above < near || leaps || above < far && here(run.next) && (run.next..page).rev().all(&mut here)
         };
         let span = page / PAGES;
         let found = (span.saturating_sub(back)..=span).rev().find_map(|span| {
@@ -547,7 +557,7 @@ impl Policy {
         let (set, way) = found?;
         self.nexts[set][way] = NO_RUN.next;
         let mut run = core::mem::replace(&mut self.runs[set][way], NO_RUN);
-        let from = if page - run.next < NEAR { run.next } else { page - page % PAGES };
+        let from = if page - run.next < near { run.next } else { page - page % PAGES };
         let gap = (from.max(run.next)..page).any(|page| !here(page));
         let in_time = self.came - run.came <= self.passing();
         let (Range { start, end }, then) = self.skipped.clone();
@@ -555,7 +565,8 @@ impl Policy {
         let place = region(turned(page));
         let soon = start < end && region(start) == place && self.came - then <= SOON;
         if gap && in_time && soon && (start..end).all(|page| here(turned(page))) {
-            self.regions[place].returns = TRUST;
+            // And so it does to what each of those skips that go on beside it.
+            self.regions[place].returns = self.beside().clamp(TRUST.into(), RETURNS) as u8;
         }
         let mut used = if gap { Used::Some } else { Used::Unknown };
         if let Some(left) = run.probe.filter(|left| turned(*left) < page) {
@@ -572,12 +583,12 @@ impl Policy {
                 };
             }
         }
-        if used == Used::Some && in_time && self.regions[place].will_return() {
+        if used == Used::Some && self.regions[place].will_return() {
             used = Used::All;
         }
         let [one, other] = [from.max(run.next), page].map(turned);
         let skips = if down { other + 1..one + 1 } else { one..other };
-        Some((run, used, Some(skips).filter(|_| gap && in_time)))
+        Some((run, used, Some(skips).filter(|_| gap && (in_time || used == Used::All))))
     }
 
     fn put(&mut self, run: Run) {

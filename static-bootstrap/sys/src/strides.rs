@@ -1,5 +1,7 @@
 //! Faults at a constant distance, as through the columns of a matrix: decided from their addresses alone, which need not be whole pages apart.
 
+use core::ops::Range;
+
 use super::page::{Bits, PAGE, SPAN_PAGES};
 
 /// Streams that are followed, and faults of no stream that are remembered.
@@ -75,7 +77,8 @@ impl Stream {
             }
         }
         let first = self.next + nth * self.step + self.below;
-        let mut steps = Steps { first, step: self.step, len: self.above - self.below, order, records: 0, wanted: 0 };
+        let (step, len, of_runs) = (self.step, self.above - self.below, order > 0);
+        let mut steps = Steps { first, step, len, order, of_runs, records: 0, wanted: 0 };
         if nth >= 0 {
             self.hits = self.hits.saturating_add(1);
             self.depth = if self.is_believed() { (2 * self.depth).clamp(FIRST, MOST) } else { 0 };
@@ -91,19 +94,26 @@ impl Stream {
 }
 
 /// Records that are wanted: addresses of the first, the bytes from one to the next, and the last byte of each. Of runs beside each other the logarithm of their unit:
-/// the whole of it comes.
+/// the whole of it comes. Or one that is some pages of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
     first: i64,
     step: i64,
     len: i64,
     order: u8,
+    of_runs: bool,
     records: i64,
     /// Of those, what was not here: a bit each.
     wanted: u128,
 }
 
 impl Steps {
+    /// All of these pages, which are of one run.
+    pub(super) fn of_run(pages: Range<u64>) -> Steps {
+        let (first, end) = (pages.start.cast_signed() * BYTES, pages.end.cast_signed() * BYTES);
+        Steps { first, step: 0, len: end - 1 - first, order: 0, of_runs: true, records: 1, wanted: 1 }
+    }
+
     /// How many records come.
     pub fn count(&self) -> u64 {
         self.wanted.count_ones().into()
@@ -119,9 +129,9 @@ impl Steps {
         self.step.abs() < DENSE
     }
 
-    /// Whether each is a unit of a run.
+    /// Whether each is of a run.
     pub fn are_of_runs(&self) -> bool {
-        self.order > 0
+        self.of_runs
     }
 
     /// Wants only those of whose first pages this is true, and the first.
