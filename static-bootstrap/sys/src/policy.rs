@@ -426,12 +426,16 @@ impl Policy {
         }
         run.beside = runs.min(u16::MAX.into()) as u16;
         self.region(page).learn(&run, used, run.hits == 1 && flow == 0);
-        let held = run.hits >= CONFIDENT && run.order < WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
+        // More comes than would if less were kept, while what goes too early comes again.
+        let room = self.passing[0] / 2..2 * self.passing[1];
+        let held = run.hits >= CONFIDENT && run.order < WIDE && room.contains(&flow);
         let (foreseen, before) = (comes.is_some(), self.came);
         // What it skips and will return to comes with a small unit, as in rows from the last to the first, each gone through upwards.
         let returns = gap.clone().filter(|_| used == Used::All && !foreseen && run.order <= WIDE);
         let is_beside = guesses && !down && runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
-        let apart = if is_beside && returns.is_none() { self.apart(at, run.order, &mut here) } else { None };
+        // Less may have come with its own last unit, together: that is no turn yet.
+        let is_turn = flow > self.passing[0] / 3;
+        let apart = if is_beside && is_turn && returns.is_none() { self.apart(at, run.order, &mut here) } else { None };
         let comes = comes.unwrap_or(match apart {
             // No further than its span: what is left out for a probe is of that.
             Some(_) => page..(page + (1 << run.order.min(TOGETHER))).min((page / PAGES + 1) * PAGES),
@@ -462,7 +466,7 @@ impl Policy {
             left = span.map(|span| self.within(&(span * PAGES..(span + 1) * PAGES)));
             run.probe = hole.or(left);
         }
-        let together = apart.map(|apart| self.go_on_together(at, apart, end, &run, &mut here));
+        let together = apart.map(|apart| self.go_on_together(at, apart, end, &run, flow, &mut here));
         self.put(run);
         let ahead = from.map(|page| Ahead { page, down, spans, probe: left });
         // What comes to a run that leaves out nothing stays until it is used: no need for more.
@@ -479,16 +483,28 @@ impl Policy {
     }
 
     /// What is to come to a run that is missed, up to `end`, and to others that go on beside it, as through the planes of an array: to each up to the same place in its own. So they are
-    /// missed at nearly the same time again, wherever their pages begin, and all that is to come to them comes together.
-    fn go_on_together(&mut self, at: u64, apart: i64, end: u64, run: &Run, mut here: impl FnMut(u64) -> bool) -> Steps {
+    /// missed at nearly the same time again, wherever their pages begin, and all that is to come to them comes together. But not to those to which less than half of a turn, of `flow`, has come
+    /// since they were missed: where rows are gone through one after the other, they are done with theirs, and it would go before it is used.
+    fn go_on_together(
+        &mut self,
+        at: u64,
+        apart: i64,
+        end: u64,
+        run: &Run,
+        flow: u64,
+        mut here: impl FnMut(u64) -> bool,
+    ) -> Steps {
         let before = (1..=BEFORE).take_while(|nth| self.find(beside(at, -nth * apart)).is_some()).count();
         Steps::of_runs(at, apart, before as i64, end, |mut pages| {
             let (at, end) = (pages.start, pages.end);
             let Some(page) = pages.find(|page| !here(*page)) else { return false };
             let found = self.find(at).filter(|(set, way)| self.nexts[*set][*way] <= page);
             let Some((set, way)) = found else { return false };
-            self.nexts[set][way] = NO_RUN.next;
             let other = self.runs[set][way];
+            if run.came.saturating_sub(other.came) < flow.div_ceil(2) {
+                return false;
+            }
+            self.nexts[set][way] = NO_RUN.next;
             self.came += end - page;
             let (order, doubt, hits) = (run.order, run.doubt, other.hits.max(run.hits));
             self.put(Run { next: end, hits, order, doubt, at: page, came: self.came, ..other });
