@@ -189,15 +189,19 @@ fn a_host_that_is_lost_while_memory_servers_start() {
     let ancestors = String::from_utf8(ancestors.stdout).unwrap();
     // The first rank runs on host a.
     let is_of_a = |agent: &Pid| ancestors.lines().any(|line| line == agent.to_string());
-    let (a, b): (Vec<_>, Vec<_>) = role(session.mark(), Role::Agent).into_iter().partition(is_of_a);
-    let ([a], [b]) = (&a[..], &b[..]) else { panic!("{a:?}, {b:?}: {ancestors}") };
-    kill(*b, Signal::SIGSTOP).unwrap();
+    // What an agent has just forked looks like one for a moment.
+    let (a, b) = until(|| {
+        let agents: (Vec<_>, Vec<_>) = role(session.mark(), Role::Agent).into_iter().partition(is_of_a);
+        let ([a], [b]) = (&agents.0[..], &agents.1[..]) else { return None };
+        Some((*a, *b))
+    });
+    kill(b, Signal::SIGSTOP).unwrap();
     let words = ["--memory", "b:20M", "--local-mb", "64", "--keep-going", "--", "true"];
     let mut job = session.run(&words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     thread::sleep(Duration::from_millis(700));
-    kill(*a, Signal::SIGKILL).unwrap();
+    kill(a, Signal::SIGKILL).unwrap();
     thread::sleep(Duration::from_millis(300));
-    kill(*b, Signal::SIGCONT).unwrap();
+    kill(b, Signal::SIGCONT).unwrap();
     let status = end_within(&mut job, Duration::from_secs(15));
     let mut said = String::new();
     job.stderr.take().unwrap().read_to_string(&mut said).unwrap();
