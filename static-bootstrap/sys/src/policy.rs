@@ -494,8 +494,8 @@ impl Policy {
         flow: u64,
         mut here: impl FnMut(u64) -> bool,
     ) -> Steps {
-        let before = (1..=BEFORE).take_while(|nth| self.find(beside(at, -nth * apart)).is_some()).count();
-        Steps::of_runs(at, apart, before as i64, end, |mut pages| {
+        let before = (1..=BEFORE).take_while(|nth| self.find(beside(at, -nth * apart)).is_some()).last();
+        Steps::of_runs(at, apart, before.unwrap_or(0), end, |mut pages| {
             let (at, end) = (pages.start, pages.end);
             let Some(page) = pages.find(|page| !here(*page)) else { return false };
             let found = self.find(at).filter(|(set, way)| self.nexts[*set][*way] <= page);
