@@ -772,6 +772,13 @@ pub(super) mod tests {
         (directory, tree, source, found)
     }
 
+    /// A reader that still looks would say again what changes.
+    pub(super) fn wait_until_no_reader_looks(source: &Source) {
+        while source.state().is_looking() {
+            thread::yield_now();
+        }
+    }
+
     pub(super) fn next(found: &Receiver<Finding>) -> String {
         match found.recv_blocking().unwrap().record {
             Record::File { content, .. } => format!("{content:?}"),

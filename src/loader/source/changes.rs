@@ -173,18 +173,11 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use crate::loader::catalog::kind;
-    use crate::loader::source::tests::{next, started};
+    use crate::loader::source::tests::{next, started, wait_until_no_reader_looks};
 
     use super::*;
 
     const LEFT_ALONE: &str = "errno: 0 }";
-
-    /// A reader that still looks would say again what changes.
-    fn wait_until_no_reader_looks(source: &Source) {
-        while source.state().is_looking() {
-            std::thread::yield_now();
-        }
-    }
 
     fn change(source: &Source, path: &[u8], exists: Option<u8>) {
         wait_until_no_reader_looks(source);

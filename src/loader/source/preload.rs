@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
     use crate::loader::catalog::{as_path, kind};
-    use crate::loader::source::tests::{next, started};
+    use crate::loader::source::tests::{next, started, wait_until_no_reader_looks};
     use crate::net::wire::record::Record;
 
     #[test]
@@ -115,9 +115,7 @@ mod tests {
         let Opened { file, canonical, stat } = preload.open_dir(as_path(&tree)).unwrap();
         let listing = Listing { canonical, stat, names: preload.names(&file).unwrap() };
         std::fs::write(directory.path().join("made"), "").unwrap();
-        while source.state().is_looking() {
-            std::thread::yield_now();
-        }
+        wait_until_no_reader_looks(&source);
         source.changed([&tree, &b"/made"[..]].concat(), Some(kind::REG));
         assert!(next(&found).starts_with("Changed"));
         preload.directory(&listing);
