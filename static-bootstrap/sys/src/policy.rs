@@ -16,6 +16,8 @@ const ORDER_MAX: u8 = SPAN_PAGES.trailing_zeros() as u8;
 /// so many times.
 const SCATTERED: u8 = 4;
 const PATIENCE: u8 = 4;
+/// A region's doubles only if a run went on by one page in so many of it: one that comes past the end of a unit which was near says nothing of larger ones.
+const GONE_ON_EVERY: u64 = 4;
 /// Runs of faults that are followed: so many of those that go on in one span, of so many spans.
 const WAYS: usize = 4;
 const SETS: usize = 1024;
@@ -177,15 +179,15 @@ impl Region {
         self.raised = self.order().saturating_sub(1).wrapping_sub(BEGINS);
     }
 
-    /// A run goes on in it, and used what came to it so; `at_once`: it had just begun.
-    fn learn(&mut self, run: &Run, used: Used, at_once: bool) {
+    /// A run goes on in it, by so many pages since it was missed last, and used what came to it so; `at_once`: it had just begun.
+    fn learn(&mut self, run: &Run, used: Used, gone_on: u64, at_once: bool) {
         if used == Used::All {
             self.trust = TRUST;
         }
         if used == Used::Some {
             self.trust = 0;
             self.halve();
-        } else if run.doubt == 0 || used == Used::All {
+        } else if (run.doubt == 0 || used == Used::All) && GONE_ON_EVERY * gone_on >= 1 << self.order() {
             self.double(run, at_once);
         }
     }
@@ -416,7 +418,7 @@ impl Policy {
             run.order = run.order.min(self.share(runs.max(run.beside.into())));
         }
         run.beside = runs.min(u16::MAX.into()) as u16;
-        self.region(page).learn(&run, used, run.hits == 1 && flow == 0);
+        self.region(page).learn(&run, used, gone_on, run.hits == 1 && flow == 0);
         let held = run.hits >= CONFIDENT && run.order < WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
         let (foreseen, before) = (comes.is_some(), self.came);
         let comes = comes.unwrap_or(unit(page, run.order));
