@@ -91,7 +91,7 @@ fn steps_need_not_be_of_one_length() {
                 let told = if whole { at / BYTES * BYTES } else { at };
                 if here.insert(at / BYTES) {
                     waits += 1;
-                    let steps = strides.handle_fault(told, true, 0, |page| here.contains(&page));
+                    let steps = strides.handle_fault(told, true, |page| here.contains(&page));
                     let spans = steps.into_iter().flat_map(Steps::spans);
                     for (span, bits) in spans {
                         let first = (span * SPAN_PAGES) as u64;
@@ -120,7 +120,7 @@ fn nothing_comes_of_random_accesses() {
     for (words, word) in [(1 << 27, 8), (1 << 23, 8), (1 << 14, 4096), (1 << 12, 32_768)] {
         let (faults, mut strides, mut came) = (100_000, Strides::NEW, 0);
         for _ in 0..faults {
-            let steps = strides.handle_fault((1 << 32) + rng.u64(..words) * word, true, 0, |_| false);
+            let steps = strides.handle_fault((1 << 32) + rng.u64(..words) * word, true, |_| false);
             came += steps.map_or(0, |steps| pages(steps) - 1);
         }
         println!("{words} of {word} bytes: {came} pages");

@@ -28,6 +28,12 @@ const SHORT: u8 = 2;
 /// And in those of so many runs beside each other, with units up to the other one.
 const BESIDE: u64 = 8;
 const WIDE: u8 = 5;
+/// Of each so many pages come together at most, logarithm: more runs are better than larger units. Those that are looked for before the one that is missed; and on both sides of it, to tell
+/// which of the last distances it is that they are at.
+const TOGETHER: u8 = 3;
+const BEFORE: i64 = 48;
+const NEIGHBOURS: i64 = 8;
+const APARTS: usize = 4;
 /// How many those are is told from the last so many pages that runs went on by.
 const FLOWS: u64 = 256;
 /// Runs are crowded where one page in so many that come is of those whose units could be larger, up to [`WIDE`], if less were kept; and until so many are not.
@@ -256,6 +262,8 @@ pub struct Policy {
     runs: [[Run; WAYS]; SETS],
     nexts: [[u64; WAYS]; SETS],
     strides: Strides,
+    /// Bytes from one to the next of runs beside each other; 0: none. What was so last is at the end.
+    aparts: [i64; APARTS],
     probes: [Probe; PROBES],
     regions: [Region; REGIONS],
     /// First pages and those after the last; empty: none. The places of all that there have been are before `hinted`; and where the next is put when there are too many.
@@ -285,6 +293,7 @@ impl Policy {
         runs: [[NO_RUN; WAYS]; SETS],
         nexts: [[NO_RUN.next; WAYS]; SETS],
         strides: Strides::NEW,
+        aparts: [0; APARTS],
         probes: [Probe { page: 0, missed: false, came: 0 }; PROBES],
         regions: [NO_REGION; REGIONS],
         hints: [(0, 0, Hint::Nothing); HINTS],
@@ -419,11 +428,21 @@ impl Policy {
         }
         run.beside = runs.min(u16::MAX.into()) as u16;
         self.region(page).learn(&run, used, gone_on, run.hits == 1 && flow == 0);
-        let held = run.hits >= CONFIDENT && run.order < WIDE && (self.passing[0] / 2..self.passing[1]).contains(&flow);
+        // More comes than would if less were kept, while what goes too early comes again.
+        let room = self.passing[0] / 2..2 * self.passing[1];
+        let held = run.hits >= CONFIDENT && run.order < WIDE && room.contains(&flow);
         let (foreseen, before) = (comes.is_some(), self.came);
-        let comes = comes.unwrap_or(unit(page, run.order));
         // What it skips and will return to comes with a small unit, as in rows from the last to the first, each gone through upwards.
         let returns = gap.clone().filter(|_| used == Used::All && !foreseen && run.order <= WIDE);
+        let is_beside = guesses && !down && runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
+        // Less may have come with its own last unit, together: that is no turn yet.
+        let is_turn = flow > self.passing[0] / 3;
+        let apart = if is_beside && is_turn && returns.is_none() { self.apart(at, run.order, &mut here) } else { None };
+        let comes = comes.unwrap_or(match apart {
+            // No further than its span: what is left out for a probe is of that.
+            Some(_) => page..(page + (1 << run.order.min(TOGETHER))).min((page / PAGES + 1) * PAGES),
+            None => unit(page, run.order),
+        });
         let all = returns.map_or(comes.clone(), |gap| gap.start.min(comes.start)..gap.end.max(comes.end));
         let Range { start, end } = all;
         let more = Some(all).filter(|all| *all != comes);
@@ -449,14 +468,14 @@ impl Policy {
             left = span.map(|span| self.within(&(span * PAGES..(span + 1) * PAGES)));
             run.probe = hole.or(left);
         }
+        let together = apart.map(|apart| self.go_on_together(at, apart, end, &run, flow, &mut here));
         self.put(run);
         let ahead = from.map(|page| Ahead { page, down, spans, probe: left });
         // What comes to a run that leaves out nothing stays until it is used: no need for more.
         let begins = used == Used::Some || flow > self.passing();
-        let is_beside = runs >= BESIDE && used != Used::Some && (1..=WIDE).contains(&run.order);
         let steps = match guesses {
             true if more.is_some() => more.map(Steps::of_run),
-            true if is_beside => self.step_beside(at, run.order, here),
+            true if is_beside => together,
             true => self.step(at, run.order, begins, here),
             false => None,
         };
@@ -465,31 +484,66 @@ impl Policy {
         Choice { order: run.order, hole, of_run: run.hits >= CONFIDENT && run.order > 0, ahead, steps }
     }
 
-    /// What is to come to this run and to others at constant distances, as through the planes of an array, which are followed as if each had missed it.
-    fn step_beside(&mut self, at: u64, order: u8, mut here: impl FnMut(u64) -> bool) -> Option<Steps> {
-        let steps = self.strides.handle_fault(at, true, order, &mut here);
-        let mut steps = steps.filter(Steps::are_apart)?;
-        steps.retain(|page| {
-            let Some((mut run, used, _)) = self.follow(page, false, &mut here) else { return false };
-            if used == Used::Some {
-                run.step(used, 0, self.passing(), false);
-            }
-            if run.order < order {
-                self.put(run);
+    /// What is to come to a run that is missed, up to `end`, and to others that go on beside it, as through the planes of an array: to each up to the same place in its own. So they are
+    /// missed at nearly the same time again, wherever their pages begin, and all that is to come to them comes together. But not to those to which less than half of a turn, of `flow`, has come
+    /// since they were missed: where rows are gone through one after the other, they are done with theirs, and it would go before it is used.
+    fn go_on_together(
+        &mut self,
+        at: u64,
+        apart: i64,
+        end: u64,
+        run: &Run,
+        flow: u64,
+        mut here: impl FnMut(u64) -> bool,
+    ) -> Steps {
+        let before = (1..=BEFORE).take_while(|nth| self.find(beside(at, -nth * apart)).is_some()).last();
+        Steps::of_runs(at, apart, before.unwrap_or(0), end, |mut pages| {
+            let (at, end) = (pages.start, pages.end);
+            let Some(page) = pages.find(|page| !here(*page)) else { return false };
+            let found = self.find(at).filter(|(set, way)| self.nexts[*set][*way] <= page);
+            let Some((set, way)) = found else { return false };
+            let other = self.runs[set][way];
+            if run.came.saturating_sub(other.came) < flow.div_ceil(2) {
                 return false;
             }
-            let Range { start, end } = unit(page, order);
-            self.came += end - start;
-            (run.at, run.came, run.next) = (page, self.came, end);
-            self.put(run);
+            self.nexts[set][way] = NO_RUN.next;
+            self.came += end - page;
+            let (order, doubt, hits) = (run.order, run.doubt, other.hits.max(run.hits));
+            self.put(Run { next: end, hits, order, doubt, at: page, came: self.came, ..other });
             true
-        });
-        (steps.count() > 1).then_some(steps)
+        })
+    }
+
+    /// How far apart runs are that go on beside one that is missed here, with such a unit: as far as others were lately, if some are there; or as its faults and theirs say.
+    fn apart(&mut self, at: u64, order: u8, here: impl FnMut(u64) -> bool) -> Option<i64> {
+        let goes_on = |far: i64| self.find(beside(at, far)).is_some();
+        let found = |apart: i64| (-NEIGHBOURS..=NEIGHBOURS).filter(|nth| *nth != 0 && goes_on(nth * apart)).count();
+        let known = self.aparts.iter().filter(|apart| **apart != 0).map(|apart| (found(*apart), *apart));
+        let apart = match known.max_by_key(|(found, _)| *found) {
+            Some((2.., apart)) => apart,
+            _ => self.strides.handle_fault(at, true, here)?.apart(order)?,
+        };
+        let place = self.aparts.iter().position(|other| *other == apart).unwrap_or(0);
+        self.aparts[place] = apart;
+        self.aparts[place..].rotate_left(1);
+        Some(apart)
+    }
+
+    /// Where the run is to which this page came last, or comes next: not long ago, and with a unit that runs beside each other may have.
+    fn find(&self, page: u64) -> Option<(usize, usize)> {
+        const MOST: u64 = 1 << WIDE;
+        (page / PAGES..=(page + MOST) / PAGES).find_map(|span| {
+            let set = set(span);
+            let is_at = |run: &Run| run.at <= page && self.came - run.came < 2 * self.passing[1];
+            let is_there = |way: &usize| (page..=page + MOST).contains(&self.nexts[set][*way]);
+            Some((set, (0..WAYS).find(|way| is_there(way) && is_at(&self.runs[set][*way]))?))
+        })
     }
 
     /// What is to come in place of such a unit.
     fn step(&mut self, at: u64, order: u8, begins: bool, here: impl FnMut(u64) -> bool) -> Option<Steps> {
-        let steps = if order > SHORT { None } else { self.strides.handle_fault(at, begins, 0, here) };
+        // Of runs that are crowded, pages that come one by one would be taken for columns.
+        let steps = if order > SHORT || self.crowded { None } else { self.strides.handle_fault(at, begins, here) };
         let steps = steps.filter(|steps| !steps.are_dense() || !self.region(at / PAGE as u64).will_return());
         self.came += steps.map_or(0, |steps| steps.count());
         steps
@@ -628,6 +682,11 @@ fn beyond(page: u64, down: bool, mut here: impl FnMut(u64) -> bool) -> u64 {
 /// What is so far from this one in a run's direction.
 fn along(from: u64, far: u64, down: bool) -> Option<u64> {
     if down { from.checked_sub(far) } else { Some(from + far) }
+}
+
+/// The page that is so many bytes from this one's address.
+fn beside(at: u64, far: i64) -> u64 {
+    at.wrapping_add_signed(far) / PAGE as u64
 }
 
 /// A page counted from the other end.

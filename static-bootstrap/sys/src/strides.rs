@@ -66,7 +66,7 @@ impl Stream {
     }
 
     /// It goes on with this record: what is to be fetched.
-    fn go_on(&mut self, nth: i64, offset: i64, order: u8, here: impl FnMut(u64) -> bool) -> Option<Steps> {
+    fn go_on(&mut self, nth: i64, offset: i64, here: impl FnMut(u64) -> bool) -> Option<Steps> {
         let known = (self.below..=self.above).contains(&offset);
         (self.below, self.above) = (self.below.min(offset), self.above.max(offset));
         if nth < 0 && known && self.came > 0 {
@@ -77,8 +77,8 @@ impl Stream {
             }
         }
         let first = self.next + nth * self.step + self.below;
-        let (step, len, of_runs) = (self.step, self.above - self.below, order > 0);
-        let mut steps = Steps { first, step, len, order, of_runs, records: 0, wanted: 0 };
+        let (step, len) = (self.step, self.above - self.below);
+        let mut steps = Steps { first, step, len, of_runs: false, records: 0, wanted: 0 };
         if nth >= 0 {
             self.hits = self.hits.saturating_add(1);
             self.depth = if self.is_believed() { (2 * self.depth).clamp(FIRST, MOST) } else { 0 };
@@ -93,14 +93,13 @@ impl Stream {
     }
 }
 
-/// Records that are wanted: addresses of the first, the bytes from one to the next, and the last byte of each. Of runs beside each other the logarithm of their unit:
-/// the whole of it comes. Or one that is some pages of a run.
+/// Records that are wanted: addresses of the first, the bytes from one to the next, and the last byte of each. Of runs beside each other each is what is to come to one;
+/// or there is one that is some pages of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
     first: i64,
     step: i64,
     len: i64,
-    order: u8,
     of_runs: bool,
     records: i64,
     /// Of those, what was not here: a bit each.
@@ -111,7 +110,7 @@ impl Steps {
     /// All of these pages, which are of one run.
     pub(super) fn of_run(pages: Range<u64>) -> Steps {
         let (first, end) = (pages.start.cast_signed() * BYTES, pages.end.cast_signed() * BYTES);
-        Steps { first, step: 0, len: end - 1 - first, order: 0, of_runs: true, records: 1, wanted: 1 }
+        Steps { first, step: 0, len: end - 1 - first, of_runs: true, records: 1, wanted: 1 }
     }
 
     /// How many records come.
@@ -119,9 +118,31 @@ impl Steps {
         self.wanted.count_ones().into()
     }
 
-    /// Whether units are as far apart as those of runs beside each other.
-    pub(super) fn are_apart(&self) -> bool {
-        self.step.abs() >= BYTES << (self.order + 2)
+    /// What is to come to runs beside each other, so many bytes apart, where one is missed and there are so many before it: to that one up to `end`, and as far to as many of the others as may
+    /// come at once, in order, if `wanted` says so of their pages.
+    pub(super) fn of_runs(
+        at: u64,
+        apart: i64,
+        before: i64,
+        end: u64,
+        mut wanted: impl FnMut(Range<u64>) -> bool,
+    ) -> Steps {
+        let (first, len) = (at.cast_signed() - before * apart, (end * PAGE as u64 - 1 - at).cast_signed());
+        let mut steps = Steps { first, step: apart, len, of_runs: true, records: REACH, wanted: 1 << before };
+        let most = steps.most(MOST).cast_unsigned();
+        let page = |at: i64| at.div_euclid(BYTES).cast_unsigned();
+        for nth in (0..REACH).filter(|nth| *nth != before) {
+            let at = first + nth * apart;
+            if steps.count() < most && wanted(page(at)..page(at + len) + 1) {
+                steps.wanted |= 1 << nth;
+            }
+        }
+        steps
+    }
+
+    /// Bytes from one to the next, if they are as far apart as runs beside each other with such units.
+    pub(super) fn apart(&self, order: u8) -> Option<i64> {
+        Some(self.step).filter(|step| step.abs() >= BYTES << (order + 2))
     }
 
     /// Whether there is little between them.
@@ -134,20 +155,13 @@ impl Steps {
         self.of_runs
     }
 
-    /// Wants only those of whose first pages this is true, and the first.
-    pub(super) fn retain(&mut self, mut wanted: impl FnMut(u64) -> bool) {
-        let page = |nth: i64| ((self.first + nth * self.step) / BYTES).cast_unsigned();
-        let others = (1..self.records).filter(|nth| self.wanted >> nth & 1 == 1);
-        self.wanted = others.filter(|nth| wanted(page(*nth))).fold(1, |all, nth| all | 1 << nth);
-    }
-
     /// Records up to the last of so many that are not here, and which of them are not. The first is missed.
     fn reach(&self, depth: i64, mut here: impl FnMut(u64) -> bool) -> (i64, u128) {
         let mut lacks = |at: i64| !here((at / BYTES).cast_unsigned());
         let missing = (0..REACH).filter(|nth| {
             let at = self.first + nth * self.step;
             // The end of one may be missed where its beginning was used for columns before.
-            *nth == 0 || lacks(at) || !self.are_of_runs() && lacks(at + self.len)
+            *nth == 0 || lacks(at) || lacks(at + self.len)
         });
         let most = usize::try_from(self.most(depth)).unwrap_or(0);
         missing.take(most).fold((0, 0), |(_, wanted), nth| (nth + 1, wanted | 1 << nth))
@@ -155,7 +169,7 @@ impl Steps {
 
     /// So many records, or as many as may come at once.
     fn most(&self, records: i64) -> i64 {
-        records.min((MOST_PAGES / ((1 + (self.len + BYTES - 1) / BYTES) << self.order)).max(1))
+        records.min((MOST_PAGES / (1 + (self.len + BYTES - 1) / BYTES)).max(1))
     }
 
     /// Their pages, by spans, in order.
@@ -163,9 +177,7 @@ impl Steps {
         let page = |at: i64| at.div_euclid(BYTES);
         let wanted = (0..self.records).filter(move |nth| !self.are_of_runs() || self.wanted >> nth & 1 == 1);
         let starts = wanted.map(move |nth| self.first + nth * self.step);
-        let unit = move |at: i64| page(at) >> self.order;
-        let units = starts.flat_map(move |start| unit(start)..=unit(start + self.len));
-        let pages = units.flat_map(move |unit| unit << self.order..(unit + 1) << self.order);
+        let pages = starts.flat_map(move |start| page(start)..=page(start + self.len));
         let mut pages = pages.filter_map(|page| usize::try_from(page).ok()).peekable();
         core::iter::from_fn(move || {
             let (span, mut bits) = (pages.peek()? / SPAN_PAGES, [0; SPAN_PAGES / 64]);
@@ -190,15 +202,8 @@ pub struct Strides {
 impl Strides {
     pub const NEW: Strides = Strides { streams: [NO_STREAM; STREAMS], lone: [0; LONE], oldest: 0, now: 0 };
 
-    /// A fault at this address, in bytes, with which a stream may begin. `here`: whether a page need not be fetched. Returns what is to come with it, each page of
-    /// it with all of its 2^order.
-    pub fn handle_fault(
-        &mut self,
-        at: u64,
-        begins: bool,
-        order: u8,
-        mut here: impl FnMut(u64) -> bool,
-    ) -> Option<Steps> {
+    /// A fault at this address, in bytes, with which a stream may begin. `here`: whether a page need not be fetched. Returns what is to come with it.
+    pub fn handle_fault(&mut self, at: u64, begins: bool, mut here: impl FnMut(u64) -> bool) -> Option<Steps> {
         self.now += 1;
         let at = at.cast_signed();
         let live = self.streams.iter_mut().filter(|stream| stream.step != 0 && self.now - stream.used < ENDED);
@@ -206,7 +211,7 @@ impl Strides {
         // Others may have passed here before.
         if let Some((stream, (nth, offset))) = found.min_by_key(|(_, (_, offset))| offset.abs()) {
             stream.used = self.now;
-            return stream.go_on(nth, offset, order, here);
+            return stream.go_on(nth, offset, here);
         }
         if !begins {
             return None;
@@ -215,7 +220,7 @@ impl Strides {
         self.lone[self.oldest] = at;
         self.oldest = (self.oldest + 1) % LONE;
         let mut stream = begun?;
-        let steps = stream.go_on(0, 0, order, here);
+        let steps = stream.go_on(0, 0, here);
         stream.used = self.now;
         let is_of_use = |other: &Stream| other.is_believed() && self.now - other.used < ENDED;
         if let Some(place) = self.streams.iter_mut().min_by_key(|other| (is_of_use(other), other.used)) {
