@@ -476,8 +476,9 @@ impl Policy {
         let steps = match guesses {
             true if more.is_some() => more.map(Steps::of_run),
             true if is_beside => together,
-            true => self.step(at, run.order, begins, here),
-            false => None,
+            // Of runs that are crowded, pages that come one by one would be taken for columns.
+            true if !self.crowded => self.step(at, run.order, begins, here),
+            _ => None,
         };
         self.held += if held { self.came - before } else { 0 };
         self.judge();
@@ -542,8 +543,7 @@ impl Policy {
 
     /// What is to come in place of such a unit.
     fn step(&mut self, at: u64, order: u8, begins: bool, here: impl FnMut(u64) -> bool) -> Option<Steps> {
-        // Of runs that are crowded, pages that come one by one would be taken for columns.
-        let steps = if order > SHORT || self.crowded { None } else { self.strides.handle_fault(at, begins, here) };
+        let steps = if order > SHORT { None } else { self.strides.handle_fault(at, begins, here) };
         let steps = steps.filter(|steps| !steps.are_dense() || !self.region(at / PAGE as u64).will_return());
         self.came += steps.map_or(0, |steps| steps.count());
         steps
