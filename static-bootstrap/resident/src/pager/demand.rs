@@ -12,7 +12,7 @@ use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
-use super::{Engine, FREE, ROOM, WANTED, ahead, fatal, gather, refused, slots};
+use super::{Engine, FREE, LEAST, ROOM, WANTED, ahead, fatal, gather, refused, slots};
 use crate::lock::{Guard, Lock};
 use crate::table::{ALL, TABLE, Table, address};
 use crate::uffd::Message;
@@ -36,6 +36,8 @@ const SLOT_WAITS: usize = 4;
 /// Where all threads share a processor, seldom more than so many pages are copied; and faults until that is believed.
 const NARROW: usize = 16;
 const UNUSED: u32 = 64;
+/// A slot with so many pages of those that are free, or more, is worth making.
+const SURPLUS: usize = 32;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
 pub(super) const SOON: u64 = 400_000;
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -311,10 +313,10 @@ impl Demand {
         self.engine.uffd.copy(at, self.engine.zeros, len, true)
     }
 
-    /// A slot for pages that come one by one: who makes room makes one where this thread waits, since they share a processor.
+    /// A slot for pages that come one by one: who makes room makes one where this thread waits, since they share a processor, unless more is free than is to be.
     fn make_slot(&mut self) -> Option<(usize, usize, usize)> {
         let seen = ROOM.now();
-        let mut found = take_slot(&self.engine, 1, false);
+        let mut found = take_slot(&self.engine, 1, false).or_else(|| slot_of_surplus(&self.engine));
         if found.is_none() && !self.in_vain && self.engine.makes_slots() {
             ROOM.wait(seen, 1);
             found = take_slot(&self.engine, 1, true);
@@ -386,6 +388,15 @@ fn take_slot(engine: &Engine, pages: usize, again: bool) -> Option<Slot> {
         WANTED.tell();
     }
     found
+}
+
+/// A slot with what is free beyond what is to be, which little else takes where pages come one by one.
+fn slot_of_surplus(engine: &Engine) -> Option<Slot> {
+    let surplus = FREE.load(Ordering::Acquire) - LEAST.load(Ordering::Relaxed);
+    let pages = usize::try_from(surplus).ok().filter(|pages| *pages >= SURPLUS)?.min(SPAN_PAGES);
+    let slot = engine.slots.lock().take_empty()?;
+    let filled = slots::fill_up(slot, pages, engine);
+    Some(filled.unwrap_or_else(|errno| refused(step::FILL, errno)))
 }
 
 /// From so many pages in a row on those of this span are moved to their places.

@@ -55,12 +55,18 @@ pub(super) fn pass(pages: usize) {
 
 /// Has all pages of a slot be there, each with a frame of its own: who wrote to those that the kernel shares would interrupt all processors for each.
 pub(super) fn fill(slot: Slot, engine: &Engine) -> Result<usize, u32> {
-    if engine.uffd.moves && slot.there < SPAN_PAGES {
-        count_more((SPAN_PAGES - slot.there) as i64);
-        let there = slot.there * PAGE;
-        engine.uffd.copy(slot.at + there, engine.zeros, SPAN - there, true)?;
+    fill_up(slot, SPAN_PAGES, engine).map(|slot| slot.at)
+}
+
+/// The same of so many of its pages.
+pub(super) fn fill_up(slot: Slot, pages: usize, engine: &Engine) -> Result<Slot, u32> {
+    if !engine.uffd.moves || slot.there >= pages {
+        return Ok(slot);
     }
-    Ok(slot.at)
+    count_more((pages - slot.there) as i64);
+    let there = slot.there * PAGE;
+    engine.uffd.copy(slot.at + there, engine.zeros, pages * PAGE - there, true)?;
+    Ok(Slot { there: pages, ..slot })
 }
 
 /// Has pages of a slot that are there be zero.
