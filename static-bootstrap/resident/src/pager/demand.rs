@@ -273,8 +273,10 @@ impl Demand {
         rest.iter().filter(is_missed).for_each(|part| engine.fill(number, missed, part.2, true));
         let how = if steps.are_of_runs() { Comes::OfRun } else { Comes::WithSteps };
         parts.iter().for_each(|(number, pages, _)| engine.arrived(*number, *pages, how));
-        let moved = parts.iter().zip(rest).map(|((number, all, _), (_, rest, _))| (*number, without(*all, *rest)));
-        moved.filter(|(_, pages)| *pages != NONE).for_each(|(number, pages)| engine.wake(number, pages));
+        // Whoever waits for another of them by now is heard of after this.
+        if !rest.iter().any(|part| is_missed(&part)) {
+            engine.wake(number, missed);
+        }
         counts::unit(number * SPAN_PAGES + page, used.ilog2() as u8);
     }
 
