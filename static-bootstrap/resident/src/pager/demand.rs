@@ -37,7 +37,7 @@ const SLOT_WAITS: usize = 4;
 const NARROW: usize = 16;
 const UNUSED: u32 = 64;
 /// A slot with so many pages of those that are free, or more, is worth making.
-const SURPLUS: usize = 32;
+const SURPLUS: i64 = 32;
 /// Faults within so many ticks of the processor's counter, 100 to 400 microseconds, come soon one after the other.
 pub(super) const SOON: u64 = 400_000;
 static POLICY: Lock<Policy> = Lock::new(Policy::NEW);
@@ -169,11 +169,13 @@ impl Demand {
         }
         let is_away = has(&span.remote, page);
         if has(&span.resident, page) || !has(&span.mapped, page) && !is_away {
-            // Never written; nobody takes it meanwhile.
+            // Never written, and nobody takes it meanwhile; or it came since, with what another thread missed.
+            let came = has(&span.resident, page);
             let _ = self.zero(at, PAGE);
             drop(table);
             engine.uffd.wake(at, PAGE);
-            return counts::fault(counts::FRESH, Some(begun));
+            let (kind, begun) = if came { (counts::AWAITED, None) } else { (counts::FRESH, Some(begun)) };
+            return counts::fault(kind, begun);
         }
         if !has(&span.mapped, page) {
             // It was closed, and opened again by a call that nobody told us of.
@@ -394,11 +396,22 @@ fn take_slot(engine: &Engine, pages: usize, again: bool) -> Option<Slot> {
 
 /// A slot with what is free beyond what is to be, which little else takes where pages come one by one.
 fn slot_of_surplus(engine: &Engine) -> Option<Slot> {
-    let surplus = FREE.load(Ordering::Acquire) - LEAST.load(Ordering::Relaxed);
-    let pages = usize::try_from(surplus).ok().filter(|pages| *pages >= SURPLUS)?.min(SPAN_PAGES);
+    if !engine.makes_slots() {
+        return None;
+    }
     let slot = engine.slots.lock().take_empty()?;
-    let filled = slots::fill_up(slot, pages, engine);
-    Some(filled.unwrap_or_else(|errno| refused(step::FILL, errno)))
+    let some = |free: i64| {
+        let most = (SPAN_PAGES - slot.there) as i64;
+        Some((free - LEAST.load(Ordering::Relaxed)).min(most)).filter(|pages| *pages >= SURPLUS)
+    };
+    // Nobody else counts on them from then on.
+    let before = FREE.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free - some(free)?));
+    let Some(pages) = before.ok().and_then(some) else {
+        engine.slots.lock().give(slot);
+        return None;
+    };
+    let made = slots::make_of_free(slot, pages as usize, engine);
+    Some(made.unwrap_or_else(|errno| refused(step::FILL, errno)))
 }
 
 /// From so many pages in a row on those of this span are moved to their places.

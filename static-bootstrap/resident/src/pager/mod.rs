@@ -73,7 +73,7 @@ const TOGETHER: usize = 64;
 const SLOTS_LEAST: usize = 3;
 /// Bytes that it takes to know of pages, at least: what is static (551 KiB), stacks, and parts of the queue that are not given back yet; and by which they become more.
 const TABLES: usize = 704 << 10;
-const MORE: usize = 64 << 10;
+const MORE: usize = 256 << 10;
 
 static SLOTS: Lock<Pool> = Lock::new(Pool::NEW);
 static QUEUE: Lock<Queue> = Lock::new(Queue::NEW);

@@ -55,15 +55,20 @@ pub(super) fn pass(pages: usize) {
 
 /// Has all pages of a slot be there, each with a frame of its own: who wrote to those that the kernel shares would interrupt all processors for each.
 pub(super) fn fill(slot: Slot, engine: &Engine) -> Result<usize, u32> {
-    fill_up(slot, SPAN_PAGES, engine).map(|slot| slot.at)
+    if engine.uffd.moves && slot.there < SPAN_PAGES {
+        count_more((SPAN_PAGES - slot.there) as i64);
+        fill_up(slot, SPAN_PAGES, engine)?;
+    }
+    Ok(slot.at)
 }
 
-/// The same of so many of its pages.
-pub(super) fn fill_up(slot: Slot, pages: usize, engine: &Engine) -> Result<Slot, u32> {
-    if !engine.uffd.moves || slot.there >= pages {
-        return Ok(slot);
-    }
-    count_more((pages - slot.there) as i64);
+/// Makes a slot, or one with more pages, of so many that are free, and are not any more.
+pub(super) fn make_of_free(slot: Slot, pages: usize, engine: &Engine) -> Result<Slot, u32> {
+    STAGED.fetch_add(pages as i64, Ordering::Relaxed);
+    fill_up(slot, slot.there + pages, engine)
+}
+
+fn fill_up(slot: Slot, pages: usize, engine: &Engine) -> Result<Slot, u32> {
     let there = slot.there * PAGE;
     engine.uffd.copy(slot.at + there, engine.zeros, pages * PAGE - there, true)?;
     Ok(Slot { there: pages, ..slot })
