@@ -16,7 +16,7 @@ const ORDER_MAX: u8 = SPAN_PAGES.trailing_zeros() as u8;
 /// so many times.
 const SCATTERED: u8 = 4;
 const PATIENCE: u8 = 4;
-/// A region's doubles only if a run went on by one page in so many of it: one that comes past the end of a unit which was near says nothing of larger ones.
+/// A region's unit doubles only if a run went on by one page in so many of it: one that comes past the end of a unit which was near says nothing of larger ones.
 const GONE_ON_EVERY: u64 = 4;
 /// Runs of faults that are followed: so many of those that go on in one span, of so many spans.
 const WAYS: usize = 4;
@@ -29,7 +29,7 @@ const SHORT: u8 = 2;
 const BESIDE: u64 = 8;
 const WIDE: u8 = 5;
 /// Of each so many pages come together at most, logarithm: more runs are better than larger units. Those that are looked for before the one that is missed; and on both sides of it, to tell
-/// which of the last distances it is that they are at.
+/// which of so many last distances it is that they are at.
 const TOGETHER: u8 = 3;
 const BEFORE: i64 = 48;
 const NEIGHBOURS: i64 = 8;
@@ -428,7 +428,7 @@ impl Policy {
         }
         run.beside = runs.min(u16::MAX.into()) as u16;
         self.region(page).learn(&run, used, gone_on, run.hits == 1 && flow == 0);
-        // More comes than would if less were kept, while what goes too early comes again.
+        // What goes by until it is missed again is more than is left beside what is kept, but could be left: its unit is small since too much is kept. What goes too early comes again meanwhile.
         let room = self.passing[0] / 2..2 * self.passing[1];
         let held = run.hits >= CONFIDENT && run.order < WIDE && room.contains(&flow);
         let (foreseen, before) = (comes.is_some(), self.came);
@@ -497,11 +497,11 @@ impl Policy {
         flow: u64,
         mut here: impl FnMut(u64) -> bool,
     ) -> Steps {
-        let before = (1..=BEFORE).take_while(|nth| self.find(beside(at, -nth * apart)).is_some()).last();
+        let before = (1..=BEFORE).take_while(|nth| self.find(page_at(at, -nth * apart)).is_some()).last();
         Steps::of_runs(at, apart, before.unwrap_or(0), end, |mut pages| {
-            let (at, end) = (pages.start, pages.end);
+            let Range { start, end } = pages;
             let Some(page) = pages.find(|page| !here(*page)) else { return false };
-            let found = self.find(at).filter(|(set, way)| self.nexts[*set][*way] <= page);
+            let found = self.find(start).filter(|(set, way)| self.nexts[*set][*way] <= page);
             let Some((set, way)) = found else { return false };
             let other = self.runs[set][way];
             if run.came.saturating_sub(other.came) < flow.div_ceil(2) {
@@ -517,9 +517,11 @@ impl Policy {
 
     /// How far apart runs are that go on beside one that is missed here, with such a unit: as far as others were lately, if some are there; or as its faults and theirs say.
     fn apart(&mut self, at: u64, order: u8, here: impl FnMut(u64) -> bool) -> Option<i64> {
-        let goes_on = |far: i64| self.find(beside(at, far)).is_some();
+        let goes_on = |far: i64| self.find(page_at(at, far)).is_some();
         let found = |apart: i64| (-NEIGHBOURS..=NEIGHBOURS).filter(|nth| *nth != 0 && goes_on(nth * apart)).count();
-        let known = self.aparts.iter().filter(|apart| **apart != 0).map(|apart| (found(*apart), *apart));
+        // As far as [`Steps::apart`] wants them.
+        let is_far = |apart: &&i64| apart.unsigned_abs() >= (PAGE as u64) << (order + 2);
+        let known = self.aparts.iter().filter(is_far).map(|apart| (found(*apart), *apart));
         let apart = match known.max_by_key(|(found, _)| *found) {
             Some((2.., apart)) => apart,
             _ => self.strides.handle_fault(at, true, here)?.apart(order)?,
@@ -684,8 +686,8 @@ fn along(from: u64, far: u64, down: bool) -> Option<u64> {
     if down { from.checked_sub(far) } else { Some(from + far) }
 }
 
-/// The page that is so many bytes from this one's address.
-fn beside(at: u64, far: i64) -> u64 {
+/// The page of an address that is so many bytes from this one.
+fn page_at(at: u64, far: i64) -> u64 {
     at.wrapping_add_signed(far) / PAGE as u64
 }
 

@@ -133,7 +133,7 @@ impl Steps {
         let page = |at: i64| at.div_euclid(BYTES).cast_unsigned();
         for nth in (0..REACH).filter(|nth| *nth != before) {
             let at = first + nth * apart;
-            if steps.count() < most && wanted(page(at)..page(at + len) + 1) {
+            if at >= 0 && steps.count() < most && wanted(page(at)..page(at + len) + 1) {
                 steps.wanted |= 1 << nth;
             }
         }
