@@ -70,7 +70,7 @@ fn as_much_is_kept_as_is_asked_for() {
 #[test]
 fn a_narrow_pool_keeps_one() {
     let mut pool = Pool::new((1..17usize).collect::<Vec<_>>().into_iter());
-    pool.narrow(true);
+    pool.narrow(Some(SPAN_PAGES));
     assert_eq!((0..100).filter_map(|_| pool.take_surplus()).count(), 0);
     assert!(!pool.is_short());
     for _ in 0..3 {
@@ -80,7 +80,7 @@ fn a_narrow_pool_keeps_one() {
     let slot = pool.take_empty().unwrap();
     pool.give(Slot::full(slot.at));
     assert!(!pool.is_short());
-    pool.narrow(false);
+    pool.narrow(None);
     assert_eq!(pool.take_some(SPAN_PAGES, false).unwrap().there, SPAN_PAGES);
     assert_eq!(pool.take_some(SPAN_PAGES, false), None);
     let slot = pool.take_empty().unwrap();
@@ -93,7 +93,7 @@ fn a_narrow_pool_keeps_one() {
 fn a_narrow_pool_does_not_give_up_parts() {
     let mut pool = Pool::new((1..12usize).collect::<Vec<_>>().into_iter());
     let _in_use = [(); 2].map(|()| pool.take_any().unwrap());
-    pool.narrow(true);
+    pool.narrow(Some(SPAN_PAGES));
     assert_eq!(pool.take_some(1, false), None);
     for made in 0..8 {
         assert!(pool.is_short(), "{made}");

@@ -1,7 +1,7 @@
 //! A connection to a memory server: questions, and pages.
 
 use sys::blake3::Hasher;
-use sys::page::{Bits, HEAD, Head, Layout, PAGE, PIECE, PREFIX, TAG, count, op, prefix};
+use sys::page::{Bits, HEAD, Head, Layout, PAGE, PIECE, PREFIX, TAG, count, op, pieces, prefix};
 use sys::resident::{Link as Granted, cause};
 use sys::socket::MSG_NOSIGNAL;
 use sys::syscall::{nr, syscall};
@@ -73,20 +73,6 @@ impl Tagging {
         self.0.update(what);
         self.0.tag()
     }
-}
-
-/// Pages of a span by pieces, in order: while the tag of one is made the next is under way.
-fn pieces(mut pages: Bits) -> impl Iterator<Item = Bits> {
-    core::iter::from_fn(move || {
-        let (mut piece, mut left) = ([0; 4], PIECE / PAGE);
-        while let Some(word) = pages.iter().position(|word| *word != 0).filter(|_| left > 0) {
-            let page = pages[word] & pages[word].wrapping_neg();
-            pages[word] ^= page;
-            piece[word] |= page;
-            left -= 1;
-        }
-        (piece != [0; 4]).then_some(piece)
-    })
 }
 
 /// What is sent before pages, in one piece.
@@ -216,7 +202,7 @@ impl Link {
         };
         let (mut header, mut tagging) = (ours.header(&opening), Tagging(Hasher::new(&ours.key)));
         vector.push(header.as_mut_ptr() as usize, TAG);
-        for (nth, piece) in pieces(body).enumerate() {
+        for (nth, piece) in pieces(body, PIECE / PAGE).enumerate() {
             if nth > 0 {
                 transfer(self.fd, nr::SENDMSG, &vector, MSG_NOSIGNAL | MSG_MORE)?;
                 vector.len = 0;
@@ -239,7 +225,7 @@ impl Link {
         if let Some([_, theirs]) = &mut self.tags {
             vector.push(header, TAG);
             let (mut last, mut tagging) = ([0; 4], Tagging(Hasher::new(&theirs.key)));
-            for (nth, piece) in pieces(pages).enumerate() {
+            for (nth, piece) in pieces(pages, PIECE / PAGE).enumerate() {
                 if nth > 0 {
                     transfer(self.fd, nr::RECVMSG, &vector, MSG_WAITALL)?;
                     tagging.add(base, last);

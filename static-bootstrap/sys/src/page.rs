@@ -179,3 +179,17 @@ fn next(bits: &Bits, mut at: usize, among: bool) -> usize {
     }
     at
 }
+
+/// So many of them at a time, in order.
+pub fn pieces(mut pages: Bits, most: usize) -> impl Iterator<Item = Bits> {
+    core::iter::from_fn(move || {
+        let (mut piece, mut left) = (NONE, most);
+        while let Some(word) = pages.iter().position(|word| *word != 0).filter(|_| left > 0) {
+            let page = pages[word] & pages[word].wrapping_neg();
+            pages[word] ^= page;
+            piece[word] |= page;
+            left -= 1;
+        }
+        (piece != NONE).then_some(piece)
+    })
+}

@@ -41,19 +41,12 @@ pub struct Pool {
     most: usize,
     unused: u32,
     left: usize,
-    is_narrow: bool,
+    narrow: Option<usize>,
 }
 
 impl Pool {
-    pub const NEW: Pool = Pool {
-        slots: [Slot::empty(0); MOST],
-        len: 0,
-        wanted: SPAN_PAGES,
-        most: 0,
-        unused: 0,
-        left: 0,
-        is_narrow: false,
-    };
+    pub const NEW: Pool =
+        Pool { slots: [Slot::empty(0); MOST], len: 0, wanted: SPAN_PAGES, most: 0, unused: 0, left: 0, narrow: None };
 
     /// So many slots, without pages, of which a third may be kept full while nobody has them.
     pub fn new(slots: impl ExactSizeIterator<Item = usize>) -> Pool {
@@ -98,17 +91,15 @@ impl Pool {
     fn note(&mut self, found: bool) {
         self.unused = 0;
         if !found {
-            let most = if self.is_narrow { SPAN_PAGES.min(self.most) } else { self.most };
+            let most = self.narrow.map_or(self.most, |narrow| narrow.min(self.most));
             self.wanted = (self.wanted + SPAN_PAGES).min(most);
         }
     }
 
-    /// Whether pages of one slot are kept at most, whatever is asked for.
-    pub fn narrow(&mut self, is: bool) {
-        self.is_narrow = is;
-        if is {
-            self.wanted = self.wanted.min(SPAN_PAGES);
-        }
+    /// Whether no more than so many pages are kept, whatever is asked for.
+    pub fn narrow(&mut self, most: Option<usize>) {
+        self.narrow = most;
+        self.wanted = most.map_or(self.wanted, |most| self.wanted.min(most));
     }
 
     /// One to receive into that will have all of its pages: a full one, an empty one, or else one that has few.
@@ -153,7 +144,7 @@ impl Pool {
     /// The same for who moves pages to it. While none can be spared, what is there of one of several parts is given up before another slot is lost to who can wait: of the one with the
     /// fewest pages.
     pub fn take_to_fill(&mut self) -> Option<Slot> {
-        let is_scarce = !self.is_narrow && self.parts() > 1 && !self.can_spare();
+        let is_scarce = self.narrow.is_none() && self.parts() > 1 && !self.can_spare();
         let is_before_empty = |slot: &Slot| is_scarce && (1..NEARLY).contains(&slot.there);
         self.take_by(|slot| 1 + SPAN_PAGES - slot.there + if is_before_empty(slot) { SPAN_PAGES } else { 0 })
     }

@@ -4,7 +4,7 @@
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use sys::page::{Bits, Layout, NONE, PAGE, SPAN_PAGES, both, count, has, range, runs, with, without};
+use sys::page::{Bits, Layout, NONE, PAGE, SPAN_PAGES, both, count, has, pieces, range, runs, with, without};
 use sys::policy::{Hint, Policy};
 use sys::pool::Slot;
 use sys::resident::{cause, step};
@@ -259,6 +259,14 @@ impl Demand {
         for (number, pages, _) in rest.iter_mut().filter(|part| lenders::is_read(part.0)) {
             *pages = self.receive(*number, *pages, *pages, moved_from(*number), false);
         }
+        if gather::is_gathered() {
+            // But for the page that is waited for.
+            for (other, pages, _) in rest.iter_mut().filter(|part| lenders::is_read(part.0)) {
+                let now = if *other == number { without(*pages, missed) } else { *pages };
+                self.copy(*other, now, true);
+                *pages = without(*pages, now);
+            }
+        }
         let left = rest.iter().map(|(_, pages, _)| count(pages)).sum();
         let mut at = self.buffer(left);
         for (_, pages, place) in rest.iter_mut() {
@@ -298,18 +306,27 @@ impl Demand {
             ROOM.wait(seen, 1);
             (seen, rest) = (ROOM.now(), self.receive(number, rest, away, least, true));
         }
-        let missed = both(rest, away);
-        let buffer = Layout::new(self.buffer(count(&missed)), missed);
-        self.engine.take_room(count(&rest));
-        if missed != NONE {
-            lenders::get(number, missed, buffer);
-            self.engine.fill(number, missed, buffer, !is_many);
-        }
+        self.copy(number, both(rest, away), !is_many);
+        self.engine.take_room(count(&without(rest, away)));
         for (first, count) in runs(without(rest, away)) {
             let filled = self.zero(address(number, first), count * PAGE);
             filled.unwrap_or_else(|errno| refused(step::FILL, errno));
         }
         is_many
+    }
+
+    /// Brings pages to their places by the buffer: a few at a time where all threads share a processor, so that it need not have more.
+    fn copy(&mut self, number: usize, pages: Bits, wakes: bool) {
+        if pages == NONE {
+            return;
+        }
+        let most = if gather::is_gathered() && lenders::is_read(number) { NARROW } else { SPAN_PAGES };
+        self.engine.take_room(count(&pages));
+        for piece in pieces(pages, most) {
+            let buffer = Layout::new(self.buffer(count(&piece)), piece);
+            lenders::get(number, piece, buffer);
+            self.engine.fill(number, piece, buffer, wakes);
+        }
     }
 
     /// Pages of zeros, each of its own: the kernel moves those that it shares one by one, with an interrupt of all processors for each.

@@ -177,7 +177,8 @@ impl Evictor {
     /// Whether all that is used may fit: as little as can be is kept in slots, and free, then. Nor is much in slots where all threads share a processor: they are made as they are wanted.
     fn follow_use(&self) -> bool {
         let narrow = self.engine.queue.lock().retention.is_afresh();
-        self.engine.slots.lock().narrow(narrow || gather::is_gathered());
+        let most = if narrow { Some(SPAN_PAGES) } else { gather::is_singly().then_some(TURN) };
+        self.engine.slots.lock().narrow(most);
         // Of one span: who fetches one whole would wait for a slot, otherwise.
         LEAST.store(if narrow { SPAN_PAGES as i64 } else { self.engine.reserve }, Ordering::Relaxed);
         narrow
