@@ -41,6 +41,7 @@ pub struct Pool {
     most: usize,
     unused: u32,
     left: usize,
+    /// Pages that are kept at most, where that is said.
     narrow: Option<usize>,
 }
 
@@ -96,7 +97,7 @@ impl Pool {
         }
     }
 
-    /// Whether no more than so many pages are kept, whatever is asked for.
+    /// From now on no more than so many pages are kept, whatever is asked for; `None`: as many as usual.
     pub fn narrow(&mut self, most: Option<usize>) {
         self.narrow = most;
         self.wanted = most.map_or(self.wanted, |most| self.wanted.min(most));

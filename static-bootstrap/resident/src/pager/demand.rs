@@ -33,7 +33,7 @@ const HELPED: usize = 128;
 /// Where there is no room to copy pages to, so many or more wait for a slot so often, a millisecond each time at most: to copy takes as long again as to make one.
 const AWAITED: usize = 64;
 const SLOT_WAITS: usize = 4;
-/// Where all threads share a processor, seldom more than so many pages are copied; and faults until that is believed.
+/// Where all threads share a processor no more than so many pages are copied at a time, unless they come from other hosts; and faults after which the buffer has no more.
 const NARROW: usize = 16;
 const UNUSED: u32 = 64;
 /// A slot with so many pages of those that are free, or more, is worth making.
