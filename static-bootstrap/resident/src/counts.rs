@@ -11,6 +11,7 @@ use super::call;
 
 const SHARED: usize = 1;
 const CLOCK_MONOTONIC: usize = 1;
+const CLOCK_PROCESS_CPUTIME_ID: usize = 2;
 
 static COUNTS: AtomicPtr<Counts> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -41,9 +42,18 @@ pub(super) fn now() -> u64 {
 
 /// Nanoseconds since the machine was started.
 pub(super) fn clock() -> u64 {
+    nanoseconds(CLOCK_MONOTONIC)
+}
+
+/// Nanoseconds for which threads of this process had processors.
+pub(super) fn used() -> u64 {
+    nanoseconds(CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn nanoseconds(clock: usize) -> u64 {
     let mut time = [0u64; 2];
     // SAFETY: room for a `struct timespec`.
-    let _ = unsafe { syscall(nr::CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    let _ = unsafe { syscall(nr::CLOCK_GETTIME, [clock, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
     time[0] * 1_000_000_000 + time[1]
 }
 

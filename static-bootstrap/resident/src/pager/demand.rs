@@ -12,7 +12,7 @@ use sys::retention::Comes;
 use sys::strides::Steps;
 
 use super::fork::Gate;
-use super::{Engine, FREE, LEAST, ROOM, WANTED, ahead, fatal, gather, refused, slots};
+use super::{Engine, FREE, ROOM, WANTED, ahead, fatal, gather, refused, slots};
 use crate::lock::{Guard, Lock};
 use crate::table::{ALL, TABLE, Table, address};
 use crate::uffd::Message;
@@ -419,7 +419,7 @@ fn slot_of_surplus(engine: &Engine) -> Option<Slot> {
     let slot = engine.slots.lock().take_empty()?;
     let some = |free: i64| {
         let most = (SPAN_PAGES - slot.there) as i64;
-        Some((free - LEAST.load(Ordering::Relaxed)).min(most)).filter(|pages| *pages >= SURPLUS)
+        Some((free - engine.reserve).min(most)).filter(|pages| *pages >= SURPLUS)
     };
     // Nobody else counts on them from then on.
     let before = FREE.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free - some(free)?));

@@ -110,7 +110,7 @@ pub(super) extern "C" fn run(_: usize) -> ! {
         let goes_on = behind;
         // Once it has begun, it goes on for a while: whoever makes room is woken seldom.
         let least = LEAST.load(Ordering::Relaxed);
-        behind = free < if goes_on && !narrow { 2 * least } else { least };
+        behind = free < if goes_on && !narrow && !gather::is_singly() { 2 * least } else { least };
         if behind && (ahead::expire(&engine, false) || evictor.give_surplus()) {
             continue;
         }
@@ -177,10 +177,15 @@ impl Evictor {
     /// Whether all that is used may fit: as little as can be is kept in slots, and free, then. Nor is much in slots where all threads share a processor: they are made as they are wanted.
     fn follow_use(&self) -> bool {
         let narrow = self.engine.queue.lock().retention.is_afresh();
-        let most = if narrow { Some(SPAN_PAGES) } else { gather::is_singly().then_some(TURN) };
+        let (most, least) = match gather::is_singly() {
+            // Of one span: who fetches one whole would wait for a slot, otherwise.
+            _ if narrow => (Some(SPAN_PAGES), SPAN_PAGES as i64),
+            // Little is copied: room is not made for every page of that.
+            true => (Some(TURN), self.engine.reserve / 2),
+            false => (None, self.engine.reserve),
+        };
         self.engine.slots.lock().narrow(most);
-        // Of one span: who fetches one whole would wait for a slot, otherwise.
-        LEAST.store(if narrow { SPAN_PAGES as i64 } else { self.engine.reserve }, Ordering::Relaxed);
+        LEAST.store(least, Ordering::Relaxed);
         narrow
     }
 

@@ -4,7 +4,7 @@
 //! elsewhere, where they share a cache with it; but who answers faults never works while the thread does that waits for him, and is paired with it on one processor: neither has to wake an idle one for the other.
 //!
 //! A program with threads of its own is left alone. What is started by the bound thread would inherit its one processor: it gets its own ones back before
-//! ([`crate::heirs`]), and now and then anyway, so that it is not held where others are busy.
+//! ([`crate::heirs`]), and now and then anyway, so that it is not held where others are busy, unless all are gathered and hardly anybody else was there.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -25,6 +25,8 @@ const SAMPLE: u32 = 128;
 const SOME: u32 = 32;
 /// Ticks of the processor's counter, 10 to 40 milliseconds, for which they are bound to one place, and for which they are not after the program started something.
 const STAYS: u64 = 40_000_000;
+/// Who is gathered stays longer where others have less of the processor than one part in so many.
+const OTHERS: u64 = 8;
 /// Milliseconds after which who makes room looks whether they need be.
 pub(super) const LOOK: u64 = 20;
 /// Ours.
@@ -107,6 +109,10 @@ pub(super) struct Judge {
     few: bool,
     /// Faults until the last rest.
     rested: u32,
+    /// When it was decided last that they are bound or stay so, and what the process had had of processors, in nanoseconds; and [`PARTED`] when they were bound.
+    clock: u64,
+    used: u64,
+    parted: u32,
 }
 
 impl Judge {
@@ -117,6 +123,9 @@ impl Judge {
             pages: gone(),
             few: false,
             rested: FAULTS.load(Ordering::Relaxed),
+            clock: 0,
+            used: 0,
+            parted: 0,
         }
     }
 
@@ -139,11 +148,34 @@ impl Judge {
         let (bound, wanted) = (BOUND.load(Ordering::Relaxed), if self.few { GATHERED } else { PAIRED });
         if bound == FREE {
             if stayed && before.wrapping_sub(self.rested) >= SOME - 1 {
-                bind(wanted, thread, parted);
+                self.parted = parted;
+                self.bind(wanted, thread);
             }
-        } else if stayed || bound != wanted {
+        } else if bound != wanted {
+            spread();
+            self.bind(wanted, thread);
+        } else if stayed && !(bound == GATHERED && self.is_alone()) {
             spread();
         }
+    }
+
+    /// Binds them, unless they were parted for the program meanwhile.
+    fn bind(&mut self, how: u8, waiting: u32) {
+        (self.clock, self.used) = (counts::clock(), counts::used());
+        bind(how, waiting, self.parted);
+    }
+
+    /// Whether hardly anybody else used the processor that all are gathered on: then they stay for as long again. To part them and see where they would run takes a millisecond or two, in which
+    /// whatever is moved interrupts two processors.
+    fn is_alone(&mut self) -> bool {
+        let before = (self.clock, self.used);
+        (self.clock, self.used) = (counts::clock(), counts::used());
+        let (passed, used) = (self.clock.saturating_sub(before.0), self.used.saturating_sub(before.1));
+        let is = passed.saturating_sub(used) * OTHERS < passed;
+        if is {
+            SINCE.store(counts::now(), Ordering::Relaxed);
+        }
+        is
     }
 }
 
