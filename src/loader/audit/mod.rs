@@ -26,9 +26,10 @@ use self::table::Entries;
 use self::walk::{Found, Step, Walker};
 use self::watch::{Now, Watch};
 use super::catalog::{
-    Catalog, Change, Known, Listing, as_path, file_name, is_code, is_within, kind as name_kind, parent,
+    Catalog, Change, Known, Listing, as_path, file_name, is_code, is_within, join, kind as name_kind, parent,
 };
 use super::closure::{self, Closure, Environment};
+use super::probe::{FileSystem, Probe};
 use super::store::Store;
 use super::version::{self, now};
 use super::view::Upcall;
@@ -73,8 +74,8 @@ struct State {
     unwatched: Vec<Vec<u8>>,
     /// Of these, those whose place the host sees as it was before; meanwhile it tells of that.
     late: HashSet<Vec<u8>>,
-    /// Directories that were as the log lists them when they were watched already, and the numbers of the watches: what is made in them here
-    /// is told, and what others make is in the log.
+    /// Directories that were compared with the log's listings when they were watched already, and the numbers of the watches: what is made in
+    /// them here is told, and what others make is in the log.
     followed: HashMap<Vec<u8>, i32>,
     /// The spellings under which a file was told, by its path and by those of the links on the way to it.
     spelled: HashMap<Vec<u8>, Vec<Vec<u8>>>,
@@ -404,14 +405,29 @@ impl Audit {
         }
         drop(state);
         // In this order: what is made after the comparison is told.
-        let watched = self.watch().add(directory);
+        let Some(number) = self.watch().add(directory) else { return false };
         let is_listed = || rustix::fs::lstat(directory).is_ok_and(|stat| version::attr(&stat).mtime == attr.mtime);
-        let is_listed_now = || {
+        if !is_listed() {
             version::refresh(directory);
-            is_listed()
-        };
-        let follow = watched.filter(|_| is_listed() || is_listed_now());
-        follow.map(|number| self.state().followed.insert(directory.to_vec(), number)).is_some()
+            if !is_listed() && self.take_unlisted(directory).is_err() {
+                return false;
+            }
+        }
+        let mut state = self.state();
+        state.followed.insert(directory.to_vec(), number);
+        !state.is_changed(&canonical)
+    }
+
+    /// Names that came into a directory since it was listed, as other hosts' ranks may have made them, count as changed here.
+    fn take_unlisted(&self, directory: &[u8]) -> std::io::Result<()> {
+        let names = FileSystem.names(&FileSystem.open_dir(as_path(directory))?.file)?;
+        let catalog = self.walker.catalog.read().unwrap_or_else(PoisonError::into_inner);
+        let paths = names.keys().map(|name| join(directory, name.as_bytes()));
+        let unlisted: Vec<_> = paths.filter(|path| matches!(catalog.lookup(path), Known::Absent(_))).collect();
+        drop(catalog);
+        let mut state = self.state();
+        unlisted.iter().for_each(|path| state.outdate(path));
+        Ok(())
     }
 
     /// Whether something is known that the table does not say yet.
@@ -623,5 +639,27 @@ mod tests {
         audit.look_for_changes();
         assert!(audit.state().is_changed(&bytes(&library)), "what was done there meanwhile was not told");
         assert_eq!(replace(), [bytes(&library)]);
+    }
+
+    #[test]
+    fn what_is_absent_is_told_of_a_directory_that_changed_since_it_was_listed() {
+        let (store, tree) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let tree = tree.path().canonicalize().unwrap();
+        let (audit, catalog, _) = created(store.path());
+        let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+        audit.add_roots(&[bytes(&tree)]);
+        let attr = version::attr(&rustix::fs::lstat(&tree).unwrap());
+        let listed = Record::Dir { path: bytes(&tree), attr: Attr { mtime: (1, 0), ..attr }, names: vec![] };
+        let _ = catalog.write().unwrap().apply(&listed, now());
+        fs::write(tree.join("made.so"), "by a rank elsewhere").unwrap();
+        fs::create_dir(tree.join("below")).unwrap();
+        let is_absent = |name: &str| {
+            audit.look_for_changes();
+            audit.is_absent(&bytes(&tree.join(name)))
+        };
+        assert!(is_absent("nothing.so") && !is_absent("made.so") && !is_absent("below/deep.so"));
+        assert!(audit.state().followed.contains_key(&bytes(&tree)), "it is looked at once");
+        fs::write(tree.join("nothing.so"), "by a rank here").unwrap();
+        assert!(!is_absent("nothing.so") && is_absent("neither.so"));
     }
 }
