@@ -17,8 +17,8 @@ use crate::processors::{self, Processors};
 use crate::{counts, entry, thread};
 
 /// Pages in a move, on the average, below which the threads are gathered, and from which on they are not any more.
-const FEW: u32 = 18;
-const MANY: u32 = 24;
+const FEW: u32 = 40;
+const MANY: u32 = 56;
 /// Moves from one look to the next.
 const SAMPLE: u32 = 128;
 /// Faults after a rest from which on they are bound.
