@@ -53,6 +53,13 @@ impl Wish {
         Ok(wish)
     }
 
+    /// The program as a drawing shows it to others: without where it lies here.
+    fn title(&self) -> String {
+        let words = self.program.join(" ");
+        let name = self.program[0].rsplit_once('/').map_or(0, |(directory, _)| directory.len() + 1);
+        words[name..].to_owned()
+    }
+
     /// Seconds of a run: the best of all rounds.
     fn time(&self, hpcrt: &[String]) -> Result<f64> {
         let mut best = f64::INFINITY;
@@ -129,7 +136,7 @@ pub(crate) fn slowdown(words: &[String]) -> Result<()> {
         points.push((100.0 * shown as f64 / megabytes as f64, slower));
     }
     if let Some(file) = &wish.svg {
-        std::fs::write(file, plot::draw(&wish.program.join(" "), &points, wish.paper))?;
+        std::fs::write(file, plot::draw(&wish.title(), &points, wish.paper))?;
     }
     Ok(())
 }
@@ -157,6 +164,7 @@ mod tests {
     fn wishes_are_understood() {
         let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let wish = Wish::parse(&words("--ratios 30,5 --paper mg --after Time -- ./a b")).unwrap();
+        assert_eq!(wish.title(), "a b");
         assert_eq!((wish.ratios, wish.program), (vec![30.0, 5.0], words("./a b")));
         assert_eq!(wish.paper.map(|curve| curve.points.len()), Some(3));
         for bad in ["--ratios 30", "--ratios 0 -- a", "--what 1 -- a", "--paper no -- a", "--ratios -- a"] {
