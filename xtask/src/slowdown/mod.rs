@@ -55,9 +55,9 @@ impl Wish {
 
     /// The program as a drawing shows it to others: without where it lies here.
     fn title(&self) -> String {
-        let words = self.program.join(" ");
-        let name = self.program[0].rsplit_once('/').map_or(0, |(directory, _)| directory.len() + 1);
-        words[name..].to_owned()
+        let mut words = self.program.clone();
+        words[0] = words[0].rsplit('/').next().unwrap_or_default().to_owned();
+        words.join(" ")
     }
 
     /// Seconds of a run: the best of all rounds.
